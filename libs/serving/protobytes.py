@@ -13,10 +13,34 @@ from itertools import repeat
 from operator import eq, rshift
 from typing import Final
 
-__all__ = ["field", "number_field", "packed_varints", "varint", "varints", "varints_of"]
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+__all__ = [
+    "field",
+    "framed",
+    "number_field",
+    "packed_varints",
+    "tag_of",
+    "varint",
+    "varints",
+    "varints_of",
+]
 
 _LEN: Final = 2
 _VARINT: Final = 0
+
+_VARINTS: Final = {
+    FieldDescriptor.TYPE_INT32,
+    FieldDescriptor.TYPE_INT64,
+    FieldDescriptor.TYPE_UINT32,
+    FieldDescriptor.TYPE_UINT64,
+}
+_FRAMED: Final = {
+    FieldDescriptor.TYPE_BYTES,
+    FieldDescriptor.TYPE_MESSAGE,
+    FieldDescriptor.TYPE_STRING,
+}
 
 _SHORT: Final = [
     bytes((n,)) if n < 0x80 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(1 << 14)
@@ -82,3 +106,21 @@ def number_field(tag: int, number: int) -> bytes:
 def field(tag: int, content: bytes) -> bytes:
     """A field of bytes, text or a message that is encoded already; also where it is empty."""
     return varint(tag << 3 | _LEN) + varint(len(content)) + content
+
+
+def tag_of(message: type[Message], name: str) -> bytes:
+    """What stands before a field, by the generated code: its number and its kind.
+
+    ValueError for kinds that this module does not write.
+    """
+    described = message.DESCRIPTOR.fields_by_name[name]
+    if described.type in _VARINTS and not described.is_repeated:
+        return varint(described.number << 3 | _VARINT)
+    if described.type in _FRAMED or described.is_packed:
+        return varint(described.number << 3 | _LEN)
+    raise ValueError(f"{message.DESCRIPTOR.full_name}.{name} is of another kind")
+
+
+def framed(tag: bytes, content: bytes) -> bytes:
+    """A field of bytes, text, a message or packed numbers, encoded already; also where empty."""
+    return tag + varint(len(content)) + content

@@ -4,8 +4,7 @@ In reading order; a file imports only files above it:
 
 `token_rows`  Lease tokens in a row: each is the one before it, counted up in its last two
               characters
-`claimed`     What a claim was answered with, in one form: runs of messages that share most of what
-              they are
+`claimed`     What a claim was answered with: runs of messages that share most of what they are
 `handles`     The texts that name an entry (its handle) and prove a claim (its lease token)
 `commands`    Commands that take effect together: what `Client.execute` takes, and how it is sent
 `finishing`   What becomes of claimed messages: acks, nacks and extensions, gathered into few calls

@@ -89,7 +89,6 @@ def claim_request(
         lease_ms=milliseconds(lease, "lease") if lease is not None else 0,
         wait_ms=milliseconds(wait, "wait"),
         consumer_id=consumer_id,
-        runs=True,
     )
 
 

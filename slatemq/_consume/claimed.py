@@ -1,112 +1,73 @@
-"""What a claim was answered with, in one form: runs of messages that share most of what they are.
-
-A broker answers in runs; or, where messages have little in common or it is of an earlier version,
-with each for itself.
-"""
+"""What a claim was answered with: runs of messages that share most of what they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import repeat
+from typing import Final, NamedTuple
 
 from slatemq._consume.token_rows import LAST
 from slatemq.errors import Internal
 from slatemq.v1 import consumer_pb2, message_pb2
 
+_ONE: Final = ("",)
+"""How the token of a run of one goes on."""
+
 
 class Run:
-    """What messages of one answer share, and their IDs. Their payloads go with each of them.
-
-    Nothing of the answer itself: that has all payloads once more, and would stay in memory with it.
+    """What the messages of a ClaimedRun share, and their IDs. Their payloads go with each of them.
 
     Attributes:
-        common: What they share since they were published.
         message_ids: In the order of delivery.
         prefix: What all their tokens begin with.
         ends: How the token of each goes on.
-        lease_deadline_ms: As in ClaimedRun, like the following ones.
-        attempts_count: See there.
-        priority: See there.
-        lease_ms: See there.
     """
 
-    __slots__ = (
-        "attempts_count",
-        "common",
-        "ends",
-        "lease_deadline_ms",
-        "lease_ms",
-        "message_ids",
-        "prefix",
-        "priority",
-    )
+    __slots__ = ("_shared", "ends", "message_ids", "prefix")
 
-    def __init__(self, wire: consumer_pb2.ClaimedRun) -> None:
-        """As it was answered."""
-        token = wire.lease_token
-        first = int(token[-2:], 16)
-        self.common = message_pb2.Message()
-        self.common.CopyFrom(wire.common)
-        self.message_ids: Sequence[int] = list(wire.message_ids)
-        self.prefix = token[:-2]
-        self.ends: Sequence[str] = LAST[first : first + len(self.message_ids)]
-        self.lease_deadline_ms = wire.lease_deadline_ms
-        self.attempts_count = wire.attempts_count
-        self.priority = wire.priority
-        self.lease_ms = wire.lease_ms
-
-
-class Alone:
-    """The same of a message that came for itself."""
-
-    __slots__ = ("_wire",)
-
-    ends: Sequence[str] = ("",)
-
-    def __init__(self, wire: consumer_pb2.ClaimedMessage) -> None:
-        """As it was answered; each has little more than this."""
-        self._wire = wire
+    def __init__(
+        self,
+        shared: consumer_pb2.ClaimedRun,
+        message_ids: Sequence[int],
+        prefix: str,
+        ends: Sequence[str],
+    ) -> None:
+        """Made by `claimed_of`, for each message where they have little in common."""
+        self._shared = shared
+        self.message_ids = message_ids
+        self.prefix = prefix
+        self.ends = ends
 
     @property
     def common(self) -> message_pb2.Message:
-        """See Run."""
-        return self._wire.message
-
-    @property
-    def message_ids(self) -> Sequence[int]:
-        """See Run."""
-        return (self._wire.message.message_id,)
-
-    @property
-    def prefix(self) -> str:
-        """See Run."""
-        return self._wire.lease_token
+        """What they share since they were published."""
+        return self._shared.common
 
     @property
     def lease_deadline_ms(self) -> int:
-        """See Run."""
-        return self._wire.lease_deadline_ms
+        """As in ClaimedRun, like the following ones."""
+        return self._shared.lease_deadline_ms
 
     @property
     def attempts_count(self) -> int:
-        """See Run."""
-        return self._wire.attempts_count
+        """How often each has been claimed."""
+        return self._shared.attempts_count
 
     @property
     def priority(self) -> int:
-        """See Run."""
-        return self._wire.priority
+        """Their priority in the queue."""
+        return self._shared.priority
 
     @property
     def lease_ms(self) -> int:
-        """See Run."""
-        return self._wire.lease_ms
+        """How long the leases run from the claim."""
+        return self._shared.lease_ms
 
 
 class Claimed(NamedTuple):
     """The messages of an answer in the order of delivery, as columns."""
 
-    runs: Sequence[Run | Alone]
+    runs: Sequence[Run]
     """What each shares with others."""
     places: Sequence[int]
     """Where it stands among those."""
@@ -116,29 +77,48 @@ class Claimed(NamedTuple):
 
 
 def claimed_of(answer: consumer_pb2.ClaimResponse | consumer_pb2.ConsumeResponse) -> Claimed:
-    """The messages of an answer. Raises Internal for one that is none: nothing of it is taken."""
-    wires = answer.messages
-    runs: list[Run | Alone] = list(map(Alone, wires))
-    places = [0] * len(runs)
-    payloads = [wire.message.payload for wire in wires]
-    for wire in answer.runs:
+    """The messages of an answer. Raises Internal for a malformed run: nothing of it is taken."""
+    wires = answer.runs
+    ids = [wire.message_ids for wire in wires]
+    contents = [wire.payloads for wire in wires]
+    if set(map(len, ids)) == {1} == set(map(len, contents)):
+        # By columns, since a loop over runs of one would take half as long again.
+        tokens = [wire.lease_token for wire in wires]
+        runs = list(map(Run, wires, ids, tokens, repeat(_ONE)))
+        payloads = [content[0] for content in contents]
+        return Claimed(runs, [0] * len(runs), payloads, answer.awaited_ingest_shards)
+    runs, places, payloads = [], list[int](), []
+    for wire, content in zip(wires, contents, strict=True):
         run = _run_of(wire)
         size = len(run.message_ids)
-        payloads += wire.payloads
         runs += [run] * size
         places += range(size)
+        payloads += content
     return Claimed(runs, places, payloads, answer.awaited_ingest_shards)
 
 
 def _run_of(wire: consumer_pb2.ClaimedRun) -> Run:
-    """A run whose messages each have a payload and a token: or acks would reach other messages."""
+    """A run whose messages each have a payload and a token: or acks would reach other messages.
+
+    It keeps nothing of the answer, which has all payloads once more.
+    """
+    token = wire.lease_token
     try:
-        run = Run(wire)
+        first = int(token[-2:], 16)
     except ValueError:
-        raise Internal(f"a broker answered with a bad token: {wire.lease_token!r:.80}") from None
-    if not len(run.message_ids) == len(run.ends) == len(wire.payloads):
+        raise Internal(f"a broker answered with a bad token: {token!r:.80}") from None
+    message_ids = list(wire.message_ids)
+    ends = LAST[first : first + len(message_ids)]
+    if not len(message_ids) == len(ends) == len(wire.payloads) > 0:
         raise Internal(
-            f"a broker answered with {len(run.message_ids)} IDs, {len(wire.payloads)} payloads, "
-            f"and tokens from {wire.lease_token!r:.80} on"
+            f"a broker answered with {len(message_ids)} IDs, {len(wire.payloads)} payloads, "
+            f"and tokens from {token!r:.80} on"
         )
-    return run
+    shared = consumer_pb2.ClaimedRun(
+        common=wire.common,
+        lease_deadline_ms=wire.lease_deadline_ms,
+        attempts_count=wire.attempts_count,
+        priority=wire.priority,
+        lease_ms=wire.lease_ms,
+    )
+    return Run(shared, message_ids, token[:-2], ends)

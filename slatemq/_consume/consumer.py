@@ -336,7 +336,6 @@ class Consumer:
             queue_id=self.queue_id,
             lease_ms=self._wish.lease_ms,
             consumer_id=self._consumer_id,
-            runs=True,
         )
         if count > 0 and room > 0:
             start.credit.messages_count = count

@@ -9,7 +9,7 @@ from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, overload
 
-from slatemq._consume.claimed import Alone, Claimed, Run
+from slatemq._consume.claimed import Claimed, Run
 from slatemq._consume.finishing import Finisher, Nack, nack_of
 from slatemq._consume.handles import handle_of
 from slatemq._consume.keeping import Lease, LeaseKeeper, seconds_from_claim
@@ -67,7 +67,7 @@ class Received:
     def __reduce__(self) -> NoReturn:
         raise refuse_pickling(self, "Pass its payload and headers, and finish it here")
 
-    def __init__(self, run: Run | Alone, place: int, payload: bytes, origin: Origin) -> None:
+    def __init__(self, run: Run, place: int, payload: bytes, origin: Origin) -> None:
         """Made by the client, by the thousand: what can wait until it is asked for does."""
         self._run = run
         self._place = place
@@ -290,8 +290,6 @@ def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Rece
     """Messages of their origin. Where it has a keeper, that holds them for at most `hold_s`."""
     columns = claimed.runs, claimed.places, claimed.payloads
     messages = list(map(Received, *columns, repeat(origin)))
-    if messages and isinstance(messages[-1]._run, Run):
-        origin.finisher.claimed_in_runs(messages[-1].lease_token)
     if origin.keeper is not None:
         now_s = time.monotonic()
         for message in messages:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
-import grpc
 from google.rpc.status_pb2 import Status
 
 from slatemq._consume.commands import Fail, execute
@@ -131,11 +130,6 @@ class Finisher:
         self._acks: dict[int, Batcher[str, None]] = {}
         self._nacks: dict[int, Batcher[Nack, None]] = {}
         self._unanswered: set[asyncio.Future[None]] = set()
-        self._in_rows: set[int] = set()
-
-    def claimed_in_runs(self, token: str) -> None:
-        """The broker that gave this one answers claims in runs: it takes tokens in rows, too."""
-        self._in_rows.add(shard_of(token))
 
     async def ack(self, token: str) -> None:
         """Acks one message, together with others; raises why it was refused."""
@@ -207,16 +201,14 @@ class Finisher:
         async def send(
             stub: consumer_pb2_grpc.ConsumerServiceAsyncStub, part: list[str], timeout: float
         ) -> list[SlateMQError | None]:
-            if rows and shard_of(part[0]) in self._in_rows:
-                mine = rows if part is tokens else rows_among(part)
-                answered = await self._ack_rows(stub, part, mine, timeout) if mine else None
-                if answered is not None:
-                    return answered
+            mine = rows if part is tokens or rows is None else rows_among(part)
+            if mine is not None:
+                return await self._ack_rows(stub, part, mine, timeout)
             answer = await stub.Ack(consumer_pb2.AckRequest(lease_tokens=part), timeout=timeout)
             return _errors_of(answer)
 
         tokens = list(tokens)
-        rows = rows_among(tokens) if self._in_rows else None
+        rows = rows_among(tokens)
         return await self._by_shard(tokens, tokens, send, rows=rows)
 
     async def _ack_rows(
@@ -225,22 +217,12 @@ class Finisher:
         tokens: list[str],
         rows: Rows,
         timeout: float,
-    ) -> list[SlateMQError | None] | None:
-        """Acks in one call; None when the broker does not take rows: it is another one now."""
+    ) -> list[SlateMQError | None]:
+        """Acks in one call, the tokens of each row as one."""
         request = consumer_pb2.AckRequest(lease_tokens=map(tokens.__getitem__, rows.others))
         for row in rows.rows:
             request.runs.add(lease_token=tokens[row.at], count=row.size)
-        try:
-            answer = await stub.Ack(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            # An earlier version sees no tokens at all, and refuses that.
-            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
-                raise
-            answer = consumer_pb2.AckResponse()
-        if len(answer.results) != len(tokens):
-            self._in_rows.discard(shard_of(tokens[0]))
-            return None
-        results = _errors_of(answer)
+        results = _errors_of(await stub.Ack(request, timeout=timeout))
         if not any(results):
             return results
         in_rows = chain.from_iterable(range(row.at, row.at + row.size) for row in rows.rows)

@@ -32,7 +32,6 @@ class ClaimRequest(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
     KNOWN_AWAITED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
@@ -48,8 +47,6 @@ class ClaimRequest(_message.Message):
     """How long to wait when no message is there: 0–60,000 ms."""
     consumer_id: _builtins.str
     """Who claims, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
-    runs: _builtins.bool
-    """The caller reads `runs` too. It must go on reading `messages`: a broker that does not know of runs answers with these."""
     @_builtins.property
     def known_awaited(self) -> Global___IngestShards:
         """A claim that waits is answered, without messages, as soon as the `awaited_ingest_shards` of its answer would be others than
@@ -65,12 +62,11 @@ class ClaimRequest(_message.Message):
         lease_ms: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
         consumer_id: _builtins.str = ...,
-        runs: _builtins.bool = ...,
         known_awaited: Global___IngestShards | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["known_awaited", b"known_awaited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "known_awaited", b"known_awaited", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "runs", b"runs", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "known_awaited", b"known_awaited", "lease_ms", b"lease_ms", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "queue_id", b"queue_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -102,23 +98,18 @@ Global___IngestShards: _TypeAlias = IngestShards  # noqa: Y015
 
 @_typing.final
 class ClaimResponse(_message.Message):
-    """What was claimed: in `messages`, or in `runs` for callers that read them. Who does reads both, the messages first."""
+    """What was claimed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    CONSUMER_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
     AWAITED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which they were claimed."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedMessage]:
-        """In the order of delivery; may be empty."""
-
-    @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
-        """The messages run by run, in the order of delivery."""
+        """The messages in the order of delivery, run by run; may be empty."""
 
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -129,70 +120,23 @@ class ClaimResponse(_message.Message):
     def __init__(
         self,
         *,
-        messages: _abc.Iterable[Global___ClaimedMessage] | None = ...,
-        consumer_id: _builtins.str = ...,
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
+        consumer_id: _builtins.str = ...,
         awaited_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimResponse: _TypeAlias = ClaimResponse  # noqa: Y015
 
 @_typing.final
-class ClaimedMessage(_message.Message):
-    """A message under a lease."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    LEASE_TOKEN_FIELD_NUMBER: _builtins.int
-    LEASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
-    ATTEMPTS_COUNT_FIELD_NUMBER: _builtins.int
-    PRIORITY_FIELD_NUMBER: _builtins.int
-    LEASE_MS_FIELD_NUMBER: _builtins.int
-    lease_token: _builtins.str
-    """Proves the claim in Ack, Nack and ExtendLease, which are called on the same broker. Opaque, at most 64 characters of
-    `A-Za-z0-9._-`.
-    """
-    lease_deadline_ms: _builtins.int
-    """When the lease ends, by the broker's clock, unless it is extended."""
-    attempts_count: _builtins.int
-    """How often the message has been claimed from this queue, this time included: 1 the first time. Claims that were released
-    or undone do not count.
-    """
-    priority: _builtins.int
-    """Its priority in this queue: 0–255, 0 the most urgent."""
-    lease_ms: _builtins.int
-    """How long the lease runs from the claim, unless it is extended."""
-    @_builtins.property
-    def message(self) -> _message_pb2.Message:
-        """The message."""
-
-    def __init__(
-        self,
-        *,
-        message: _message_pb2.Message | None = ...,
-        lease_token: _builtins.str = ...,
-        lease_deadline_ms: _builtins.int = ...,
-        attempts_count: _builtins.int = ...,
-        priority: _builtins.int = ...,
-        lease_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_count", b"attempts_count", "lease_deadline_ms", b"lease_deadline_ms", "lease_ms", b"lease_ms", "lease_token", b"lease_token", "message", b"message", "priority", b"priority"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClaimedMessage: _TypeAlias = ClaimedMessage  # noqa: Y015
-
-@_typing.final
 class ClaimedRun(_message.Message):
-    """Messages under leases, one behind the other, that differ in their IDs, payloads and tokens alone: 1 to 256 of them."""
+    """Messages under leases, one after the other: 1 to 256 of them. They differ in their IDs, payloads and tokens alone. The broker
+    decides how many messages share a run: two runs in a row may have the same fields.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,17 +149,20 @@ class ClaimedRun(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
-    """The token of the first one. Its last two characters are hexadecimal digits (`0-9a-f`); the token of each next one is that
-    before it, counted up by one in these two. They never overflow.
+    """The token of the first one. A token proves the claim in Ack, Nack and ExtendLease, which are called on the same broker. It has at
+    most 64 characters of `A-Za-z0-9._-`. Its last two characters are hexadecimal digits (`0-9a-f`); the token of each next
+    message is that before it, counted up by one in these two. They never overflow. Otherwise it is opaque.
     """
     lease_deadline_ms: _builtins.int
-    """As in ClaimedMessage."""
+    """When the leases end, by the broker's clock, unless they are extended."""
     attempts_count: _builtins.int
-    """As in ClaimedMessage."""
+    """How often each has been claimed from this queue, this time included: 1 the first time. Claims that were released or undone do
+    not count.
+    """
     priority: _builtins.int
-    """As in ClaimedMessage."""
+    """Their priority in this queue: 0–255, 0 the most urgent."""
     lease_ms: _builtins.int
-    """As in ClaimedMessage."""
+    """How long the leases run from the claim, unless they are extended."""
     @_builtins.property
     def common(self) -> _message_pb2.Message:
         """What all of them have in common: everything but `message_id` and `payload`, which are absent."""
@@ -262,10 +209,7 @@ class AckRequest(_message.Message):
 
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRun]:
-        """Tokens in a row, as ClaimedRun has them. Send these to brokers that claim in runs alone: one that does not know of them passes
-        over them. It refuses the request as empty (field `lease_tokens`), or answers with fewer results than there are tokens: then
-        send them again in `lease_tokens`.
-        """
+        """Tokens in a row, as ClaimedRun has them."""
 
     def __init__(
         self,
@@ -510,7 +454,6 @@ class ConsumeStart(_message.Message):
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     KEEP_LEASES_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue to claim from."""
     lease_ms: _builtins.int
@@ -522,8 +465,6 @@ class ConsumeStart(_message.Message):
     `max_total_lease_ms`, for as long as the stream is open and a request on it (a heartbeat will do) is no older than half of
     `lease_ms`. So what waits in a client's buffer loses no attempt, while a client that hangs does not hold messages.
     """
-    runs: _builtins.bool
-    """The consumer reads `runs` too, as in ClaimRequest."""
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:
         """The first credit; may be absent."""
@@ -536,11 +477,10 @@ class ConsumeStart(_message.Message):
         consumer_id: _builtins.str = ...,
         credit: Global___ConsumeCredit | None = ...,
         keep_leases: _builtins.bool = ...,
-        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "keep_leases", b"keep_leases", "lease_ms", b"lease_ms", "queue_id", b"queue_id", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "keep_leases", b"keep_leases", "lease_ms", b"lease_ms", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -654,25 +594,20 @@ Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
 
 @_typing.final
 class ConsumeResponse(_message.Message):
-    """What the broker sends: in `messages`, or in `runs` as in ClaimResponse; at least one message, except in the first answer, which
-    comes at once and tells the consumer ID, and in one that is sent because `awaited_ingest_shards` has changed.
+    """What the broker sends: at least one message, except in the first answer, which comes at once and tells the consumer ID, and in one
+    that is sent because `awaited_ingest_shards` has changed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    CONSUMER_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
     AWAITED_INGEST_SHARDS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     """The consumer ID under which the stream claims."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedMessage]:
-        """In the order of delivery."""
-
-    @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
-        """The messages run by run, in the order of delivery."""
+        """The messages in the order of delivery, run by run."""
 
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -681,14 +616,13 @@ class ConsumeResponse(_message.Message):
     def __init__(
         self,
         *,
-        messages: _abc.Iterable[Global___ClaimedMessage] | None = ...,
-        consumer_id: _builtins.str = ...,
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
+        consumer_id: _builtins.str = ...,
         awaited_ingest_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "messages", b"messages", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_ingest_shards", b"awaited_ingest_shards", "consumer_id", b"consumer_id", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

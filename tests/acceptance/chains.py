@@ -18,6 +18,7 @@ import grpc.aio
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
 from tests.acceptance.stubs import Stubs, persist
+from tests.claimed_runs import messages_of
 
 QUEUES = ("raw", "checked", "shipped")
 LEASE_MS = 4_000
@@ -87,21 +88,22 @@ class Chains:
         while not self.done:
             assert time.monotonic() - self._progress_at < STALLED_SECONDS, self.progress
             answer = await persist(lambda: stubs.consumer.Claim(claim, timeout=CALL_SECONDS))
-            if not answer.messages:
+            claimed = messages_of(answer)
+            if not claimed:
                 continue
             request = consumer_pb2.ExecuteRequest(request_id=str(uuid.uuid4()))
-            for message in answer.messages:
+            for message in claimed:
                 request.commands.add().complete.lease_token = message.lease_token
                 if follower:
                     push = request.commands.add().push
                     push.queue_id, push.payload = follower, message.message.payload
             if not await _executed(stubs, request):
-                self.redelivered_count += len(answer.messages)
+                self.redelivered_count += len(claimed)
                 continue
-            self.acked_count += len(answer.messages)
+            self.acked_count += len(claimed)
             self._progress_at = time.monotonic()
             if not follower:
-                for message in answer.messages:
+                for message in claimed:
                     self.seen[message.message.payload].add(message.message.message_id)
 
     def faults(self) -> list[str]:

@@ -9,6 +9,7 @@ from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2, router_pb2
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
+from tests.claimed_runs import messages_of
 
 pytestmark = pytest.mark.stack
 
@@ -55,7 +56,7 @@ async def test_a_message_is_published_explained_claimed_nacked_extended_and_acke
     # Then it comes, comes again after a nack, and is gone after an ack
     assert [queue.matched for queue in explained.queues] == [True]
     claim = consumer_pb2.ClaimRequest(queue_id="letters", wait_ms=10_000, consumer_id="me")
-    (first,) = (await stubs.consumer.Claim(claim)).messages
+    (first,) = messages_of(await stubs.consumer.Claim(claim))
     assert (first.message.message_id, first.message.payload) == (message_id, "päivää".encode())
     assert first.message.headers["lang"] == "fi"
     assert first.attempts_count == 1
@@ -63,7 +64,7 @@ async def test_a_message_is_published_explained_claimed_nacked_extended_and_acke
     nack = consumer_pb2.NackRequest()
     nack.items.add(lease_token=first.lease_token, reason="not now")
     assert [r.code for r in (await stubs.consumer.Nack(nack)).results] == [0]
-    (second,) = (await stubs.consumer.Claim(claim)).messages
+    (second,) = messages_of(await stubs.consumer.Claim(claim))
     assert (second.message.message_id, second.attempts_count) == (message_id, 2)
 
     tokens = [second.lease_token]
@@ -98,7 +99,7 @@ async def test_a_stream_with_credits_sends_what_there_is_room_for(stubs: Stubs) 
     async def read(count: int) -> None:
         while len(got) < count:
             answer = await asyncio.wait_for(call.read(), 10)
-            got.extend(claimed.message.payload for claimed in answer.messages)
+            got.extend(claimed.message.payload for claimed in messages_of(answer))
 
     # When it reads, and only then grants room for two more
     await read(3)

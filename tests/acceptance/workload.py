@@ -19,6 +19,7 @@ from typing import Any
 
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
 from tests.acceptance.stubs import Stubs, persist
+from tests.claimed_runs import messages_of
 
 LEASE_MS = 5_000
 PUBLISH_BATCH = 250
@@ -157,8 +158,8 @@ class Run:
         while not self.done:
             assert time.monotonic() - self._progress_at < STALLED_SECONDS, self.missing()
             answer = await persist(lambda: stubs.consumer.Claim(claim, timeout=CALL_SECONDS))
-            if answer.messages:
-                await self._finish(stubs, queue, answer.messages)
+            if answer.runs:
+                await self._finish(stubs, queue, messages_of(answer))
 
     async def _finish(self, stubs: Stubs, queue: str, claimed: Sequence[Any]) -> None:
         notes = []
@@ -182,8 +183,8 @@ class Run:
                 queue_id=queue, max_messages=CLAIM_MAX, lease_ms=LEASE_MS, wait_ms=200
             )
             answer = await stubs.consumer.Claim(claim, timeout=CALL_SECONDS)
-            if answer.messages:
-                await self._finish(stubs, queue, answer.messages)
+            if answer.runs:
+                await self._finish(stubs, queue, messages_of(answer))
 
     def missing(self) -> dict[str, int]:
         """How many entries of each queue are not acked."""

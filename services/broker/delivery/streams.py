@@ -11,13 +11,11 @@ from services.broker.core.queue import Queue
 from services.broker.delivery.dispatcher import Delivery
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.responses import (
-    Tell,
     consumer_id,
+    encode_messages,
     lease_length,
     release,
     stopping,
-    tell,
-    tell_runs,
     too_late,
 )
 from services.broker.delivery.waiters import Stream, paused
@@ -60,12 +58,11 @@ class Streams:
                 stream.grant(start.credit, "start.credit")
             if queue.settings.paused:
                 stream.failed(paused(queue))
-            told = tell_runs if start.runs else tell
             self._delivery.streams[stream] = queue
             reading = asyncio.create_task(self._read(requests, queue, stream))
             try:
                 yield consumer_pb2.ConsumeResponse(consumer_id=consumer)
-                while answer := await self._next_answer(queue, stream, told):
+                while answer := await self._next_answer(queue, stream):
                     yield answer
                     del answer
                     self._delivery.sent(stream.sent())
@@ -98,7 +95,7 @@ class Streams:
         return first.start
 
     async def _next_answer(
-        self, queue: Queue, stream: Stream, told: Tell
+        self, queue: Queue, stream: Stream
     ) -> consumer_pb2.ConsumeResponse | None:
         """What the stream sends next; None at its end. Raises what ended it."""
         while True:
@@ -116,7 +113,8 @@ class Streams:
                 self._delivery.sent(given)
                 await release(self._owner, given)
                 continue
-            encoding = await told(self._shard, given, self._head(stream).SerializeToString())
+            head = self._head(stream).SerializeToString()
+            encoding = await encode_messages(self._shard, given, head)
             answer = encoded(consumer_pb2.ConsumeResponse, encoding)
             if stream.keep_leases:
                 # Some may have ended while the commit was on its way: purged, or their queue gone.

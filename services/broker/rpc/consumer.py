@@ -19,12 +19,10 @@ from services.broker.core.settings import MAX_LEASE_MS
 from services.broker.core.shard import Finish, Nack
 from services.broker.delivery.dispatcher import Delivery
 from services.broker.delivery.responses import (
-    Tell,
     consumer_id,
+    encode_messages,
     lease_length,
     release,
-    tell,
-    tell_runs,
     too_late,
 )
 from services.broker.delivery.streams import Streams
@@ -112,16 +110,15 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         size = min(size, CLAIM_BYTES_MAX)
         known = _known_awaited(request)
         claim = OneClaim(consumer, lease_ms, count, size, patient=wait_ms > 0, known_awaited=known)
-        told = tell_runs if request.runs else tell
         try:
-            answer = await self._answer(queue, claim, wait_ms, told)
+            answer = await self._answer(queue, claim, wait_ms)
         except BaseException:
             self._delivery.sent(claim.given)
             raise
         context.add_done_callback(lambda _: self._delivery.sent(claim.given))
         return encoded(consumer_pb2.ClaimResponse, answer)
 
-    async def _answer(self, queue: Queue, claim: OneClaim, wait_ms: int, told: Tell) -> bytes:
+    async def _answer(self, queue: Queue, claim: OneClaim, wait_ms: int) -> bytes:
         try:
             with self._delivery.place():
                 await self._wait(queue, claim, wait_ms)
@@ -135,7 +132,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             head = consumer_pb2.ClaimResponse(
                 consumer_id=claim.consumer, awaited_ingest_shards=sorted(claim.awaited_shards)
             )
-            return await told(self._shard, claim.given, head.SerializeToString())
+            return await encode_messages(self._shard, claim.given, head.SerializeToString())
         except BaseException:
             # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
             await release(self._owner, claim.given)

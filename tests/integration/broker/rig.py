@@ -37,6 +37,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.claimed_runs import ClaimedMessage, messages_of
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.manual_clock import ManualClock
@@ -234,9 +235,9 @@ class Rig:
         )
         return await self.assignments.Assign(assignment_pb2.AssignRequest(ranges=[piece]))
 
-    async def claim(self, queue_id: str = "q", **wish: object) -> list[consumer_pb2.ClaimedMessage]:
+    async def claim(self, queue_id: str = "q", **wish: object) -> list[ClaimedMessage]:
         request = consumer_pb2.ClaimRequest(queue_id=queue_id, **wish)  # type: ignore[arg-type]
-        return list((await self.consumers.Claim(request)).messages)
+        return messages_of(await self.consumers.Claim(request))
 
     async def ack(self, *tokens: str) -> list[int]:
         answer = await self.consumers.Ack(consumer_pb2.AckRequest(lease_tokens=tokens))

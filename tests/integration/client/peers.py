@@ -22,11 +22,13 @@ from slatemq.v1 import (
     consumer_pb2_grpc,
     entry_pb2_grpc,
     ingest_pb2_grpc,
+    message_pb2,
     queue_pb2,
     queue_pb2_grpc,
     topology_pb2,
     topology_pb2_grpc,
 )
+from tests.claimed_runs import ClaimedMessage
 from tests.integration.client.ingest import RECEIVED_AT_MS, Ingest, refuse
 
 __all__ = ["RECEIVED_AT_MS", "Broker", "Directory", "Ingest", "Instance", "refuse"]
@@ -62,7 +64,6 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         break_after: Streams break when they have sent so many messages.
         ended: Tokens whose lease is over.
         lose: So many answers to acks and nacks get lost after they were carried out.
-        runs: Whether it knows of these; brokers of earlier versions pass over them.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
         claims: The requests to claim.
@@ -88,7 +89,6 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     executed: list[Any] = field(default_factory=list)
     request_ids: set[str] = field(default_factory=set)
     silent: bool = False
-    runs: bool = True
     acks: list[consumer_pb2.AckRequest] = field(default_factory=list)
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
     claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
@@ -106,18 +106,17 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         async with self.changed:
             self.changed.notify_all()
 
-    def _claim(self, count: int) -> list[consumer_pb2.ClaimedMessage]:
-        claimed: list[consumer_pb2.ClaimedMessage] = []
+    def _claim(self, count: int) -> list[ClaimedMessage]:
+        claimed: list[ClaimedMessage] = []
         while self.available and len(claimed) < count:
             payload, attempts = self.available.popleft()
             token = f"0-{len(self.leases) + len(self.finished):016x}"
             self.leases[token] = payload, attempts + 1
-            wire = consumer_pb2.ClaimedMessage(
-                lease_token=token, attempts_count=attempts + 1, lease_ms=self.lease_ms
+            message_id = len(self.leases) + len(self.finished)
+            message = message_pb2.Message(payload=payload, message_id=message_id)
+            claimed.append(
+                ClaimedMessage(message, token, attempts_count=attempts + 1, lease_ms=self.lease_ms)
             )
-            wire.message.payload = payload
-            wire.message.message_id = len(self.leases) + len(self.finished)
-            claimed.append(wire)
         return claimed
 
     async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -133,13 +132,11 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         if not self.exists:
             await refuse(context, NotFound("queue", request.queue_id))
         claimed = self._claim(request.max_messages)
-        answer = consumer_pb2.ClaimResponse(**self._told(claimed, request.runs))
+        answer = consumer_pb2.ClaimResponse(
+            runs=runs_of(claimed), awaited_ingest_shards=self.awaited
+        )
         await self.tell()
         return answer
-
-    def _told(self, claimed: list[consumer_pb2.ClaimedMessage], runs: bool) -> dict[str, Any]:
-        told = {"runs": runs_of(claimed)} if runs and self.runs else {"messages": claimed}
-        return {**told, "awaited_ingest_shards": self.awaited}
 
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
@@ -175,8 +172,11 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
                 credit[0] -= len(messages)
                 sent += len(messages)
                 await self.tell()
-                told = self._told(messages, first.start.runs)
-                yield consumer_pb2.ConsumeResponse(consumer_id="made-up", **told)
+                yield consumer_pb2.ConsumeResponse(
+                    consumer_id="made-up",
+                    runs=runs_of(messages),
+                    awaited_ingest_shards=self.awaited,
+                )
                 if sent >= self.break_after:
                     await refuse(context, Unavailable("draining", retry_after_ms=1))
         finally:
@@ -202,8 +202,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         self.acks.append(request)
         answer = consumer_pb2.AckResponse()
         tokens = list(request.lease_tokens)
-        if self.runs:
-            tokens += [token for run in request.runs for token in tokens_of(run)]
+        tokens += [token for run in request.runs for token in tokens_of(run)]
         if not tokens:
             await refuse(context, InvalidArgument("lease_tokens", "must not be empty"))
         for token in tokens:
@@ -267,7 +266,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         return queue_pb2.CreateQueueResponse(queue=request.queue)
 
 
-def runs_of(claimed: list[consumer_pb2.ClaimedMessage]) -> list[consumer_pb2.ClaimedRun]:
+def runs_of(claimed: list[ClaimedMessage]) -> list[consumer_pb2.ClaimedRun]:
     """The same messages in runs; they share their headers, if they have any."""
     runs: list[consumer_pb2.ClaimedRun] = []
     tokens: list[str] = []

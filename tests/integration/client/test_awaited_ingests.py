@@ -21,6 +21,7 @@ from slatemq._consume import batches
 from slatemq._rpc import outages
 from slatemq.errors import Unavailable
 from slatemq.v1 import consumer_pb2
+from tests.claimed_runs import messages_of
 from tests.integration.broker import rig as broker_rig
 from tests.integration.broker.delivery.test_waiting_claims import assign
 from tests.integration.broker.rig import Rig, refusal, running
@@ -51,7 +52,7 @@ class Ingests(broker_rig.Ingest):
 
 
 def ids(answer: consumer_pb2.ClaimResponse | consumer_pb2.ConsumeResponse) -> list[int]:
-    return [claimed.message.message_id for claimed in answer.messages]
+    return [claimed.message.message_id for claimed in messages_of(answer)]
 
 
 def claim(rig: Rig, wait_ms: int) -> asyncio.Future[consumer_pb2.ClaimResponse]:
@@ -84,7 +85,7 @@ async def test_a_stream_says_which_ingests_its_messages_wait_for_and_when_that_c
         # And that it is over when the ingest is back
         ingests.down.clear()
         answer = await call.read()
-        if not answer.messages:
+        if not answer.runs:
             assert not answer.awaited_ingest_shards
             answer = await call.read()
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([SECOND], [])
@@ -137,7 +138,7 @@ async def test_a_claim_that_waits_says_at_once_that_other_ingests_are_awaited_th
         ingests.down.clear()
         answer = await waiting
         assert not answer.awaited_ingest_shards
-        if not answer.messages:
+        if not answer.runs:
             answer = await claim_knowing()
         assert ids(answer) == [SECOND]
 
@@ -193,9 +194,9 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
         await call.write(consumer_pb2.ConsumeRequest(start=start))
         await call.read()
         answer = await call.read()
-        while not answer.messages:
+        while not answer.runs:
             answer = await call.read()
-        (token,) = [one.lease_token for one in answer.messages]
+        (token,) = [one.lease_token for one in messages_of(answer)]
         reading = asyncio.ensure_future(call.read())
         delivery = rig.service._delivery
         assert delivery is not None
@@ -203,14 +204,14 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
         (stream,) = delivery.streams
 
         # When the queue is looked at for a claim
-        assert not (await claim(rig, wait_ms=0)).messages
+        assert not (await claim(rig, wait_ms=0)).runs
 
         # Then nothing changes until it has room again
         assert (list(stream.awaited_shards), reading.done()) == ([1], False)
         ingests.down.clear()
         await rig.ack(token)
         answer = await reading
-        if not answer.messages:
+        if not answer.runs:
             answer = await call.read()
         assert (ids(answer), list(answer.awaited_ingest_shards)) == ([SECOND], [])
         call.cancel()

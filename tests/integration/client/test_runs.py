@@ -1,4 +1,4 @@
-"""Claims in runs and acks in rows, with brokers that know of them and such that do not."""
+"""Claims in runs, and acks of tokens in a row."""
 
 from __future__ import annotations
 
@@ -44,25 +44,10 @@ async def test_a_claim_in_runs_is_acked_in_rows(instance: Instance, client: slat
     assert instance.broker.acked == PAYLOADS
 
 
-async def test_a_broker_that_knows_no_runs_gives_messages_and_gets_tokens(
-    instance: Instance, client: slatemq.Client
-) -> None:
-    instance.broker.runs = False
-    claimed = await client.claim("q", 512)
-    assert [message.payload for message in claimed] == PAYLOADS
-
-    assert await client.ack([message.lease_token for message in claimed]) == [None] * 512
-
-    assert asked(instance) == [(512, 0)]
-    assert instance.broker.acked == PAYLOADS
-
-
-@pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("by", ["messages", "batches"])
-async def test_consumers_take_either_form(
-    instance: Instance, client: slatemq.Client, by: str, runs: bool
+async def test_what_consumers_finish_together_is_acked_in_rows(
+    instance: Instance, client: slatemq.Client, by: str
 ) -> None:
-    instance.broker.runs = runs
     came: list[bytes] = []
     if by == "messages":
         # Given a first ack that is answered last: the others gather behind it, and go together
@@ -83,35 +68,7 @@ async def test_consumers_take_either_form(
                     break
     assert came == PAYLOADS[:300]
     assert sorted(instance.broker.acked) == sorted(PAYLOADS[:300])
-    assert any(in_rows for _, in_rows in asked(instance)) or not runs
-
-
-@pytest.mark.parametrize("lone", [0, 3], ids=["rows alone", "rows and others"])
-async def test_a_broker_that_went_back_to_an_earlier_version_gets_tokens_again(
-    instance: Instance, client: slatemq.Client, lone: int
-) -> None:
-    # Given messages that were claimed in runs
-    claimed = await client.claim("q", 512)
-    tokens = [message.lease_token for message in claimed]
-    others = tokens[420::30][:lone]
-
-    # When their broker is one that passes over rows: it refuses, or answers for some
-    instance.broker.runs = False
-    assert await client.ack(tokens[:256] + others) == [None] * (256 + lone)
-    assert await client.ack(tokens[256:400]) == [None] * 144
-
-    # Then all of them are acked, and it was asked in vain once
-    assert asked(instance) == [(lone, 256), (256 + lone, 0), (144, 0)]
-    assert sorted(instance.broker.acked) == sorted(
-        [*PAYLOADS[:400], *(message.payload for message in claimed[420::30][:lone])]
-    )
-
-    # And when it is the new version again, it gets rows as soon as it has given runs
-    instance.broker.runs = True
-    instance.broker.available.extend((payload, 0) for payload in PAYLOADS)
-    again = await client.claim("q", 100)
-    await client.ack([message.lease_token for message in again])
-    assert asked(instance)[-1] == (0, 100)
+    assert any(in_rows for _, in_rows in asked(instance))
 
 
 async def test_each_token_of_a_row_is_answered_for_itself(

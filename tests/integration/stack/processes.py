@@ -28,6 +28,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.claimed_runs import messages_of
 
 WAIT_SECONDS = 120
 """For what comes about within seconds, on a machine that has other things to do."""
@@ -141,11 +142,10 @@ class Stack:
             answer = await stub.Claim(
                 consumer_pb2.ClaimRequest(queue_id=queue_id, max_messages=1_000, wait_ms=1_000)
             )
-            got.update(claimed.message.message_id for claimed in answer.messages)
+            messages = messages_of(answer)
+            got.update(claimed.message.message_id for claimed in messages)
             await stub.Ack(
-                consumer_pb2.AckRequest(
-                    lease_tokens=[claimed.lease_token for claimed in answer.messages]
-                )
+                consumer_pb2.AckRequest(lease_tokens=[claimed.lease_token for claimed in messages])
             )
         return got
 

@@ -22,6 +22,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.claimed_runs import messages_of
 from tests.integration.stack.processes import AWAY, WAIT_SECONDS, Stack, patiently, running
 
 pytestmark = pytest.mark.slow  # Four processes start, and some of them again.
@@ -114,7 +115,7 @@ async def test_an_auditor_sees_and_mends_every_message_before_it_is_delivered(
         # Nobody got one yet; then their time comes, at once.
         consumers = consumer_pb2_grpc.ConsumerServiceStub(stack.broker.there)
         claim = consumer_pb2.ClaimRequest(queue_id=QUEUE, max_messages=1000)
-        assert not (await patiently(lambda: consumers.Claim(claim))).messages
+        assert not (await patiently(lambda: consumers.Claim(claim))).runs
         entries = entry_pb2_grpc.EntryServiceStub(stack.broker.there)
         for entry in auditor.seen.values():
             await entries.RescheduleEntry(
@@ -123,7 +124,7 @@ async def test_an_auditor_sees_and_mends_every_message_before_it_is_delivered(
         got: dict[bytes, dict[str, str]] = {}
         while len(got) < MESSAGES:
             claim = consumer_pb2.ClaimRequest(queue_id=QUEUE, max_messages=1000, wait_ms=30_000)
-            claimed = (await patiently(lambda: consumers.Claim(claim))).messages  # noqa: B023
+            claimed = messages_of(await patiently(lambda: consumers.Claim(claim)))  # noqa: B023
             assert claimed, f"{len(got)} of {MESSAGES}"
             got |= {one.message.payload: dict(one.message.headers) for one in claimed}
         assert got.keys() == {f"TEXT {number}".encode() for number in range(MESSAGES)}

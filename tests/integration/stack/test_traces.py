@@ -34,6 +34,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.claimed_runs import ClaimedMessage, messages_of
 
 TRACE = "5" * 32
 OTHER = "6" * 32
@@ -128,12 +129,12 @@ async def publish(stubs: Stubs) -> None:
     await stubs.ingest.Publish(request, metadata=context_of(TRACE), timeout=30)
 
 
-async def claim(stubs: Stubs) -> consumer_pb2.ClaimedMessage:
+async def claim(stubs: Stubs) -> ClaimedMessage:
     request = consumer_pb2.ClaimRequest(queue_id="q", max_messages=1, wait_ms=30_000)
     answer: consumer_pb2.ClaimResponse = await stubs.consumers.Claim(
         request, metadata=context_of(OTHER), timeout=40
     )
-    return answer.messages[0]
+    return messages_of(answer)[0]
 
 
 async def ended(spans: InMemorySpanExporter, name: str, trace: str) -> ReadableSpan:

@@ -1,4 +1,4 @@
-"""Messages are the same to their reader, whether they came in runs or each for itself."""
+"""Messages are the same to their reader, however long the runs were that they came in."""
 
 from __future__ import annotations
 
@@ -52,27 +52,31 @@ def origin() -> Origin:
 
 
 @given(st.lists(RUNS, max_size=4))
-def test_messages_in_runs_are_those_that_came_each_for_itself(
+def test_messages_of_long_runs_are_those_of_runs_of_one(
     runs: list[consumer_pb2.ClaimedRun],
 ) -> None:
     wires = [wire for run in runs for wire in each_of(run)]
+    ones = [
+        consumer_pb2.ClaimedRun(
+            common=run.common,
+            message_ids=[wire.message.message_id],
+            payloads=[wire.message.payload],
+            lease_token=wire.lease_token,
+            lease_deadline_ms=run.lease_deadline_ms,
+            attempts_count=run.attempts_count,
+            priority=run.priority,
+            lease_ms=run.lease_ms,
+        )
+        for run in runs
+        for wire in each_of(run)
+    ]
 
-    each = received(claimed_of(consumer_pb2.ClaimResponse(messages=wires)), origin())
+    each = received(claimed_of(consumer_pb2.ClaimResponse(runs=ones)), origin())
     in_runs = received(claimed_of(consumer_pb2.ClaimResponse(runs=runs)), origin())
 
     assert list(map(told, in_runs)) == list(map(told, each))
     assert [message.message_id for message in each] == [wire.message.message_id for wire in wires]
     assert [message.lease_token for message in each] == [wire.lease_token for wire in wires]
-
-
-def test_messages_come_before_runs() -> None:
-    run = consumer_pb2.ClaimedRun(message_ids=[2, 3], payloads=[b"b", b"c"], lease_token="0-00fe")
-    alone = consumer_pb2.ClaimedMessage(lease_token="of another form")
-    answer = consumer_pb2.ConsumeResponse(messages=[alone], runs=[run])
-
-    messages = received(claimed_of(answer), origin())
-
-    assert [message.lease_token for message in messages] == ["of another form", "0-00fe", "0-00ff"]
 
 
 @given(HEADERS)
@@ -97,9 +101,11 @@ def test_each_message_of_a_run_has_headers_of_its_own(headers: dict[str, str]) -
 @pytest.mark.parametrize(
     ("token", "ids", "payloads"),
     [
-        ("", 1, 1),
-        ("z", 1, 1),
-        ("0-00000000000000zz", 1, 1),
+        ("", 2, 2),
+        ("z", 2, 2),
+        ("0-00000000000000zz", 2, 2),
+        ("0-0000000000000000", 0, 0),
+        ("0-0000000000000000", 0, 1),
         ("0-0000000000000000", 2, 1),
         ("0-0000000000000000", 1, 2),
         ("0-00000000000000ff", 2, 2),

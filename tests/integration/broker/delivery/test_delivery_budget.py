@@ -193,7 +193,7 @@ async def test_streams_and_claims_that_end_early_give_back_what_they_held() -> N
         start = consumer_pb2.ConsumeStart(queue_id="q")
         start.credit.messages_count = 40
         await call.write(consumer_pb2.ConsumeRequest(start=start))
-        while not (await call.read()).messages:
+        while not (await call.read()).runs:
             pass
         call.cancel()
         waiting = asyncio.create_task(rig.claim(max_messages=40, wait_ms=20_000))

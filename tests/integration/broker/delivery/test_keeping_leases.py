@@ -11,6 +11,7 @@ import pytest
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.waiters import Stream
 from slatemq.v1 import consumer_pb2
+from tests.claimed_runs import messages_of
 from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
 
@@ -40,7 +41,7 @@ class Consumer:
         await self.say(start=start)
         while len(self.tokens) < count:
             answer = await self.call.read()
-            self.tokens += [message.lease_token for message in answer.messages]
+            self.tokens += [message.lease_token for message in messages_of(answer)]
         return self
 
     async def say(self, **action: Any) -> None:
@@ -248,7 +249,7 @@ async def test_leases_that_end_while_their_claim_is_committed_are_not_kept() -> 
 
         answer = await call.read()
         assert isinstance(answer, consumer_pb2.ConsumeResponse)
-        assert len(answer.messages) == 100
+        assert len(messages_of(answer)) == 100
         assert rig.service.keeper is not None
         assert rig.service.keeper.leases_count == 0
         call.cancel()

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from slatemq.v1 import consumer_pb2, queue_pb2
+from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.queue_calls import update
 from tests.integration.broker.rig import NO_BACKOFF, Disk, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
@@ -15,7 +16,7 @@ Backoff = queue_pb2.Backoff
 EXPONENTIAL = Backoff(kind=Backoff.KIND_EXPONENTIAL, initial_ms=1000, max_ms=3000)
 
 
-async def claim_one(rig: Rig) -> consumer_pb2.ClaimedMessage:
+async def claim_one(rig: Rig) -> ClaimedMessage:
     (message,) = await rig.claim()
     return message
 

@@ -12,8 +12,8 @@ OK, NOT_FOUND, FAILED_PRECONDITION = 0, 5, 9
 IDS = list(range(1, 501))
 
 
-async def claim(rig: Rig, count: int, *, runs: bool) -> consumer_pb2.ClaimResponse:
-    request = consumer_pb2.ClaimRequest(queue_id="q", max_messages=count, runs=runs)
+async def claim(rig: Rig, count: int) -> consumer_pb2.ClaimResponse:
+    request = consumer_pb2.ClaimRequest(queue_id="q", max_messages=count)
     return await rig.consumers.Claim(request)
 
 
@@ -23,18 +23,16 @@ async def ack(rig: Rig, runs: list[tuple[str, int]], *lone: str) -> list[int]:
     return [result.code for result in (await rig.consumers.Ack(request)).results]
 
 
-async def test_a_claim_in_runs_gives_what_one_in_messages_would() -> None:
+async def test_each_message_of_a_run_can_be_finished_by_its_own_token() -> None:
     async with running() as rig:
         await rig.create()
         # Given messages of two priorities, some of which were claimed before
         await rig.assign(IDS, priorities=[5 if one <= 100 else 9 for one in IDS])
-        before = await claim(rig, 150, runs=False)
-        assert not before.runs
-        assert await rig.nack(*(one.lease_token for one in before.messages)) == [OK] * 150
+        before = messages_of(await claim(rig, 150))
+        assert await rig.nack(*(one.lease_token for one in before)) == [OK] * 150
 
-        answer = await claim(rig, 500, runs=True)
+        answer = await claim(rig, 500)
 
-        assert not answer.messages
         assert len(answer.runs) < 8
         messages = messages_of(answer)
         assert sorted(one.message.message_id for one in messages) == IDS
@@ -49,7 +47,7 @@ async def test_a_claim_in_runs_gives_what_one_in_messages_would() -> None:
         # Then each token proves the claim of its message
         for one in (messages[0], messages[77], messages[-1]):
             await rig.nack(one.lease_token)
-            (again,) = (await claim(rig, 1, runs=True)).messages
+            (again,) = messages_of(await claim(rig, 1))
             assert again.message.message_id == one.message.message_id
             assert again.attempts_count == one.attempts_count + 1
             assert await rig.ack(again.lease_token) == [OK]
@@ -59,7 +57,7 @@ async def test_tokens_in_a_row_are_acked_as_such() -> None:
     async with running() as rig:
         await rig.create()
         await rig.assign(IDS)
-        answer = await claim(rig, 500, runs=True)
+        answer = await claim(rig, 500)
         first, *others = answer.runs
         lone = [one.lease_token for run in others for one in each_of(run)]
         assert await rig.nack(each_of(first)[3].lease_token) == [OK]
@@ -75,32 +73,31 @@ async def test_tokens_in_a_row_are_acked_as_such() -> None:
         assert await rig.counts() == {"available": 1, "done": 499}
 
 
-async def test_few_messages_and_those_that_differ_come_each_for_itself() -> None:
+async def test_few_messages_and_those_that_differ_come_in_runs_of_one() -> None:
     async with running() as rig:
         await rig.create()
         await rig.assign(IDS, priorities=[one % 100 for one in IDS])
-        assert len((await claim(rig, 3, runs=True)).messages) == 3
-        assert len((await claim(rig, 200, runs=True)).messages) == 200
+        assert len((await claim(rig, 3)).runs) == 3
+        assert len((await claim(rig, 200)).runs) == 200
 
 
-async def test_a_stream_delivers_runs_to_consumers_that_read_them() -> None:
+async def test_a_stream_delivers_runs() -> None:
     async with running() as rig:
         await rig.create()
         await rig.assign(IDS)
-        for runs in (True, False):
-            call = rig.consumers.Consume()
-            credit = consumer_pb2.ConsumeCredit(messages_count=100)
-            start = consumer_pb2.ConsumeStart(queue_id="q", credit=credit, runs=runs)
-            await call.write(consumer_pb2.ConsumeRequest(start=start))
-            await call.read()
-            messages: list[consumer_pb2.ClaimedMessage] = []
-            async with asyncio.timeout(20):
-                while len(messages) < 100:
-                    answer = await call.read()
-                    assert isinstance(answer, consumer_pb2.ConsumeResponse)
-                    assert bool(answer.runs) == runs
-                    assert answer.consumer_id
-                    messages += messages_of(answer)
-            assert await rig.ack(*(one.lease_token for one in messages)) == [OK] * 100
-            call.cancel()
-        assert await rig.counts() == {"available": 300, "done": 200}
+        call = rig.consumers.Consume()
+        credit = consumer_pb2.ConsumeCredit(messages_count=100)
+        start = consumer_pb2.ConsumeStart(queue_id="q", credit=credit)
+        await call.write(consumer_pb2.ConsumeRequest(start=start))
+        await call.read()
+        tokens: list[str] = []
+        async with asyncio.timeout(20):
+            while len(tokens) < 100:
+                answer = await call.read()
+                assert isinstance(answer, consumer_pb2.ConsumeResponse)
+                assert len(answer.runs) < len(messages_of(answer))
+                assert answer.consumer_id
+                tokens += [one.lease_token for one in messages_of(answer)]
+        assert await rig.ack(*tokens) == [OK] * 100
+        call.cancel()
+        assert await rig.counts() == {"available": 400, "done": 100}

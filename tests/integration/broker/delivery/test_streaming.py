@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from slatemq.v1 import consumer_pb2, queue_pb2
+from tests.claimed_runs import ClaimedMessage, messages_of
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -29,19 +30,19 @@ class Consumer:
         begun = consumer_pb2.ConsumeStart(**{"queue_id": "q", "credit": credit, **start})  # type: ignore[arg-type]
         await self.call.write(Request(start=begun))
         first = await self.call.read()
-        assert not first.messages
+        assert not first.runs
         return str(first.consumer_id)
 
     async def grant(self, messages: int = 0, size: int = 0) -> None:
         credit = Credit(messages_count=messages, payload_bytes=size)
         await self.call.write(Request(credit=credit))
 
-    async def receive(self, count: int) -> list[consumer_pb2.ClaimedMessage]:
-        got: list[consumer_pb2.ClaimedMessage] = []
+    async def receive(self, count: int) -> list[ClaimedMessage]:
+        got: list[ClaimedMessage] = []
         while len(got) < count:
             answer = await self.call.read()
-            assert answer.messages, "never empty but for the first"
-            got += answer.messages
+            assert answer.runs, "never empty but for the first"
+            got += messages_of(answer)
         return got
 
     async def nothing_more(self, rig: Rig) -> None:
@@ -58,7 +59,7 @@ async def consuming(rig: Rig) -> AsyncIterator[Consumer]:
     consumer.call.cancel()
 
 
-def ids(messages: list[consumer_pb2.ClaimedMessage]) -> list[int]:
+def ids(messages: list[ClaimedMessage]) -> list[int]:
     return [claimed.message.message_id for claimed in messages]
 
 

@@ -22,7 +22,8 @@ from slatemq.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from slatemq.v1 import assignment_pb2, consumer_pb2, entry_pb2, entry_pb2_grpc
+from slatemq.v1 import assignment_pb2, entry_pb2, entry_pb2_grpc
+from tests.claimed_runs import ClaimedMessage
 from tests.integration.broker.entries.delayed_rows import watches
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
@@ -77,7 +78,7 @@ async def poll(condition: object) -> None:
             await asyncio.sleep(0.001)
 
 
-def payloads(claimed: list[consumer_pb2.ClaimedMessage]) -> list[bytes]:
+def payloads(claimed: list[ClaimedMessage]) -> list[bytes]:
     return [one.message.payload for one in claimed]
 
 

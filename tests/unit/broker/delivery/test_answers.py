@@ -13,12 +13,12 @@ from services.broker.core.leases.lease_bucket import Claimed, Terms
 from services.broker.core.waiting.scan import Segment
 from services.broker.delivery import responses as answers
 from services.broker.delivery.message_cache import held_of
-from services.broker.delivery.responses import Tell, tell, tell_runs
+from services.broker.delivery.responses import encode_messages
 from services.broker.delivery.waiters import Given
 from services.broker.requests.tokens import token_text
-from slatemq.v1.consumer_pb2 import ClaimedMessage, ClaimResponse, ConsumeResponse
+from slatemq.v1.consumer_pb2 import ClaimResponse, ConsumeResponse
 from slatemq.v1.message_pb2 import Message
-from tests.claimed_runs import messages_of
+from tests.claimed_runs import ClaimedMessage, messages_of
 
 NUMBERS = st.integers(0, 1 << 50)
 MESSAGES = st.lists(
@@ -38,7 +38,7 @@ MESSAGES = st.lists(
     st.lists(st.tuples(MESSAGES, NUMBERS, NUMBERS), max_size=3),
     st.integers(0, 0x3FFF),
 )
-def test_an_answer_of_either_kind_is_parsed_as_it_was_meant(
+def test_an_answer_is_parsed_as_it_was_meant(
     claims: list[tuple[list[tuple[int, bytes, int, int, str]], int, int]], shard: int
 ) -> None:
     expected, delivered = [], []
@@ -50,24 +50,34 @@ def test_an_answer_of_either_kind_is_parsed_as_it_was_meant(
             held.append(held_of(message))
             expected.append(
                 ClaimedMessage(
-                    message=message,
-                    lease_token=token_text(shard, token),
-                    lease_deadline_ms=deadline_ms,
-                    attempts_count=attempts + 1,
-                    priority=priority,
-                    lease_ms=length_ms,
+                    message,
+                    token_text(shard, token),
+                    deadline_ms,
+                    attempts + 1,
+                    priority,
+                    length_ms,
                 )
             )
         terms = Terms(cast("Any", None), "c", 0, deadline_ms, length_ms)
         segment = Segment(items, BucketKind.READY, 1, range(len(items)))
         claimed = Claimed(terms, [segment])
         claimed.tokens += [token for token, *_ in messages]
+        claimed.parts += [(cast("Any", None), at, at + 1) for at in range(len(messages))]
         delivered.append(Given(claimed, held))
 
-    encoded = asyncio.run(tell(shard, delivered))
+    for encoded in each_way(shard, delivered):
+        assert messages_of(ClaimResponse.FromString(encoded)) == expected
+        assert messages_of(ConsumeResponse.FromString(encoded)) == expected
 
-    assert list(ClaimResponse.FromString(encoded).messages) == expected
-    assert list(ConsumeResponse.FromString(encoded).messages) == expected
+
+def each_way(shard: int, delivered: list[Given]) -> list[bytes]:
+    """In runs of one, and in runs that are as long as they can be."""
+    encoded = []
+    for run_min in (1 << 20, 0):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(answers, "RUN_MIN", run_min)
+            encoded.append(asyncio.run(encode_messages(shard, delivered)))
+    return encoded
 
 
 KINDS = st.tuples(st.sampled_from((0, 0, 0, 7)), st.sampled_from((0, 0, 0, 200)))
@@ -87,26 +97,21 @@ BLOCKS = st.lists(
 )
 
 
-@given(
-    st.lists(BLOCKS, max_size=3), st.integers(0, 0x3FFF), st.sampled_from((0, 3, answers.RUN_MIN))
-)
-def test_an_answer_in_runs_has_the_same_messages(
+@given(st.lists(BLOCKS, max_size=3), st.integers(0, 0x3FFF))
+def test_an_answer_has_the_same_messages_in_runs_of_any_length(
     claims: list[list[tuple[int, int, bool, list[tuple[bytes, tuple[int, int], str]]]]],
     shard: int,
-    run_min: int,
 ) -> None:
     delivered = [_given(blocks, 1000 + at) for at, blocks in enumerate(claims)]
-    expected = list(ClaimResponse.FromString(asyncio.run(tell(shard, delivered))).messages)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(answers, "RUN_MIN", run_min)
-        encoded = asyncio.run(tell_runs(shard, delivered))
+    ones, runs = (ClaimResponse.FromString(one) for one in each_way(shard, delivered))
 
-    for kind in (ClaimResponse, ConsumeResponse):
-        answer = kind.FromString(encoded)
-        assert not (answer.messages and answer.runs)
-        assert messages_of(answer) == expected
-        assert len(expected) >= run_min * len(answer.runs)
+    assert messages_of(ones) == messages_of(runs)
+    assert len(ones.runs) == len(messages_of(ones))
+    assert len(runs.runs) <= len(ones.runs)
+    chosen = ClaimResponse.FromString(asyncio.run(encode_messages(shard, delivered)))
+    are_long = len(ones.runs) >= answers.RUN_MIN * len(runs.runs)
+    assert chosen == (runs if are_long else ones)
 
 
 def test_messages_of_which_many_are_alike_come_in_few_runs() -> None:
@@ -118,7 +123,7 @@ def test_messages_of_which_many_are_alike_come_in_few_runs() -> None:
     ]
     given = _given([(1, 1, True, messages), (2, 500, True, again)], 1000)
 
-    answer = ClaimResponse.FromString(asyncio.run(tell_runs(0, [given])))
+    answer = ClaimResponse.FromString(asyncio.run(encode_messages(0, [given])))
 
     assert [len(run.message_ids) for run in answer.runs] == [100, 50, 1, 49]
     assert [run.attempts_count for run in answer.runs] == [1, 1, 2, 1]
@@ -146,12 +151,11 @@ def _given(
     return Given(claimed, held)
 
 
-@pytest.mark.parametrize("encode", [tell, tell_runs])
-async def test_others_have_their_turn_between_the_parts_of_an_answer(encode: Tell) -> None:
+async def test_others_have_their_turn_between_the_parts_of_an_answer() -> None:
     parts = [_given([(block, block, True, [(b"x", (0, 0), "")])], 0) for block in range(1, 6)]
     turns = 0
 
-    encoding = asyncio.ensure_future(encode(0, parts, b""))
+    encoding = asyncio.ensure_future(encode_messages(0, parts))
     while not encoding.done():
         await asyncio.sleep(0)
         turns += 1
