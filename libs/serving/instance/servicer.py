@@ -17,7 +17,7 @@ from libs.storage.errors import CorruptRecord
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.small_objects import Objects
 from slatemq._rpc.rpc_status import raising_slatemq_errors
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.v1 import instance_pb2, instance_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 __all__ = ["SERVICE_NAME", "InstanceServicer"]
@@ -110,10 +110,9 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
                 try:
                     with raising_slatemq_errors():
                         page = await stub.ListQueues(request)
-                except Unavailable as error:
+                except (Unavailable, DeadlineExceeded) as error:
                     raise Unavailable(
                         f"broker {shard} has to be asked for its queues: {error.message}",
-                        retry_after_ms=error.retry_after_ms,
                         reason=error.reason,
                     ) from error
                 for queue in page.queues:

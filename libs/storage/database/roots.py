@@ -7,7 +7,7 @@
     az://container/prefix?endpoint=&allow_http=true
 
 Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`, `topology/`,
-`janitor/`.
+`instance/`, `janitor/`.
 Credentials come from the environment variables usual for each store, never from the URL.
 """
 

@@ -113,7 +113,7 @@ class Executor:
         elsewhere = await self._others.having(named - self._owner.shard.queues.keys())
         ingest_shard = await self._target.choose() if pushes else 0
         if pushes:
-            # Its limits should be ours; where they are not, now is the time to say so.
+            # An ingest that still runs with an older instance record may have a smaller limit.
             check_drafts(drafts, self._limits.at(self._target.payload_bytes_max(ingest_shard)))
         return replace(execution, elsewhere=elsewhere, ingest_shard=ingest_shard)
 

@@ -39,7 +39,8 @@ Examples:
   slatemq outbox refused --json | jq -r .push_id | xargs slatemq outbox retry
 
 \b
-Remove the cause first: give broker and ingest the same limits.
+Remove the cause first: an ingest that runs with older settings of the
+instance (`slatemq status` names it) has to be started again.
 """
 
 RESUME_EPILOG = """\

@@ -15,8 +15,10 @@ import slatemq
 from libs.serving.process.instance import InstanceSettings
 from libs.serving.process.settings import settings_of
 from slatemq._admin import instance as client_part
+from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.cli import instance as command
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.v1 import instance_pb2, instance_pb2_grpc
 from tests.integration.stack.processes import Service
 
 WAIT_S = 60
@@ -125,9 +127,14 @@ async def test_a_change_that_would_lose_something_is_refused(tmp_path: Path) -> 
 
         # A broker that cannot be asked may have such a queue
         await broker.kill()
-        async with slatemq.connect(ingest.address, call_timeout=1) as hasty:
-            with pytest.raises(Unavailable, match="broker 0 has to be asked for its queues"):
-                await hasty.update_instance({"max_message_delay_ms": 1})
+        stub = instance_pb2_grpc.InstanceServiceStub(ingest.there)
+        settings = instance_pb2.InstanceSettings(max_message_delay_ms=1)
+        request = instance_pb2.UpdateInstanceRequest(settings=settings)
+        with (
+            pytest.raises(Unavailable, match="broker 0 has to be asked for its queues"),
+            raising_slatemq_errors(),
+        ):
+            await stub.UpdateInstance(request, timeout=WAIT_S)
 
 
 async def test_changes_at_the_same_time_are_all_kept_and_repeating_one_changes_nothing(
@@ -161,3 +168,29 @@ async def test_a_change_without_sense_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(InvalidArgument, match=words):
                 await client.update_instance(settings)  # type: ignore[arg-type]
+
+
+async def test_a_record_that_a_process_cannot_follow_is_named_and_not_changed(
+    tmp_path: Path,
+) -> None:
+    records = tmp_path / "data/instance"
+    async with running(Service(tmp_path, "ingest")) as client:
+        # Given a record of a newer version, written while an older process runs
+        first = (records / f"{1:020}.json").read_text()
+        newer = first.replace('"number": 1', '"number": 2').replace("retention_s", "speed")
+        (records / f"{2:020}.json").write_text(newer)
+
+        for call in (client.get_instance(), client.update_instance({"retention_s": 1})):
+            with pytest.raises(FailedPrecondition, match=r"does not know \(speed\)") as refused:
+                await call
+            assert refused.value.reason == "OTHER_FORMAT"
+
+        # And records that are damaged, or gone
+        (records / f"{2:020}.json").write_text("{}")
+        with pytest.raises(DataLoss, match="instance record"):
+            await client.get_instance()
+        for path in records.iterdir():
+            path.unlink()
+        with pytest.raises(DataLoss, match="removed from the store"):
+            await client.update_instance({"retention_s": 1})
+        assert list(records.iterdir()) == []
