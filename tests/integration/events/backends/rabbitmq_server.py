@@ -7,6 +7,7 @@ from pathlib import Path
 from libs.events.settings import RabbitmqSettings
 from tests.integration.events.backends.servers import (
     RABBITMQ_HOME,
+    Certificate,
     Process,
     free_ports,
     listens,
@@ -21,13 +22,20 @@ class RabbitmqServer:
     # exists afterwards, but never answers.
     settle_s = 8.0
 
-    def __init__(self, folder: Path, *plugins: str) -> None:
-        """Nothing runs yet."""
-        self.port, self._dist_port = free_ports(2)
+    def __init__(self, folder: Path, *plugins: str, certificate: Certificate | None = None) -> None:
+        """Nothing runs yet. With a certificate it speaks TLS, too, at `tls_port`."""
+        self.port, self.tls_port, self._dist_port = free_ports(3)
         enabled = folder / "enabled_plugins"
         enabled.write_text(f"[{','.join(plugins)}].\n")
         config = folder / "rabbitmq.conf"
-        config.write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}"]
+        if certificate is not None:
+            lines += [
+                f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}",
+                f"ssl_options.certfile = {certificate.file}",
+                f"ssl_options.keyfile = {certificate.key_file}",
+            ]
+        config.write_text("\n".join([*lines, ""]))
         self._process = Process(
             [program("rabbitmq-server", RABBITMQ_HOME)],  # before Debian's wrapper on the PATH
             folder,

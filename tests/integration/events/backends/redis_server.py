@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from libs.events.settings import RedisSettings
-from tests.integration.events.backends.servers import Process, free_ports, listens, program
+from tests.integration.events.backends.servers import (
+    Certificate,
+    Process,
+    free_ports,
+    listens,
+    program,
+)
 
 
 class RedisServer:
@@ -14,14 +20,24 @@ class RedisServer:
 
     settle_s = 0.0
 
-    def __init__(self, folder: Path, task_structure: Literal["streams", "lists"]) -> None:
-        """Nothing runs yet."""
+    def __init__(
+        self,
+        folder: Path,
+        task_structure: Literal["streams", "lists"],
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Nothing runs yet. With a certificate it speaks TLS alone."""
         (self.port,) = free_ports(1)
         self._task_structure = task_structure
+        ports = ["--port", str(self.port)]
+        if certificate is not None:
+            ports = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            ports += ["--tls-cert-file", str(certificate.file)]
+            ports += ["--tls-key-file", str(certificate.key_file)]
         self._process = Process(
             [
                 program("redis-server"),
-                *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)),
+                *("--bind", "127.0.0.1", *ports, "--dir", str(folder)),
                 *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
             ],
             folder,

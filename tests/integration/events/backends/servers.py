@@ -77,6 +77,21 @@ def program(name: str, *folders: Path) -> str:
     return found
 
 
+class Certificate:
+    """A certificate of 127.0.0.1 that signs itself, and its key: files in PEM."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make them."""
+        self.file, self.key_file = folder / "certificate.pem", folder / "key.pem"
+        command = [
+            program("openssl"),
+            *["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"],
+        ]
+        command += ["-keyout", str(self.key_file), "-out", str(self.file)]
+        command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+        subprocess.run(command, check=True, capture_output=True)
+
+
 class Process:
     """One server process, and its log."""
 

@@ -22,7 +22,8 @@ from libs.events.redis.delayed_tasks import SOLE_READ_COUNT
 from libs.events.tasks import FailedTask, WriteTask
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import make_task_id
-from tests.integration.events.backends.servers import Server, running
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import Certificate, Server, running
 from tests.integration.events.backends.test_conformance import a_task
 from tests.integration.events.conftest import SERVERS
 
@@ -245,3 +246,23 @@ async def test_entries_that_were_removed_do_not_hold_up_those_behind(tmp_path: P
         found = [entry.entry_id for _ in range(4) for entry in await alive.reclaim()]
         assert found == [entry.entry_id for entry in entries[READ_COUNT:]]
         await client.aclose()
+
+
+async def test_rediss_connects_by_tls_to_a_server_whose_certificate_is_trusted(
+    tmp_path: Path,
+) -> None:
+    certificate = Certificate(tmp_path)
+    with running(RedisServer(tmp_path, "streams", certificate)) as server:
+        settings = server.settings("encrypted")
+        url = settings.url.replace("redis://", "rediss://")
+        trusting = open_backend("redis")
+        await trusting.connect(replace(settings, url=f"{url}?ssl_ca_certs={certificate.file}"))
+        task = a_task()
+        await trusting.enqueue_task(task)
+        assert await dequeued(trusting) == task
+        await trusting.complete_task(task.task_id)
+        await trusting.close()
+
+        for other in (url, settings.url):
+            with pytest.raises(Unavailable):
+                await open_backend("redis").connect(replace(settings, url=other))

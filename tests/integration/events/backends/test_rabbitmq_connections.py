@@ -1,4 +1,4 @@
-"""Events that go to RabbitMQ together, and a connection that breaks on the way."""
+"""Connections to RabbitMQ: encrypted ones, and one that breaks while events go by it together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from libs.events.backends import open_backend
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
-from tests.integration.events.backends.servers import running
-from tests.integration.events.backends.test_conformance import Subscriber, created, persist
+from tests.integration.events.backends.servers import Certificate, running
+from tests.integration.events.backends.test_conformance import (
+    Subscriber,
+    a_task,
+    created,
+    next_task,
+    persist,
+)
 from tests.integration.events.conftest import eventually
 
 pytestmark = pytest.mark.slow  # A real server.
@@ -26,8 +32,16 @@ KEY = "k" * 20_000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitmqServer]:
-    with running(RabbitmqServer(tmp_path_factory.mktemp("rabbitmq"))) as started:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, certificate: Certificate
+) -> Iterator[RabbitmqServer]:
+    folder = tmp_path_factory.mktemp("rabbitmq")
+    with running(RabbitmqServer(folder, certificate=certificate)) as started:
         yield started
 
 
@@ -142,3 +156,22 @@ async def test_no_event_of_a_batch_overtakes_one_whose_connection_broke(
         assert list(first_came.values()) == events
         for backend in (publisher, consumer):
             await backend.close()
+
+
+async def test_amqps_connects_by_tls_to_a_server_whose_certificate_is_trusted(
+    server: RabbitmqServer, certificate: Certificate
+) -> None:
+    settings = server.settings(f"t{uuid.uuid4().hex[:8]}")
+    url = f"amqps://guest:guest@127.0.0.1:{server.tls_port}/"
+    trusting = open_backend("rabbitmq")
+    await trusting.connect(
+        msgspec.structs.replace(settings, url=f"{url}?cafile={certificate.file}")
+    )
+    task = a_task()
+    await trusting.enqueue_task(task)
+    assert await next_task(trusting) == task
+    await trusting.complete_task(task.task_id)
+    await trusting.close()
+
+    with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        await open_backend("rabbitmq").connect(msgspec.structs.replace(settings, url=url))
