@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc.aio
 
-from libs.serving.peers.channels import open_channel
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, ingest_pb2, ingest_pb2_grpc
 from tests.faults.shard_processes import Member
 from tests.faults.zombies import FILTERS, History, run_history
@@ -68,7 +67,8 @@ async def replace_until_collected(owner: CollectingMember, seconds: float) -> No
             while len(left & owner.wal_objects()) > KEPT_WAL_OBJECTS:
                 await asyncio.sleep(0.05)
 
-    async with open_channel(owner.address) as channel:
+    # Without keepalive: the calls wait for as long as it is frozen.
+    async with grpc.aio.insecure_channel(owner.address) as channel:
         await channel.channel_ready()
         await owner.replace(meanwhile())
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
