@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,7 +18,6 @@ from libs.storage.records.states import FINGERPRINT_BYTES
 __all__ = [
     "ENTRY_HEADERS_BYTES_MAX",
     "ENTRY_MESSAGES_MAX",
-    "FINGERPRINT_FORMS",
     "NOT_SET",
     "Accepted",
     "Columns",
@@ -37,7 +34,7 @@ ENTRY_HEADERS_BYTES_MAX: Final = 1 << 20
 """Header bytes in one log entry, unless one message alone has more."""
 
 HASH_INLINE_BYTES_MAX: Final = 4 << 20
-"""Content up to this size is hashed on the event loop: in a millisecond, or 4 after an upgrade."""
+"""Content up to this size is hashed on the event loop: in a millisecond."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 256
 """About what a message costs in memory and on disk beyond payload and headers."""
@@ -180,22 +177,22 @@ class Accepted:
             [offsets[at] for at in self.elsewhere if at in offsets],
         )
 
-    def fingerprint(self, form: int = 0) -> bytes:
+    def fingerprint(self) -> bytes:
         """Tells other content from the same: every field of every message, lengths included.
 
-        `form`: 0, or below FINGERPRINT_FORMS as earlier versions made it, for a publish that is
-        repeated after an upgrade.
+        Guards against accidents, not against attackers: a caller that makes up two contents of one
+        fingerprint has sent both. XXH3 takes a thirtieth of the time of SHA-256.
         """
         columns = self.columns
         count = len(self.payloads)
-        digest = _DIGESTS[form]()
+        digest = xxhash.xxh3_128()
         digest.update(struct.pack(f"<I{count}Q", count, *columns.payload_bytes))
         digest.update(struct.pack(f"<{count}I", *map(len, columns.header_bytes)))
         digest.update(struct.pack(f"<{count}q", *columns.created_at_ms))
         digest.update(struct.pack(f"<{count}I", *columns.retention_s))
         digest.update(b"".join(columns.header_bytes))
         if columns.visible_at_ms or columns.delay_ms:
-            # Not among those that all have: fingerprints of plain messages stay what they were.
+            # Apart from those that all have, so that plain messages do not pay for them.
             visible, delay = columns.visible_at_ms, columns.delay_ms
             digest.update(struct.pack(f"<{count}q", *(visible.get(at, 0) for at in range(count))))
             digest.update(struct.pack(f"<{count}q", *(delay.get(at, -1) for at in range(count))))
@@ -209,22 +206,11 @@ class Accepted:
         return bytes(digest.digest()[:FINGERPRINT_BYTES])
 
 
-# Against accidents, not attackers: who makes up two contents of one fingerprint has given both.
-# xxHash takes a thirtieth of the time of SHA-256, with which a publish spent a tenth of its time.
-_DIGESTS: Final[tuple[Callable[[], Any], ...]] = (
-    xxhash.xxh3_128,
-    partial(hashlib.sha256, usedforsecurity=False),
-    partial(hashlib.blake2b, digest_size=FINGERPRINT_BYTES),
-)
-
-FINGERPRINT_FORMS: Final = len(_DIGESTS)
-
-
-async def fingerprint_of(accepted: Accepted, form: int = 0) -> bytes:
+async def fingerprint_of(accepted: Accepted) -> bytes:
     """Its fingerprint, made beside the event loop where that may take long."""
     if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
-        return await asyncio.to_thread(accepted.fingerprint, form)
-    return accepted.fingerprint(form)
+        return await asyncio.to_thread(accepted.fingerprint)
+    return accepted.fingerprint()
 
 
 def is_large(payload_bytes: int) -> bool:

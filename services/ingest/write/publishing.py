@@ -19,7 +19,7 @@ from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.layout.keys import payload_key
 from libs.storage.layout.own_keys import ID_BLOCK_KEY
 from libs.storage.records.payloads import encode_uri
-from services.ingest.batches import FINGERPRINT_FORMS, Accepted, Columns, fingerprint_of
+from services.ingest.batches import Accepted, Columns, fingerprint_of
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.tailing import MetadataLog, Recent
 from services.ingest.write.dedupe_keys import DedupeKeys
@@ -166,17 +166,11 @@ class Publisher:
             self._requests.forget(accepted.request_id)
         return known
 
-    async def _begin(self, accepted: Accepted, form: int = 0) -> Answered | None:
+    async def _begin(self, accepted: Accepted) -> Answered | None:
         if not accepted.request_id:
             return None
-        fingerprint = await fingerprint_of(accepted, form)
-        try:
-            known = await self._requests.begin(accepted.request_id, fingerprint)
-        except InvalidArgument:
-            if form + 1 == FINGERPRINT_FORMS:
-                raise
-            # Its first one may have been stored before an upgrade.
-            return await self._begin(accepted, form + 1)
+        fingerprint = await fingerprint_of(accepted)
+        known = await self._requests.begin(accepted.request_id, fingerprint)
         return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:

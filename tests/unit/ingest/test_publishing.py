@@ -5,7 +5,7 @@ import pytest
 
 from libs.storage.database.roots import Root
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
-from services.ingest.batches import FINGERPRINT_FORMS, Accepted
+from services.ingest.batches import Accepted
 from services.ingest.read.reading import Room
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
@@ -264,19 +264,3 @@ async def test_content_differs_in_its_fingerprint() -> None:
     ]  # fmt: skip
     assert len({content.fingerprint() for content in contents}) == len(contents)
     assert batch(b"", x="1", y="2").fingerprint() == batch(b"", y="2", x="1").fingerprint()
-
-
-@pytest.mark.parametrize("form", range(FINGERPRINT_FORMS))
-async def test_a_publish_from_before_an_upgrade_is_repeated_after_it(
-    root: Root, monkeypatch: pytest.MonkeyPatch, form: int
-) -> None:
-    async with opened(root) as shard:
-        fingerprint = Accepted.fingerprint
-        with monkeypatch.context() as patch:
-            patch.setattr(Accepted, "fingerprint", lambda one, _=0: fingerprint(one, form))
-            first = await shard.publisher.publish(batch(b"a", b"b", request_id="r"))
-    async with opened(root) as shard:
-        again = await shard.publisher.publish(batch(b"a", b"b", request_id="r"))
-        assert (again.first_message_id, again.message_count) == (first.first_message_id, 2)
-        with pytest.raises(InvalidArgument):
-            await shard.publisher.publish(batch(b"a", b"c", request_id="r"))
