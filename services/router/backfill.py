@@ -193,7 +193,7 @@ class LogReader:
         if self._call is None or self._position != after:
             self.close()
             self._position = after
-            request = ingest_pb2.TailLogRequest(after_sequence=after, stored=True)
+            request = ingest_pb2.TailLogRequest(after_sequence=after)
             self._call = self._stub.TailLog(request)
 
     async def next(self, until: int) -> LogEntry | None:

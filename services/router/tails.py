@@ -248,7 +248,7 @@ class Tail:
     async def _read(self, backoff: Backoff) -> None:
         stub = await self._log.open()
         self.is_open = True
-        call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=self.position, stored=True))
+        call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=self.position))
         try:
             while await self._has_room():
                 async with asyncio.timeout(self._log.buffer.silence_ms / 1000):

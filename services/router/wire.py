@@ -12,7 +12,7 @@ from libs.storage.records.log_runs import LogRun
 from libs.storage.records.metadata import read_log_runs
 from services.router.entries import LogEntry
 from services.router.pieces import Piece, Seen
-from services.router.routing import NO_DELAY, Columns, QueueRule
+from services.router.routing import Columns, QueueRule
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
@@ -20,14 +20,10 @@ def log_entries(response: ingest_pb2.TailLogResponse, room_bytes: int) -> list[L
     """The entries of one answer of TailLog. Raises PeerFailed.
 
     Those for which there is no room in memory are read again when they are judged.
-
-    An ingest of an older version does not know that they are wanted as they are stored.
     """
-    entries = [
-        LogEntry([*map(_run, entry.messages)], entry.ByteSize()) for entry in response.entries
-    ]
+    entries: list[LogEntry] = []
     try:
-        for one in response.stored_entries:
+        for one in response.entries:
             read = partial(_stored, one.value)
             if runs := read():
                 entry = LogEntry(runs, len(one.value), read)
@@ -42,18 +38,6 @@ def log_entries(response: ingest_pb2.TailLogResponse, room_bytes: int) -> list[L
 
 def _stored(value: bytes) -> list[LogRun]:
     return list(read_log_runs(value))
-
-
-def _run(told: ingest_pb2.LogMessage) -> LogRun:
-    numbers = (
-        told.message_id,
-        told.created_at_ms,
-        told.received_at_ms,
-        told.visible_at_ms,
-        told.retention_s,
-    )
-    delay_ms = told.delay_ms if told.HasField("delay_ms") else NO_DELAY
-    return numbers, dict(told.headers), delay_ms, (told.payload_bytes,), told.direct_queue_id
 
 
 def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:

@@ -26,7 +26,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from slatemq.v1 import message_pb2 as slatemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/ingest.proto\x12\nslatemq.v1\x1a\x17google/rpc/status.proto\x1a\x18slatemq/v1/message.proto\"\xc3\x02\n\nPublishRun\x12\x10\n\x08payloads\x18\x01 \x03(\x0c\x12\x34\n\x07headers\x18\x02 \x03(\x0b\x32#.slatemq.v1.PublishRun.HeadersEntry\x12\x1a\n\rcreated_at_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rvisible_at_ms\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x13\n\x0b\x64\x65\x64upe_keys\x18\x07 \x03(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_created_at_msB\x0e\n\x0c_retention_sB\x0b\n\t_delay_msB\x10\n\x0e_visible_at_ms\"J\n\x0ePublishRequest\x12$\n\x04runs\x18\x01 \x03(\x0b\x32\x16.slatemq.v1.PublishRun\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"c\n\x0fPublishResponse\x12\x13\n\x0bmessage_ids\x18\x01 \x03(\x03\x12\x12\n\nduplicates\x18\x02 \x03(\x05\x12\x16\n\x0ereceived_at_ms\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\"S\n\x14PublishStreamRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12+\n\x07publish\x18\x02 \x01(\x0b\x32\x1a.slatemq.v1.PublishRequest\"I\n\x15PublishStreamResponse\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.slatemq.v1.PublishStreamAnswer\"\x87\x01\n\x13PublishStreamAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x30\n\tpublished\x18\x02 \x01(\x0b\x32\x1b.slatemq.v1.PublishResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"t\n\x17\x42\x61tchGetPayloadsRequest\x12\x13\n\x0bmessage_ids\x18\x01 \x03(\x03\x12\x11\n\tmax_bytes\x18\x02 \x01(\x03\x12\x12\n\nwith_etags\x18\x03 \x01(\x08\x12\x0f\n\x07\x65ncoded\x18\x04 \x01(\x08\x12\x0c\n\x04runs\x18\x05 \x01(\x08\"\xf7\x01\n\x18\x42\x61tchGetPayloadsResponse\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.slatemq.v1.Message\x12\x13\n\x0bmissing_ids\x18\x02 \x03(\x03\x12\r\n\x05\x65tags\x18\x03 \x03(\t\x12\x18\n\x10\x65ncoded_messages\x18\x04 \x03(\x0c\x12\x13\n\x0b\x65ncoded_ids\x18\x05 \x03(\x03\x12\x15\n\rpayload_bytes\x18\x06 \x03(\x03\x12\x13\n\x0b\x64\x61maged_ids\x18\x07 \x03(\x03\x12#\n\x04runs\x18\x08 \x03(\x0b\x32\x15.slatemq.v1.StoredRun\x12\x10\n\x08slow_ids\x18\t \x03(\x03\"B\n\tStoredRun\x12\x0e\n\x06\x63ommon\x18\x01 \x01(\x0c\x12\x13\n\x0bmessage_ids\x18\x02 \x03(\x03\x12\x10\n\x08payloads\x18\x03 \x03(\x0c\"8\n\x0eTailLogRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\x12\x0e\n\x06stored\x18\x02 \x01(\x08\"\x86\x01\n\x0fTailLogResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.slatemq.v1.LogEntry\x12\x18\n\x10\x64urable_sequence\x18\x02 \x01(\x03\x12\x32\n\x0estored_entries\x18\x03 \x03(\x0b\x32\x1a.slatemq.v1.StoredLogEntry\"1\n\x0eStoredLogEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x0c\"F\n\x08LogEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.slatemq.v1.LogMessage\"\xb5\x02\n\nLogMessage\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x34\n\x07headers\x18\x02 \x03(\x0b\x32#.slatemq.v1.LogMessage.HeadersEntry\x12\x15\n\rcreated_at_ms\x18\x03 \x01(\x03\x12\x16\n\x0ereceived_at_ms\x18\x04 \x01(\x03\x12\x15\n\rvisible_at_ms\x18\x05 \x01(\x03\x12\x13\n\x0bretention_s\x18\x06 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x07 \x01(\x03\x12\x15\n\x08\x64\x65lay_ms\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0f\x64irect_queue_id\x18\t \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_delay_ms\"\x15\n\x13GetLogStatusRequest\"\x7f\n\x14GetLogStatusResponse\x12\r\n\x05shard\x18\x01 \x01(\x05\x12\x18\n\x10\x64urable_sequence\x18\x02 \x01(\x03\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x03\x12 \n\x04gaps\x18\x05 \x03(\x0b\x32\x12.slatemq.v1.LogGapJ\x04\x08\x03\x10\x04\"7\n\x06LogGap\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\x12\x15\n\rnext_sequence\x18\x02 \x01(\x03\"0\n\x16\x46indLogPositionRequest\x12\x16\n\x0ereceived_at_ms\x18\x01 \x01(\x03\"1\n\x17\x46indLogPositionResponse\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"\x90\x03\n\rPushedMessage\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x37\n\x07headers\x18\x02 \x03(\x0b\x32&.slatemq.v1.PushedMessage.HeadersEntry\x12\x1a\n\rcreated_at_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rvisible_at_ms\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x10\n\x08queue_id\x18\x07 \x01(\t\x12\x13\n\x0bpayload_uri\x18\x08 \x01(\t\x12\x15\n\rpayload_bytes\x18\t \x01(\x03\x12\x1d\n\x15retention_deadline_ms\x18\n \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_created_at_msB\x0e\n\x0c_retention_sB\x0b\n\t_delay_msB\x10\n\x0e_visible_at_ms\"\x7f\n\x0bPushRequest\x12\x14\n\x0c\x62roker_shard\x18\x01 \x01(\x05\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\x03\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.slatemq.v1.PushedMessage\x12\x17\n\x0fput_aside_count\x18\x04 \x01(\x03\"#\n\x0cPushResponse\x12\x13\n\x0blast_number\x18\x01 \x01(\x03\"\xf9\x01\n\x15ReplaceMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12?\n\x07headers\x18\x04 \x03(\x0b\x32..slatemq.v1.ReplaceMessageRequest.HeadersEntry\x12\x14\n\x0ckeep_payload\x18\x05 \x01(\x08\x12\x14\n\x0ckeep_headers\x18\x06 \x01(\x08\x12\x10\n\x08queue_id\x18\x07 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"&\n\x16ReplaceMessageResponse\x12\x0c\n\x04\x65tag\x18\x01 \x01(\t\"\x18\n\x16RaisePurgeEpochRequest\".\n\x17RaisePurgeEpochResponse\x12\x13\n\x0bpurge_epoch\x18\x01 \x01(\x03\x32\xf1\x05\n\rIngestService\x12\x42\n\x07Publish\x12\x1a.slatemq.v1.PublishRequest\x1a\x1b.slatemq.v1.PublishResponse\x12X\n\rPublishStream\x12 .slatemq.v1.PublishStreamRequest\x1a!.slatemq.v1.PublishStreamResponse(\x01\x30\x01\x12]\n\x10\x42\x61tchGetPayloads\x12#.slatemq.v1.BatchGetPayloadsRequest\x1a$.slatemq.v1.BatchGetPayloadsResponse\x12\x44\n\x07TailLog\x12\x1a.slatemq.v1.TailLogRequest\x1a\x1b.slatemq.v1.TailLogResponse0\x01\x12Q\n\x0cGetLogStatus\x12\x1f.slatemq.v1.GetLogStatusRequest\x1a .slatemq.v1.GetLogStatusResponse\x12Z\n\x0f\x46indLogPosition\x12\".slatemq.v1.FindLogPositionRequest\x1a#.slatemq.v1.FindLogPositionResponse\x12\x39\n\x04Push\x12\x17.slatemq.v1.PushRequest\x1a\x18.slatemq.v1.PushResponse\x12W\n\x0eReplaceMessage\x12!.slatemq.v1.ReplaceMessageRequest\x1a\".slatemq.v1.ReplaceMessageResponse\x12Z\n\x0fRaisePurgeEpoch\x12\".slatemq.v1.RaisePurgeEpochRequest\x1a#.slatemq.v1.RaisePurgeEpochResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/ingest.proto\x12\nslatemq.v1\x1a\x17google/rpc/status.proto\x1a\x18slatemq/v1/message.proto\"\xc3\x02\n\nPublishRun\x12\x10\n\x08payloads\x18\x01 \x03(\x0c\x12\x34\n\x07headers\x18\x02 \x03(\x0b\x32#.slatemq.v1.PublishRun.HeadersEntry\x12\x1a\n\rcreated_at_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rvisible_at_ms\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x13\n\x0b\x64\x65\x64upe_keys\x18\x07 \x03(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_created_at_msB\x0e\n\x0c_retention_sB\x0b\n\t_delay_msB\x10\n\x0e_visible_at_ms\"J\n\x0ePublishRequest\x12$\n\x04runs\x18\x01 \x03(\x0b\x32\x16.slatemq.v1.PublishRun\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"c\n\x0fPublishResponse\x12\x13\n\x0bmessage_ids\x18\x01 \x03(\x03\x12\x12\n\nduplicates\x18\x02 \x03(\x05\x12\x16\n\x0ereceived_at_ms\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\"S\n\x14PublishStreamRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12+\n\x07publish\x18\x02 \x01(\x0b\x32\x1a.slatemq.v1.PublishRequest\"I\n\x15PublishStreamResponse\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.slatemq.v1.PublishStreamAnswer\"\x87\x01\n\x13PublishStreamAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x30\n\tpublished\x18\x02 \x01(\x0b\x32\x1b.slatemq.v1.PublishResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"t\n\x17\x42\x61tchGetPayloadsRequest\x12\x13\n\x0bmessage_ids\x18\x01 \x03(\x03\x12\x11\n\tmax_bytes\x18\x02 \x01(\x03\x12\x12\n\nwith_etags\x18\x03 \x01(\x08\x12\x0f\n\x07\x65ncoded\x18\x04 \x01(\x08\x12\x0c\n\x04runs\x18\x05 \x01(\x08\"\xf7\x01\n\x18\x42\x61tchGetPayloadsResponse\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.slatemq.v1.Message\x12\x13\n\x0bmissing_ids\x18\x02 \x03(\x03\x12\r\n\x05\x65tags\x18\x03 \x03(\t\x12\x18\n\x10\x65ncoded_messages\x18\x04 \x03(\x0c\x12\x13\n\x0b\x65ncoded_ids\x18\x05 \x03(\x03\x12\x15\n\rpayload_bytes\x18\x06 \x03(\x03\x12\x13\n\x0b\x64\x61maged_ids\x18\x07 \x03(\x03\x12#\n\x04runs\x18\x08 \x03(\x0b\x32\x15.slatemq.v1.StoredRun\x12\x10\n\x08slow_ids\x18\t \x03(\x03\"B\n\tStoredRun\x12\x0e\n\x06\x63ommon\x18\x01 \x01(\x0c\x12\x13\n\x0bmessage_ids\x18\x02 \x03(\x03\x12\x10\n\x08payloads\x18\x03 \x03(\x0c\"(\n\x0eTailLogRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"R\n\x0fTailLogResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.slatemq.v1.LogEntry\x12\x18\n\x10\x64urable_sequence\x18\x02 \x01(\x03\"+\n\x08LogEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x15\n\x13GetLogStatusRequest\"\x7f\n\x14GetLogStatusResponse\x12\r\n\x05shard\x18\x01 \x01(\x05\x12\x18\n\x10\x64urable_sequence\x18\x02 \x01(\x03\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x03\x12 \n\x04gaps\x18\x05 \x03(\x0b\x32\x12.slatemq.v1.LogGapJ\x04\x08\x03\x10\x04\"7\n\x06LogGap\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\x12\x15\n\rnext_sequence\x18\x02 \x01(\x03\"0\n\x16\x46indLogPositionRequest\x12\x16\n\x0ereceived_at_ms\x18\x01 \x01(\x03\"1\n\x17\x46indLogPositionResponse\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"\x90\x03\n\rPushedMessage\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x37\n\x07headers\x18\x02 \x03(\x0b\x32&.slatemq.v1.PushedMessage.HeadersEntry\x12\x1a\n\rcreated_at_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rvisible_at_ms\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x10\n\x08queue_id\x18\x07 \x01(\t\x12\x13\n\x0bpayload_uri\x18\x08 \x01(\t\x12\x15\n\rpayload_bytes\x18\t \x01(\x03\x12\x1d\n\x15retention_deadline_ms\x18\n \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_created_at_msB\x0e\n\x0c_retention_sB\x0b\n\t_delay_msB\x10\n\x0e_visible_at_ms\"\x7f\n\x0bPushRequest\x12\x14\n\x0c\x62roker_shard\x18\x01 \x01(\x05\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\x03\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.slatemq.v1.PushedMessage\x12\x17\n\x0fput_aside_count\x18\x04 \x01(\x03\"#\n\x0cPushResponse\x12\x13\n\x0blast_number\x18\x01 \x01(\x03\"\xf9\x01\n\x15ReplaceMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12?\n\x07headers\x18\x04 \x03(\x0b\x32..slatemq.v1.ReplaceMessageRequest.HeadersEntry\x12\x14\n\x0ckeep_payload\x18\x05 \x01(\x08\x12\x14\n\x0ckeep_headers\x18\x06 \x01(\x08\x12\x10\n\x08queue_id\x18\x07 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"&\n\x16ReplaceMessageResponse\x12\x0c\n\x04\x65tag\x18\x01 \x01(\t\"\x18\n\x16RaisePurgeEpochRequest\".\n\x17RaisePurgeEpochResponse\x12\x13\n\x0bpurge_epoch\x18\x01 \x01(\x03\x32\xf1\x05\n\rIngestService\x12\x42\n\x07Publish\x12\x1a.slatemq.v1.PublishRequest\x1a\x1b.slatemq.v1.PublishResponse\x12X\n\rPublishStream\x12 .slatemq.v1.PublishStreamRequest\x1a!.slatemq.v1.PublishStreamResponse(\x01\x30\x01\x12]\n\x10\x42\x61tchGetPayloads\x12#.slatemq.v1.BatchGetPayloadsRequest\x1a$.slatemq.v1.BatchGetPayloadsResponse\x12\x44\n\x07TailLog\x12\x1a.slatemq.v1.TailLogRequest\x1a\x1b.slatemq.v1.TailLogResponse0\x01\x12Q\n\x0cGetLogStatus\x12\x1f.slatemq.v1.GetLogStatusRequest\x1a .slatemq.v1.GetLogStatusResponse\x12Z\n\x0f\x46indLogPosition\x12\".slatemq.v1.FindLogPositionRequest\x1a#.slatemq.v1.FindLogPositionResponse\x12\x39\n\x04Push\x12\x17.slatemq.v1.PushRequest\x1a\x18.slatemq.v1.PushResponse\x12W\n\x0eReplaceMessage\x12!.slatemq.v1.ReplaceMessageRequest\x1a\".slatemq.v1.ReplaceMessageResponse\x12Z\n\x0fRaisePurgeEpoch\x12\".slatemq.v1.RaisePurgeEpochRequest\x1a#.slatemq.v1.RaisePurgeEpochResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_PUBLISHRUN_HEADERSENTRY']._loaded_options = None
   _globals['_PUBLISHRUN_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_LOGMESSAGE_HEADERSENTRY']._loaded_options = None
-  _globals['_LOGMESSAGE_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_PUSHEDMESSAGE_HEADERSENTRY']._loaded_options = None
   _globals['_PUSHEDMESSAGE_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_REPLACEMESSAGEREQUEST_HEADERSENTRY']._loaded_options = None
@@ -63,45 +61,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOREDRUN']._serialized_start=1259
   _globals['_STOREDRUN']._serialized_end=1325
   _globals['_TAILLOGREQUEST']._serialized_start=1327
-  _globals['_TAILLOGREQUEST']._serialized_end=1383
-  _globals['_TAILLOGRESPONSE']._serialized_start=1386
-  _globals['_TAILLOGRESPONSE']._serialized_end=1520
-  _globals['_STOREDLOGENTRY']._serialized_start=1522
-  _globals['_STOREDLOGENTRY']._serialized_end=1571
-  _globals['_LOGENTRY']._serialized_start=1573
-  _globals['_LOGENTRY']._serialized_end=1643
-  _globals['_LOGMESSAGE']._serialized_start=1646
-  _globals['_LOGMESSAGE']._serialized_end=1955
-  _globals['_LOGMESSAGE_HEADERSENTRY']._serialized_start=303
-  _globals['_LOGMESSAGE_HEADERSENTRY']._serialized_end=349
-  _globals['_GETLOGSTATUSREQUEST']._serialized_start=1957
-  _globals['_GETLOGSTATUSREQUEST']._serialized_end=1978
-  _globals['_GETLOGSTATUSRESPONSE']._serialized_start=1980
-  _globals['_GETLOGSTATUSRESPONSE']._serialized_end=2107
-  _globals['_LOGGAP']._serialized_start=2109
-  _globals['_LOGGAP']._serialized_end=2164
-  _globals['_FINDLOGPOSITIONREQUEST']._serialized_start=2166
-  _globals['_FINDLOGPOSITIONREQUEST']._serialized_end=2214
-  _globals['_FINDLOGPOSITIONRESPONSE']._serialized_start=2216
-  _globals['_FINDLOGPOSITIONRESPONSE']._serialized_end=2265
-  _globals['_PUSHEDMESSAGE']._serialized_start=2268
-  _globals['_PUSHEDMESSAGE']._serialized_end=2668
+  _globals['_TAILLOGREQUEST']._serialized_end=1367
+  _globals['_TAILLOGRESPONSE']._serialized_start=1369
+  _globals['_TAILLOGRESPONSE']._serialized_end=1451
+  _globals['_LOGENTRY']._serialized_start=1453
+  _globals['_LOGENTRY']._serialized_end=1496
+  _globals['_GETLOGSTATUSREQUEST']._serialized_start=1498
+  _globals['_GETLOGSTATUSREQUEST']._serialized_end=1519
+  _globals['_GETLOGSTATUSRESPONSE']._serialized_start=1521
+  _globals['_GETLOGSTATUSRESPONSE']._serialized_end=1648
+  _globals['_LOGGAP']._serialized_start=1650
+  _globals['_LOGGAP']._serialized_end=1705
+  _globals['_FINDLOGPOSITIONREQUEST']._serialized_start=1707
+  _globals['_FINDLOGPOSITIONREQUEST']._serialized_end=1755
+  _globals['_FINDLOGPOSITIONRESPONSE']._serialized_start=1757
+  _globals['_FINDLOGPOSITIONRESPONSE']._serialized_end=1806
+  _globals['_PUSHEDMESSAGE']._serialized_start=1809
+  _globals['_PUSHEDMESSAGE']._serialized_end=2209
   _globals['_PUSHEDMESSAGE_HEADERSENTRY']._serialized_start=303
   _globals['_PUSHEDMESSAGE_HEADERSENTRY']._serialized_end=349
-  _globals['_PUSHREQUEST']._serialized_start=2670
-  _globals['_PUSHREQUEST']._serialized_end=2797
-  _globals['_PUSHRESPONSE']._serialized_start=2799
-  _globals['_PUSHRESPONSE']._serialized_end=2834
-  _globals['_REPLACEMESSAGEREQUEST']._serialized_start=2837
-  _globals['_REPLACEMESSAGEREQUEST']._serialized_end=3086
+  _globals['_PUSHREQUEST']._serialized_start=2211
+  _globals['_PUSHREQUEST']._serialized_end=2338
+  _globals['_PUSHRESPONSE']._serialized_start=2340
+  _globals['_PUSHRESPONSE']._serialized_end=2375
+  _globals['_REPLACEMESSAGEREQUEST']._serialized_start=2378
+  _globals['_REPLACEMESSAGEREQUEST']._serialized_end=2627
   _globals['_REPLACEMESSAGEREQUEST_HEADERSENTRY']._serialized_start=303
   _globals['_REPLACEMESSAGEREQUEST_HEADERSENTRY']._serialized_end=349
-  _globals['_REPLACEMESSAGERESPONSE']._serialized_start=3088
-  _globals['_REPLACEMESSAGERESPONSE']._serialized_end=3126
-  _globals['_RAISEPURGEEPOCHREQUEST']._serialized_start=3128
-  _globals['_RAISEPURGEEPOCHREQUEST']._serialized_end=3152
-  _globals['_RAISEPURGEEPOCHRESPONSE']._serialized_start=3154
-  _globals['_RAISEPURGEEPOCHRESPONSE']._serialized_end=3200
-  _globals['_INGESTSERVICE']._serialized_start=3203
-  _globals['_INGESTSERVICE']._serialized_end=3956
+  _globals['_REPLACEMESSAGERESPONSE']._serialized_start=2629
+  _globals['_REPLACEMESSAGERESPONSE']._serialized_end=2667
+  _globals['_RAISEPURGEEPOCHREQUEST']._serialized_start=2669
+  _globals['_RAISEPURGEEPOCHREQUEST']._serialized_end=2693
+  _globals['_RAISEPURGEEPOCHRESPONSE']._serialized_start=2695
+  _globals['_RAISEPURGEEPOCHRESPONSE']._serialized_end=2741
+  _globals['_INGESTSERVICE']._serialized_start=2744
+  _globals['_INGESTSERVICE']._serialized_end=3497
 # @@protoc_insertion_point(module_scope)

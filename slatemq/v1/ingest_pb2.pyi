@@ -454,20 +454,16 @@ class TailLogRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
-    STORED_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
     """A message ID: entries that have messages above it are sent, whole, in the order of the log; 0 = from the beginning."""
-    stored: _builtins.bool
-    """Whether to send the entries in `stored_entries`: for routers, which know how they are stored."""
     def __init__(
         self,
         *,
         after_sequence: _builtins.int = ...,
-        stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -481,7 +477,6 @@ class TailLogResponse(_message.Message):
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
-    STORED_ENTRIES_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
     """The ID of the last durable message, whether sent yet, or removed since, or not; 0 when there was none so far."""
     @_builtins.property
@@ -490,37 +485,32 @@ class TailLogResponse(_message.Message):
         once, and then at least every 10 seconds.
         """
 
-    @_builtins.property
-    def stored_entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLogEntry]:
-        """Instead of `entries`, when the request asks for it."""
-
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___LogEntry] | None = ...,
         durable_sequence: _builtins.int = ...,
-        stored_entries: _abc.Iterable[Global___StoredLogEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "entries", b"entries", "stored_entries", b"stored_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "entries", b"entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TailLogResponse: _TypeAlias = TailLogResponse  # noqa: Y015
 
 @_typing.final
-class StoredLogEntry(_message.Message):
-    """A log entry as it is stored."""
+class LogEntry(_message.Message):
+    """What one commit of ingest added to the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """The entry's place in the log, as in LogEntry."""
+    """The entry's place in the log: the ID of its first message. Strictly increasing, with gaps."""
     value: _builtins.bytes
-    """The value of its record (docs/reference/encodings.md, log entry value)."""
+    """The entry as it is stored: the value of its record (docs/reference/encodings.md, log entry value)."""
     def __init__(
         self,
         *,
@@ -533,113 +523,7 @@ class StoredLogEntry(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StoredLogEntry: _TypeAlias = StoredLogEntry  # noqa: Y015
-
-@_typing.final
-class LogEntry(_message.Message):
-    """What one commit of ingest added to the log."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    """The entry's place in the log: the ID of its first message. Strictly increasing, with gaps."""
-    @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogMessage]:
-        """At least one, in ascending order of ID."""
-
-    def __init__(
-        self,
-        *,
-        sequence: _builtins.int = ...,
-        messages: _abc.Iterable[Global___LogMessage] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "sequence", b"sequence"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
 Global___LogEntry: _TypeAlias = LogEntry  # noqa: Y015
-
-@_typing.final
-class LogMessage(_message.Message):
-    """The metadata of one message; the fields are those of Message."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class HeadersEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    MESSAGE_ID_FIELD_NUMBER: _builtins.int
-    HEADERS_FIELD_NUMBER: _builtins.int
-    CREATED_AT_MS_FIELD_NUMBER: _builtins.int
-    RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
-    VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
-    RETENTION_S_FIELD_NUMBER: _builtins.int
-    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    DELAY_MS_FIELD_NUMBER: _builtins.int
-    DIRECT_QUEUE_ID_FIELD_NUMBER: _builtins.int
-    message_id: _builtins.int
-    """The message's ID."""
-    created_at_ms: _builtins.int
-    """When its producer made it."""
-    received_at_ms: _builtins.int
-    """When ingest accepted it."""
-    visible_at_ms: _builtins.int
-    """From when on it may be claimed; 0 = at once."""
-    retention_s: _builtins.int
-    """How long it lives from `received_at_ms`, in seconds; 0 = for ever."""
-    payload_bytes: _builtins.int
-    """The length of its payload."""
-    delay_ms: _builtins.int
-    """How long it stays unavailable in delayed queues, as in PublishRun; absent = as their default says."""
-    direct_queue_id: _builtins.str
-    """The one queue that gets it, whatever the filters say: it was pushed, not published. Empty = published."""
-    @_builtins.property
-    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers."""
-
-    def __init__(
-        self,
-        *,
-        message_id: _builtins.int = ...,
-        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        created_at_ms: _builtins.int = ...,
-        received_at_ms: _builtins.int = ...,
-        visible_at_ms: _builtins.int = ...,
-        retention_s: _builtins.int = ...,
-        payload_bytes: _builtins.int = ...,
-        delay_ms: _builtins.int | None = ...,
-        direct_queue_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "direct_queue_id", b"direct_queue_id", "headers", b"headers", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "received_at_ms", b"received_at_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
-    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
-
-Global___LogMessage: _TypeAlias = LogMessage  # noqa: Y015
 
 @_typing.final
 class GetLogStatusRequest(_message.Message):

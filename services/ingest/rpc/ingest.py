@@ -16,7 +16,6 @@ from libs.serving.requests.answer_budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded
 from libs.serving.telemetry import Telemetry
 from libs.storage.layout.ids import message_id
-from libs.storage.records.metadata import decode_log_entry
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.read.entry_parts import part_behind
@@ -184,7 +183,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 # Whatever others hold: a log that stood still for them might do so for ever.
                 self._answers.take(size_bytes)
                 try:
-                    yield _tailed(update, stored=request.stored)
+                    yield _tailed(update)
                 finally:
                     self._answers.release(size_bytes)
 
@@ -295,11 +294,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         return self.shard
 
 
-def _tailed(update: Update, *, stored: bool) -> ingest_pb2.TailLogResponse:
-    answer = ingest_pb2.TailLogResponse(durable_sequence=update.durable_sequence)
-    for sequence, value in update.entries:
-        if stored:
-            answer.stored_entries.add(sequence=sequence, value=value)
-        else:
-            answer.entries.append(wire.log_entry(sequence, decode_log_entry(value)))
-    return answer
+def _tailed(update: Update) -> ingest_pb2.TailLogResponse:
+    entries = [ingest_pb2.LogEntry(sequence=at, value=value) for at, value in update.entries]
+    return ingest_pb2.TailLogResponse(entries=entries, durable_sequence=update.durable_sequence)

@@ -12,15 +12,13 @@ from libs.serving.limits import RETENTION_S_MAX
 from libs.serving.requests.delays import check_delay_ms
 from libs.serving.requests.headers import encoded_headers
 from libs.storage.layout.ids import shard_of
-from libs.storage.records.metadata import MessageMetadata, encode_headers
+from libs.storage.records.metadata import encode_headers
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from services.ingest.read.reading import Metadata
 from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (
-    LogEntry,
-    LogMessage,
     PublishRequest,
     PublishRun,
     PushedMessage,
@@ -239,27 +237,6 @@ def carry_trace(columns: Columns) -> None:
     for at, headers in enumerate(columns.headers):
         telemetry.inject(headers)
         columns.header_bytes[at] = encode_headers(headers)
-
-
-def log_entry(sequence: int, messages: Sequence[MessageMetadata]) -> LogEntry:
-    """A log entry for those who do not know how it is stored."""
-    return LogEntry(
-        sequence=sequence,
-        messages=[
-            LogMessage(
-                message_id=message.message_id,
-                headers=message.headers,
-                created_at_ms=message.created_at_ms,
-                received_at_ms=message.received_at_ms,
-                visible_at_ms=message.visible_at_ms,
-                retention_s=message.retention_s,
-                payload_bytes=message.payload_bytes,
-                delay_ms=message.delay_ms,
-                direct_queue_id=message.direct_queue_id,
-            )
-            for message in messages
-        ],
-    )
 
 
 def to_message(metadata: Metadata, payload: bytes) -> Message:

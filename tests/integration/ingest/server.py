@@ -20,11 +20,13 @@ from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.configs import config_of
+from tests.log_entries import DecodedEntry
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -71,27 +73,27 @@ class Ingest:
             )
             return answer
 
-    async def tail(self, after: int = 0, count: int = 1) -> list[ingest_pb2.LogEntry]:
+    async def tail(self, after: int = 0, count: int = 1) -> list[DecodedEntry]:
         """The next `count` entries of the log."""
         call = self.stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=after), timeout=30)
-        entries: list[ingest_pb2.LogEntry] = []
+        entries: list[DecodedEntry] = []
         with raising_slatemq_errors():
             async for update in call:
-                entries += update.entries
+                entries += map(DecodedEntry.of, update.entries)
                 if len(entries) >= count:
                     break
         call.cancel()
         return entries
 
-    async def log(self) -> list[ingest_pb2.LogMessage]:
+    async def log(self) -> list[MessageMetadata]:
         """Every message in the log up to where it ends now."""
         durable = (await self.status()).durable_sequence
-        found: list[ingest_pb2.LogMessage] = []
+        found: list[MessageMetadata] = []
         call = self.stub.TailLog(ingest_pb2.TailLogRequest(), timeout=30)
         with raising_slatemq_errors():
             async for update in call:
                 for entry in update.entries:
-                    found += entry.messages
+                    found += decode_log_entry(entry.value)
                 # Where the last messages are removed, a heartbeat says that there are no more.
                 if not update.entries or found[-1].message_id >= durable:
                     break

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import slatemq
+from libs.storage.records.metadata import decode_log_entry
 from services.janitor.jobs.contract import JobInstance, JobOptions
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc
 from tests.integration.stack.processes import Service, patiently
@@ -77,8 +78,9 @@ class Instance:
         with suppress(TimeoutError):  # the log has no end, and its last entries may be gone
             while after < end:
                 for entry in (await asyncio.wait_for(call.read(), 1)).entries:
-                    after = entry.messages[-1].message_id
-                    found |= {one.message_id for one in entry.messages}
+                    messages = decode_log_entry(entry.value)
+                    after = messages[-1].message_id
+                    found |= {one.message_id for one in messages}
         call.cancel()
         return found
 

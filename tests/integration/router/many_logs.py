@@ -79,11 +79,11 @@ class LongLog(MemoryIngest):
             ]
         )
 
-    def entries_after(self, position: int) -> Iterator[ingest_pb2.StoredLogEntry]:
+    def entries_after(self, position: int) -> Iterator[ingest_pb2.LogEntry]:
         passed = max(0, position + 1 - self.first) // self._sizes.entry_messages
         begin = self.first + passed * self._sizes.entry_messages
         for first in range(begin, self.last + 1, self._sizes.entry_messages):
-            yield ingest_pb2.StoredLogEntry(sequence=first, value=self.value(first))
+            yield ingest_pb2.LogEntry(sequence=first, value=self.value(first))
 
     async def GetLogStatus(  # noqa: N802
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
@@ -95,12 +95,11 @@ class LongLog(MemoryIngest):
     async def TailLog(  # noqa: N802
         self, request: ingest_pb2.TailLogRequest, context: Any
     ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
-        assert request.stored
         yield ingest_pb2.TailLogResponse(durable_sequence=self.end)
         await self.is_full.wait()
         response, size_bytes = ingest_pb2.TailLogResponse(durable_sequence=self.last), 0
         for entry in self.entries_after(request.after_sequence):
-            response.stored_entries.append(entry)
+            response.entries.append(entry)
             size_bytes += len(entry.value)
             if size_bytes > self._sizes.answer_bytes:
                 yield response

@@ -16,6 +16,7 @@ import grpc.aio
 
 from libs.serving.limits import server_options
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.storage.records.metadata import MessageMetadata
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,
@@ -24,6 +25,7 @@ from slatemq.v1 import (
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.log_entries import DecodedEntry
 
 Headers = dict[str, str]
 
@@ -33,7 +35,7 @@ class LogMemory:
     """What an ingest shard has stored."""
 
     shard: int = 0
-    entries: list[ingest_pb2.LogEntry] = field(default_factory=list)
+    entries: list[DecodedEntry] = field(default_factory=list)
     grown: asyncio.Condition = field(default_factory=asyncio.Condition)
     headers: dict[int, Headers] = field(default_factory=dict)
     removed: int = 0
@@ -52,14 +54,10 @@ class LogMemory:
             base = self.entries[-1].messages[-1].message_id
         if self.gaps:
             base = max(base, self.gaps[-1].next_sequence - 1)
-        entry = ingest_pb2.LogEntry(sequence=base + 1)
+        entry = DecodedEntry(base + 1)
         for message_id, headers in enumerate(batch, base + 1):
-            entry.messages.add(
-                message_id=message_id,
-                headers=headers,
-                retention_s=retention_s,
-                **fields,
-            )
+            facts = {"visible_at_ms": 0, "retention_s": retention_s, **fields}
+            entry.messages.append(MessageMetadata(message_id, headers=headers, **facts))
             self.headers[message_id] = headers
         async with self.grown:
             self.entries.append(entry)
@@ -71,7 +69,7 @@ class LogMemory:
         last = self.entries[-1].messages[-1].message_id if self.entries else 0
         return max(self.removed, last)
 
-    def after(self, position: int) -> list[ingest_pb2.LogEntry]:
+    def after(self, position: int) -> list[DecodedEntry]:
         """The entries that have messages behind this one."""
         return [one for one in self.entries if one.messages[-1].message_id > position]
 
@@ -144,7 +142,9 @@ class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):
                 entries = memory.after(sent)[:50]
                 if entries:
                     sent = entries[-1].messages[-1].message_id
-                    yield ingest_pb2.TailLogResponse(entries=entries, durable_sequence=memory.end)
+                    yield ingest_pb2.TailLogResponse(
+                        entries=[one.encoded() for one in entries], durable_sequence=memory.end
+                    )
                     continue
                 async with memory.grown:
                     if memory.end == sent or not memory.entries:

@@ -9,7 +9,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.requests.answer_budget import SMALL_BYTES
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
-from libs.storage.records.metadata import remove_messages
+from libs.storage.records.metadata import decode_log_entry, remove_messages
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer
 from services.ingest.shard import Shard
@@ -71,7 +71,11 @@ async def test_large_log_entries_reach_a_tail_while_unread_answers_take_all_the_
             async with aclosing(tail) as updates:
                 while not got or got[-1] < sent[-1]:
                     update = await anext(updates)
-                    ids = [one.message_id for entry in update.entries for one in entry.messages]
+                    ids = [
+                        one.message_id
+                        for entry in update.entries
+                        for one in decode_log_entry(entry.value)
+                    ]
                     assert len(ids) == 1 or servicer.held_bytes - held_bytes <= SMALL_BYTES
                     got += ids
             assert [one for one in got if one > position] == [one for one in sent if one > position]
@@ -94,7 +98,7 @@ async def test_a_tail_goes_on_where_the_rest_of_an_entry_in_parts_is_purged() ->
             (first,) = (await anext(updates)).entries
 
             # When the messages behind the first part go
-            came = [one.message_id for one in first.messages]
+            came = [one.message_id for one in decode_log_entry(first.value)]
             entry = shard.log.recent(large[0])
             assert entry is not None
             left = remove_messages(entry.value, set(large) - set(came), lambda *_: True).kept
@@ -102,7 +106,7 @@ async def test_a_tail_goes_on_where_the_rest_of_an_entry_in_parts_is_purged() ->
 
             # Then the next entry comes
             (second,) = (await anext(updates)).entries
-            assert [one.message_id for one in second.messages] == small
+            assert [one.message_id for one in decode_log_entry(second.value)] == small
 
 
 async def published(shard: Shard, count: int, **headers: str) -> list[int]:

@@ -16,6 +16,7 @@ from services.router.pieces import PieceLimits
 from services.router.routing import NO_DELAY, BrokerRules, Judgement
 from services.router.tails import Buffer, Log
 from slatemq.v1 import ingest_pb2, queue_pb2
+from tests import log_entries
 
 LIMITS = PieceLimits(messages_max=6, matches_max=4)
 
@@ -136,8 +137,8 @@ class ReadLog(Log):
 
 
 def logged(sequence: int, count: int) -> ingest_pb2.LogEntry:
-    messages = [ingest_pb2.LogMessage(message_id=sequence + n) for n in range(count)]
-    return ingest_pb2.LogEntry(sequence=sequence, messages=messages)
+    messages = [log_entries.logged(sequence + n) for n in range(count)]
+    return log_entries.DecodedEntry(sequence, messages).encoded()
 
 
 async def test_a_reader_inside_an_entry_passes_over_what_a_purge_has_left_of_it() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from libs.filters import Facts
+from libs.storage.records.metadata import MessageMetadata
 from services.router import configs
 from services.router.config import parse_shards
 from services.router.entries import LogEntry
@@ -14,17 +15,16 @@ from services.router.pieces import Piece
 from services.router.routing import BrokerRules, Columns, QueueRule
 from services.router.wire import assign_request, log_entries, queue_rules
 from slatemq.v1 import ingest_pb2, queue_pb2
+from tests.log_entries import DecodedEntry, logged
 
 
-def entry(*messages: ingest_pb2.LogMessage) -> LogEntry:
-    return log_entries(
-        ingest_pb2.TailLogResponse(entries=[ingest_pb2.LogEntry(sequence=1, messages=messages)]),
-        room_bytes=1 << 20,
-    )[0]
+def entry(*messages: MessageMetadata) -> LogEntry:
+    stored = DecodedEntry(1, [*messages]).encoded()
+    return log_entries(ingest_pb2.TailLogResponse(entries=[stored]), room_bytes=1 << 20)[0]
 
 
 def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:
-    told = ingest_pb2.LogMessage(
+    told = logged(
         message_id=1,
         headers={"k": "v"},
         created_at_ms=2,
@@ -46,10 +46,8 @@ def test_an_entry_becomes_columns_per_queue() -> None:
 
     judged = rules.judge(
         entry(
-            ingest_pb2.LogMessage(
-                message_id=1, headers={"p": "3"}, received_at_ms=500, retention_s=2
-            ),
-            ingest_pb2.LogMessage(message_id=2, received_at_ms=500, visible_at_ms=900),
+            logged(message_id=1, headers={"p": "3"}, received_at_ms=500, retention_s=2),
+            logged(message_id=2, received_at_ms=500, visible_at_ms=900),
         ),
         columns,
     )
@@ -80,7 +78,7 @@ def test_when_a_message_becomes_visible(
     change = queue_pb2.Queue(queue_id="q", filter="true", default_delay_ms=default_delay_ms)
     rules.change(queue_rules([queue_pb2.QueueChange(queue=change)]))
 
-    message = ingest_pb2.LogMessage(
+    message = logged(
         message_id=1, received_at_ms=10_000, delay_ms=delay_ms, visible_at_ms=visible_at_ms
     )
     rules.judge(entry(message), columns)
@@ -101,9 +99,7 @@ def test_a_pushed_message_reaches_its_queue_alone_whatever_the_filters_say() -> 
     judged = rules.judge(
         entry(
             *(
-                ingest_pb2.LogMessage(
-                    message_id=number, direct_queue_id=queue_id, headers={"p": "7"}
-                )
+                logged(message_id=number, direct_queue_id=queue_id, headers={"p": "7"})
                 for number, queue_id in enumerate(["mine", "elsewhere", "broken"], 1)
             )
         ),
@@ -128,10 +124,10 @@ def test_a_priority_that_fails_gives_the_fallback_and_is_counted() -> None:
 
     rules.judge(
         entry(
-            ingest_pb2.LogMessage(message_id=1, headers={"p": "high"}),
-            ingest_pb2.LogMessage(message_id=2, headers={"p": "-3"}),
-            ingest_pb2.LogMessage(message_id=3),
-            ingest_pb2.LogMessage(message_id=4, direct_queue_id="r"),
+            logged(message_id=1, headers={"p": "high"}),
+            logged(message_id=2, headers={"p": "-3"}),
+            logged(message_id=3),
+            logged(message_id=4, direct_queue_id="r"),
         ),
         columns,
     )
@@ -145,7 +141,7 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
     rules = BrokerRules()
     rules.change([QueueRule("q", "true"), QueueRule("p", "true", "7")])
     piece = Piece(0, 1, 0)
-    piece.add(entry(ingest_pb2.LogMessage(message_id=1)), rules)
+    piece.add(entry(logged(message_id=1)), rules)
 
     sent = {
         told.queue_id: told for told in assign_request([(4, piece, None)]).ranges[0].assignments
@@ -159,7 +155,7 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
 
 def test_a_queue_is_changed_and_removed() -> None:
     rules, columns = BrokerRules(), Columns()
-    one = entry(ingest_pb2.LogMessage(message_id=1, headers={"queue": "a"}))
+    one = entry(logged(message_id=1, headers={"queue": "a"}))
     changes = [
         queue_pb2.QueueChange(queue=queue_pb2.Queue(queue_id="a")),
         queue_pb2.QueueChange(queue=queue_pb2.Queue(queue_id="b", filter="true")),
@@ -180,7 +176,7 @@ def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
     rules, columns = BrokerRules(), Columns()
     rules.change([QueueRule("bad", "true")])
     rules.change([QueueRule("bad", "1 +")])
-    one = entry(ingest_pb2.LogMessage(message_id=1))
+    one = entry(logged(message_id=1))
 
     rules.judge(one, columns)
 
@@ -193,7 +189,7 @@ def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
 def test_among_two_thousand_queues_a_message_reaches_its_own() -> None:
     rules, columns = BrokerRules(), Columns()
     rules.change(QueueRule(f"q{n}") for n in range(2_000))
-    one = entry(ingest_pb2.LogMessage(message_id=1, headers={"queue": "q77"}))
+    one = entry(logged(message_id=1, headers={"queue": "q77"}))
 
     rules.judge(one, columns)
 
@@ -232,8 +228,8 @@ def test_a_queue_in_quarantine_gets_nothing_not_even_what_is_pushed_to_it() -> N
     rules, columns = BrokerRules(), Columns()
     rules.change(queue_rules([queue_pb2.QueueChange(queue=queue)]), 7)
     one = entry(
-        ingest_pb2.LogMessage(message_id=1),
-        ingest_pb2.LogMessage(message_id=2, direct_queue_id="slow"),
+        logged(message_id=1),
+        logged(message_id=2, direct_queue_id="slow"),
     )
 
     rules.judge(one, columns)
