@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli.stack import Cli
-from tests.slow_steps import PROPERTY, WatchedLoops
+from tests.slow_steps import PROPERTY, WatchedLoops, too_long
 
 
 @pytest.fixture(scope="module")
@@ -29,5 +29,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 @pytest.fixture(autouse=True)
 def _slow_steps(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    for found in LOOPS.take():
-        request.node.user_properties.append((PROPERTY, found))
+    found = LOOPS.take()
+    request.node.user_properties.extend((PROPERTY, one) for one in found)
+    if lines := too_long(found):
+        pytest.fail("\n".join(lines), pytrace=False)

@@ -80,7 +80,7 @@ async def ingest(folder: Path) -> AsyncIterator[Ingest]:
 
 @asynccontextmanager
 async def serving(kind: str, folder: Path) -> AsyncIterator[Ingest]:
-    ready, log = folder / "ready", folder / "log"
+    ready, log = folder / f"{kind}.ready", folder / f"{kind}.log"
     command = [sys.executable, "-m", f"services.{kind}", "--parent-pid", str(os.getpid())]
     command += ["--root", (folder / "data").as_uri(), "--ready-file", str(ready)]
     with log.open("wb") as file:
