@@ -42,6 +42,7 @@ from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
+from libs.serving.requests.late_handlers import LateHandlers
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
 
@@ -85,15 +86,15 @@ class Service(Protocol):
     def held_bytes(self) -> int:
         """What it holds for its callers now: messages on their way to them, or to the store."""
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers. Called first; calls reach them only once `start` is done."""
-
     async def start(self, address: str) -> None:
         """Open what is owned and become ready to serve under this advertised `host:port`.
 
         May take its time; may be cancelled by a signal. Raises FatalError to name the exit;
         the errors of libs.storage name it by themselves (Fenced exits as fenced).
         """
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers. Called after `start`, before the first call."""
 
     async def wait_fatal(self) -> ExitCause:
         """Return only when the process must end: fenced, a commit failed. Called after `start`."""
@@ -176,6 +177,7 @@ class RunningService:
             description="1 while the health of the process says SERVING, else 0",
         )
         self._watches: list[asyncio.Task[None]] = []
+        self._handlers = LateHandlers()
         self._server = grpc.aio.server(
             interceptors=[
                 CallGuard(
@@ -213,7 +215,7 @@ class RunningService:
     async def _bind(self) -> None:
         names = [*self._service.grpc_services, grpc_health.SERVICE_NAME]
         await self._health.not_serving("the service is starting")
-        self._service.add_to(self._server)
+        self._server.add_generic_rpc_handlers((self._handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_reflection(self._server, names)
         listen = f"{self._config.host}:{self._config.port}"
@@ -257,6 +259,7 @@ class RunningService:
             failure = _failure_of(started)
             if failure is not None:
                 return failure
+            self._service.add_to(self._handlers.registry)
             fatal = asyncio.ensure_future(self._service.wait_fatal())
             await self._announce()
             await _first(asked, fatal)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from libs.storage.database.snapshots import SNAPSHOTS_MAX, Snapshots, TooManySnapshots
 from libs.storage.errors import SnapshotNotFound
-from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 
 SERVICE_NAME: Final = snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"].full_name
@@ -24,17 +24,9 @@ LIFETIME_MS_MAX: Final = 86_400_000
 
 
 class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
-    """Answers from the database, once it is open."""
+    """Answers from the database."""
 
-    def __init__(self) -> None:
-        """Answer UNAVAILABLE until `begin`."""
-        self._snapshots: Snapshots | None = None
-        self._now_ms: Callable[[], int]
-        self._prove_ownership: Callable[[], Awaitable[None]]
-        self._purge_epoch: Callable[[], int] | None
-        self._settled: Callable[[], Awaitable[None]] | None
-
-    def begin(
+    def __init__(
         self,
         snapshots: Snapshots,
         now_ms: Callable[[], int],
@@ -62,7 +54,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> snapshot_pb2.CreateSnapshotResponse:
         """See the proto."""
         lifetime_ms = _checked_lifetime(request.lifetime_ms)
-        snapshots = self._open()
+        snapshots = self._snapshots
         # Both before the snapshot: an epoch raised, or an answer given, since then is not in it.
         taken = snapshot_pb2.Snapshot(
             database=snapshots.database, taken_at_ms=self._now_ms(), lifetime_ms=lifetime_ms
@@ -90,7 +82,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         """See the proto."""
         lifetime_ms = _checked_lifetime(request.lifetime_ms)
         try:
-            await self._open().renew(request.snapshot_id, lifetime_ms)
+            await self._snapshots.renew(request.snapshot_id, lifetime_ms)
         except SnapshotNotFound:
             raise NotFound("snapshot", request.snapshot_id) from None
         return snapshot_pb2.RenewSnapshotResponse()
@@ -101,13 +93,8 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
         """See the proto."""
         if not request.snapshot_id:
             raise InvalidArgument("snapshot_id", "is empty", reason="REQUIRED")
-        await self._open().release(request.snapshot_id)
+        await self._snapshots.release(request.snapshot_id)
         return snapshot_pb2.ReleaseSnapshotResponse()
-
-    def _open(self) -> Snapshots:
-        if self._snapshots is None:
-            raise Unavailable("the service is starting", reason="STARTING")
-        return self._snapshots
 
 
 def _checked_lifetime(lifetime_ms: int) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
-from libs.serving.events.servicer import EventsServicer, direct_mode
+from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.instance.servicer import InstanceServicer
@@ -52,7 +52,7 @@ from services.broker.entries.delayed_cleanup import DelayedCleaner
 from services.broker.entries.delayed_watch import DelayedWatches
 from services.broker.entries.editor import MessageEditor
 from services.broker.entries.finder import EntryFinder
-from services.broker.entries.finished_pages import ListReaders, list_readers
+from services.broker.entries.finished_pages import list_readers
 from services.broker.entries.lister import EntryLister
 from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.metrics import measure, measure_outbox
@@ -62,11 +62,14 @@ from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
+from services.broker.rpc.delayed import DelayedServicer
 from services.broker.rpc.entries import EntryServicer
 from services.broker.rpc.outbox import OutboxServicer
 from services.broker.rpc.queue_names import QueueNameServicer
 from services.broker.rpc.queues import QueueServicer
+from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
+from services.broker.rpc.servicers import Servicers
 from services.broker.shard.loading import last_clock_ms, load_shard
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
@@ -74,23 +77,12 @@ from services.broker.shard.sweeper import Sweeper
 from services.broker.shard.unique_names import UniqueNames
 from slatemq.v1 import (
     assignment_pb2,
-    assignment_pb2_grpc,
     consumer_pb2,
-    consumer_pb2_grpc,
     entry_pb2,
-    entry_pb2_grpc,
-    events_pb2_grpc,
-    instance_pb2_grpc,
     outbox_pb2,
-    outbox_pb2_grpc,
     queue_name_pb2,
-    queue_name_pb2_grpc,
     queue_pb2,
-    queue_pb2_grpc,
     removal_pb2,
-    removal_pb2_grpc,
-    snapshot_pb2_grpc,
-    topology_pb2_grpc,
 )
 
 if TYPE_CHECKING:
@@ -106,6 +98,8 @@ GRPC_SERVICES = (
             (consumer_pb2, "ConsumerService"),
             (assignment_pb2, "AssignmentService"),
             (entry_pb2, "EntryService"),
+            (entry_pb2, "DelayedService"),
+            (entry_pb2, "DeadLetterService"),
             (outbox_pb2, "OutboxService"),
             (removal_pb2, "RemovalService"),
             (queue_name_pb2, "QueueNameService"),
@@ -147,17 +141,8 @@ class BrokerService:
             carrier=telemetry.carrier,
         )
         self._budget = AnswerBudget(config.delivery_bytes_max, "delivery_bytes_max")
-        delay_ms_max = config.instance.max_message_delay_ms
-        self._limits = PushLimits(config.instance.payload_bytes_max, delay_ms_max)
-        self._queues = QueueServicer(config.shard, delay_ms_max, config.queue_changes_per_s)
-        self._consumers = ConsumerServicer(config.shard)
-        self._assignments = AssignmentServicer(config.shard)
-        self._entries = EntryServicer(config.shard)
-        self._outbox = OutboxServicer(config.shard)
-        self._removals = RemovalServicer(self._limits)
-        self._snapshots = SnapshotServicer()
-        self._names = QueueNameServicer(config.shard)
-        self._events = EventsServicer()
+        instance = config.instance
+        self._limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         self._relay: BrokerRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
@@ -173,6 +158,7 @@ class BrokerService:
         self.announcement: Ownership | None = None
         self._introductions: Introductions | None = None
         self._watches: DelayedWatches | None = None
+        self.servicers: Servicers | None = None
 
     @property
     def name(self) -> str:
@@ -203,33 +189,13 @@ class BrokerService:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers all servicers."""
-        queue_pb2_grpc.add_QueueServiceServicer_to_server(self._queues, server)
-        consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self._consumers, server)
-        assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self._assignments, server)
-        entry_pb2_grpc.add_EntryServiceServicer_to_server(self._entries, server)
-        outbox_pb2_grpc.add_OutboxServiceServicer_to_server(self._outbox, server)
-        removal_pb2_grpc.add_RemovalServiceServicer_to_server(self._removals, server)
-        queue_name_pb2_grpc.add_QueueNameServiceServicer_to_server(self._names, server)
-        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
-        events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
-        instance = InstanceServicer(self._root.objects, self._directory, self._config)
-        instance_pb2_grpc.add_InstanceServiceServicer_to_server(instance, server)
-        topology = TopologyServicer(self._directory)
-        topology_pb2_grpc.add_TopologyServiceServicer_to_server(topology, server)
+        assert self.servicers is not None, "called after start"
+        self.servicers.add_to(server)
 
     async def start(self, address: str) -> None:
         """Opens the shard, which fences whoever had it, and reads where it stands."""
         config = self._config
-        await probe_store(self._root.objects)
-        database = await self._root.database(f"broker/{config.shard}", Kind.BROKER)
-        self._database = database
-        last_ms = await last_clock_ms(database)
-        await wait_for_clock(database, self._wall)
-        clock = self._make_clock(last_ms)
-        owner = await self._load(database, last_ms, clock)
-        if self._relay is not None:
-            await self._relay.record(owner, database)
-        shard = owner.shard
+        owner, database, last_ms = await self._load()
         ingests = self._make_ingests(self._channels)
         payloads = Payloads(ingests, config.payload_cache_bytes)
         budget = self._budget
@@ -240,36 +206,26 @@ class BrokerService:
         self._watches = DelayedWatches(owner, database, teller)
         starts = ReplayStarts(self._directory, self._channels, config.instance.replay_window_s)
         names = UniqueNames(owner, QueueNames(self._root.objects), self._channels, config.shard)
-        self._names.begin(names)
-        self._queues.begin(owner, delivery, sweeper, starts, names)
-        self._snapshots.begin(
-            self._root.snapshots(database),
-            clock.now_ms,
-            owner.commits.prove_ownership,
-            settled=partial(_settled, starts, owner),
-        )
         target = self._make_target(self._channels, self._directory, config.shard)
         others = OtherBrokers(self._channels, self._directory, config.shard)
         executor, sender = self._commands(owner, database, target, others)
         keeper = self.keeper = LeaseKeeper(owner)
         self._streams = Streams(config.shard, owner, delivery, keeper)
-        self._consumers.begin(owner, delivery, self._streams, executor)
         self._introductions = Introductions(owner, ingests)
-        self._assignments.begin(owner, delivery, self._introductions, starts)
-        self._entries.begin_delayed(
-            MessageEditor(owner, delivery, payloads, ingests, self._forgetting), self._watches
-        )
-        lists = self._look_into(owner, database, ingests, teller)
+        waiting, lists = WaitingReader(database), list_readers(database)
+        finder = EntryFinder(owner, waiting, lists)
+        lister = EntryLister(owner, waiting, lists, teller)
+        entries = EntryServicer(config.shard, owner, finder, lister, teller, ingests)
+        editor = MessageEditor(owner, delivery, payloads, ingests, self._forgetting)
         blobs, limits = Blobs(self._root), self._limits
         runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
         settler = LetterSettler(owner, lists.failed, target, blobs, limits, config.shard)
         redriver = ArchiveRedriver(owner, lists.archived, target, others, blobs, limits)
-        self._removals.begin(owner, Remover(owner, lists, config.instance.purge_grace_s), redriver)
-        self._entries.begin_redrives(owner, runner, others, settler)
+        remover = Remover(owner, lists, config.instance.purge_grace_s)
         self._owner, self._delivery = owner, delivery
-        measure(self._telemetry, shard)
-        measure_outbox(self._telemetry, shard.outbox)
-        works = (
+        measure(self._telemetry, owner.shard)
+        measure_outbox(self._telemetry, owner.shard.outbox)
+        self._run(
             owner.commits.run(),
             owner.end_leases(),
             keeper.run(),
@@ -280,12 +236,31 @@ class BrokerService:
             executor.forget(),
             sender.run(),
         )
-        self._tasks += [asyncio.create_task(work) for work in works]
         await self._announce(owner, address)
-        self._events.status = direct_mode
-        if self._relay is not None:
-            self._relay.begin_publishing()
-            self._events.status = self._relay.status
+        self.servicers = Servicers(
+            QueueServicer(
+                config.shard,
+                owner,
+                delivery,
+                sweeper,
+                starts,
+                names,
+                max_delay_ms=config.instance.max_message_delay_ms,
+                changes_per_s=config.queue_changes_per_s,
+            ),
+            ConsumerServicer(config.shard, owner, delivery, self._streams, executor),
+            AssignmentServicer(config.shard, owner, delivery, self._introductions, starts),
+            entries,
+            DelayedServicer(editor, self._watches, entries.find_waiting),
+            DeadLetterServicer(config.shard, owner, runner, others, settler),
+            OutboxServicer(config.shard, owner, database, blobs, target, sender),
+            RemovalServicer(owner, remover, redriver, limits),
+            QueueNameServicer(config.shard, names),
+            self._snapshots(owner, database, starts),
+            self._publish_events(),
+            InstanceServicer(self._root.objects, self._directory, config),
+            TopologyServicer(self._directory),
+        )
 
     async def _announce(self, owner: ShardOwner, address: str) -> None:
         """Say where the shard is, once it is proven to be this process's."""
@@ -297,29 +272,44 @@ class BrokerService:
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )
 
-    async def _load(self, database: Database, last_ms: int, clock: Clock) -> ShardOwner:
-        """The shard as the last commit, at `last_ms`, left it."""
+    def _run(self, *works: Coroutine[Any, Any, object]) -> None:
+        self._tasks += [asyncio.create_task(work) for work in works]
+
+    def _snapshots(
+        self, owner: ShardOwner, database: Database, starts: ReplayStarts
+    ) -> SnapshotServicer:
+        return SnapshotServicer(
+            self._root.snapshots(database),
+            owner.clock.now_ms,
+            owner.commits.prove_ownership,
+            settled=partial(_settled, starts, owner),
+        )
+
+    def _publish_events(self) -> EventsServicer:
+        if self._relay is None:
+            return EventsServicer()
+        self._relay.begin_publishing()
+        return EventsServicer(self._relay.status)
+
+    async def _load(self) -> tuple[ShardOwner, Database, int]:
+        """The shard as its last commit left it, its database, and the time of that commit."""
         config = self._config
-        return ShardOwner(
+        await probe_store(self._root.objects)
+        database = await self._root.database(f"broker/{config.shard}", Kind.BROKER)
+        self._database = database
+        last_ms = await last_clock_ms(database)
+        await wait_for_clock(database, self._wall)
+        clock = self._make_clock(last_ms)
+        owner = ShardOwner(
             database,
             await load_shard(database, last_ms, clock.now_ms()),
             clock,
             interval_ms=config.commit_interval_ms,
             bytes_max=config.uncommitted_bytes_max,
         )
-
-    def _look_into(
-        self, owner: ShardOwner, database: Database, ingests: Ingests, teller: EntryTeller
-    ) -> ListReaders:
-        """Lets entries be listed, found and repaired; gives what reads lists."""
-        waiting, lists = WaitingReader(database), list_readers(database)
-        self._entries.begin_entries(
-            EntryFinder(owner, waiting, lists),
-            EntryLister(owner, waiting, lists, teller),
-            teller,
-            ingests,
-        )
-        return lists
+        if self._relay is not None:
+            await self._relay.record(owner, database)
+        return owner, database, last_ms
 
     def _commands(
         self, owner: ShardOwner, database: Database, target: OutboxTarget, others: OtherBrokers
@@ -333,7 +323,6 @@ class BrokerService:
         owner.shard.redrives.retention_s = config.redrive_retention_s
         blobs = Blobs(self._root)
         sender = OutboxSender(owner, database, target, number)
-        self._outbox.begin(owner, database, blobs, target, sender)
         return Executor(owner, blobs, target, others, number, self._limits), sender
 
     async def wait_fatal(self) -> ExitCause:
@@ -344,7 +333,8 @@ class BrokerService:
 
     async def drain(self) -> None:
         """Sends the waiting away; what they hold stays theirs."""
-        self._queues.drain()
+        if self.servicers is not None:
+            self.servicers.queues.drain()
         if self._watches is not None:
             self._watches.drain()
         if self._streams is not None:

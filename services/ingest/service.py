@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import grpc.aio
 
 from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
-from libs.serving.events.servicer import EventsServicer, direct_mode
+from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.instance.servicer import InstanceServicer
@@ -71,10 +71,7 @@ class IngestProcess:
             queued = import_module("services.ingest.rpc.queued")
             self._tasks = queued.open_tasks(config, self._root.objects, telemetry)
             self._servicer = queued.QueuedServicer(config, self._directory, telemetry, self._tasks)
-        self._purges = PurgeServicer(config.shard)
-        self._snapshots = SnapshotServicer()
         self._s3_events: S3Events | None = None
-        self._events = EventsServicer()
         self._relay: IngestRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it. What tasks store has events
@@ -133,10 +130,20 @@ class IngestProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
+        shard = self._servicer.shard
+        assert shard is not None, "called after start"
+        purges = PurgeServicer(self._config.shard, shard.purger)
+        snapshots = SnapshotServicer(
+            self._root.snapshots(shard.database),
+            shard.clock.now_ms,
+            shard.prove_ownership,
+            purge_epoch=lambda: shard.purge_epoch.durable,
+        )
+        events = EventsServicer() if self._relay is None else EventsServicer(self._relay.status)
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
-        purge_pb2_grpc.add_PurgeServiceServicer_to_server(self._purges, server)
-        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(self._snapshots, server)
-        events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
+        purge_pb2_grpc.add_PurgeServiceServicer_to_server(purges, server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(snapshots, server)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(events, server)
         task_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
         instance_pb2_grpc.add_InstanceServiceServicer_to_server(
             InstanceServicer(self._root.objects, self._directory, self._config), server
@@ -149,13 +156,6 @@ class IngestProcess:
         """Probe the store, open the shard, tell everybody where it is."""
         await probe_store(self._root.objects)
         shard = self._servicer.shard = await open_shard(self._root, self._config)
-        self._purges.purger = shard.purger
-        self._snapshots.begin(
-            self._root.snapshots(shard.database),
-            shard.clock.now_ms,
-            shard.prove_ownership,
-            purge_epoch=lambda: shard.purge_epoch.durable,
-        )
         config = self._config
         limit = config.instance.payload_bytes_max
         peer = Peer("ingest", config.shard, address, config.peer_address, limit)
@@ -175,11 +175,8 @@ class IngestProcess:
         else:
             # Beside the start: it serves meanwhile.
             self._looking = asyncio.create_task(warn_of_stranded(self._root.objects, config.shard))
-        if self._relay is None:
-            self._events.status = direct_mode
-        else:
+        if self._relay is not None:
             await self._relay.start(shard)
-            self._events.status = self._relay.status
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc.aio
 
 from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
-from libs.serving.events.servicer import EventsServicer, direct_mode
+from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.instance.servicer import InstanceServicer
@@ -98,7 +98,6 @@ class JanitorProcess:
         self._store = RunStore(objects)
         self._archived = ArchivedLetters(objects, self._directory, self._channels)
         self._queues = NamedQueues(self._directory, self._channels)
-        self._events = EventsServicer()
         self._relay: JanitorRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
@@ -160,7 +159,8 @@ class JanitorProcess:
             self.runner, self._store, self._archived, self._queues, self._channels, _now_ms
         )
         janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
-        events_pb2_grpc.add_EventsServiceServicer_to_server(self._events, server)
+        events = EventsServicer() if self._relay is None else EventsServicer(self._relay.status)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(events, server)
         instance_pb2_grpc.add_InstanceServiceServicer_to_server(
             InstanceServicer(self._objects, self._directory, self._config), server
         )
@@ -183,10 +183,8 @@ class JanitorProcess:
             raise FatalError(ExitCause.failed(str(error))) from error
         works = (self.runner.work(), self._timetable.keep())
         self._works = [asyncio.create_task(work) for work in works]
-        self._events.status = direct_mode
         if self._relay is not None:
             self._relay.begin(self._relay.events, _now_ms)
-            self._events.status = self._relay.status
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until something breaks, which only a fault of ours or of the settings can do."""

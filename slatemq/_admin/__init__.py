@@ -10,10 +10,10 @@ In reading order; a file imports only files above it:
                   the client
 `watching`        Watching the delayed messages of a queue: a stream that goes on where it broke
 `entries`         Looking at messages in their queues and repairing them: a part of the client
-`instance`        The settings that all processes of the instance have alike; a part of the client
 `instance_status` How the instance is doing: its processes, routes and queues, as far as they
                   answer
 `events_status`   How far the processes have published their events; a part of the client
+`instance`        The settings that all processes of the instance have alike; a part of the client
 `janitor`         Runs of the janitor's jobs: begun, watched, cancelled; a part of the client
 `message_reads`   Reading stored messages by their IDs; a part of the client
 `outbox`          Pushes that have not arrived: what waits, and what was refused for good; a part

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
+
+import grpc.aio
 
 from slatemq._admin.admin import Admin
 from slatemq._admin.entry_models import (
@@ -26,10 +28,14 @@ from slatemq._rpc.peers import ATTEMPT_S, Peers
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import NotFound, SlateMQError
 from slatemq.models import Payload, Time, payload_bytes, time_ms
-from slatemq.v1 import entry_pb2, entry_pb2_grpc
+from slatemq.v1 import entry_pb2
+from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
 
 PAGE_SIZE = 1000
 """Entries asked for at once by `list_entries`: the most that the server gives."""
+
+CallOf = Callable[[grpc.aio.Channel], Callable[..., Awaitable[Any]]]
+"""The method of a stub, given its channel."""
 
 SEARCH_S = 3600.0
 """How long a search may take: by a handle without a place, or for a message in all queues."""
@@ -99,7 +105,7 @@ class EntryCalls:
             finished_until_ms=_time_ms("finished_until", finished_until),
             newest_first=newest_first,
         )
-        told = await self._ask(queue_id, "ListEntries", request)
+        told = await self._ask(queue_id, _list_entries, request)
         return EntryPage([entry_of(each) for each in told.entries], told.next_page_token)
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
@@ -109,7 +115,7 @@ class EntryCalls:
         moved; list or find it again).
         """
         request = message_of(entry_pb2.GetEntryRequest, handle=handle, view=view_wire(view))
-        return entry_of((await self._by_handle(handle, "GetEntry", request)).entry)
+        return entry_of((await self._by_handle(handle, _get_entry, request)).entry)
 
     async def find_message(
         self,
@@ -171,7 +177,7 @@ class EntryCalls:
         known: set[str] = set()
 
         async def attempt(timeout: float) -> None:
-            stub: Any = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
+            stub: Any = EntryServiceStub(await self._peers.broker(shard))
             async for told in stub.FindMessage(request, timeout=timeout):
                 for wire in told.entries:
                     if wire.handle not in known:  # A search that broke begins anew.
@@ -199,7 +205,7 @@ class EntryCalls:
 
         request = message_of(entry_pb2.CancelEntryRequest, handle=handle)
         try:
-            await self._by_handle(handle, "CancelEntry", request, before=tried)
+            await self._by_handle(handle, _cancel_entry, request, before=tried)
         except NotFound as error:
             # The first try may have done it, and its answer got lost.
             if tries < 2 or error.reason != "ENTRY_UNKNOWN":
@@ -215,7 +221,7 @@ class EntryCalls:
             handle=handle,
             visible_at_ms=_time_ms("visible_at", visible_at),
         )
-        return entry_of((await self._by_handle(handle, "RescheduleEntry", request)).entry)
+        return entry_of((await self._by_handle(handle, _reschedule_entry, request)).entry)
 
     async def edit_message(
         self,
@@ -239,7 +245,7 @@ class EntryCalls:
             headers=headers,
             etag=etag,
         )
-        return str((await self._by_handle(handle, "EditMessage", request)).etag)
+        return str((await self._by_handle(handle, _edit_message, request)).etag)
 
     def watch_delayed(
         self, queue_id: str, *, position: str = "", view: EntryView | ViewName = EntryView.FULL
@@ -263,7 +269,7 @@ class EntryCalls:
     async def _by_handle(
         self,
         handle: str,
-        method: str,
+        call_of: CallOf,
         request: Any,
         *,
         before: Callable[[], None] | None = None,
@@ -271,7 +277,7 @@ class EntryCalls:
         has_place = handle.count("/") > 1
         return await self._ask(
             queue_of_handle(handle),
-            method,
+            call_of,
             request,
             wait_s=0.0 if has_place else SEARCH_S,
             before=before,
@@ -280,7 +286,7 @@ class EntryCalls:
     async def _ask(
         self,
         queue_id: str,
-        method: str,
+        call_of: CallOf,
         request: Any,
         *,
         repeat_unknown: bool = True,
@@ -293,8 +299,7 @@ class EntryCalls:
             channel = await self._peers.broker(shard)
             if before is not None:
                 before()
-            call = getattr(entry_pb2_grpc.EntryServiceStub(channel), method)
-            return await call(request, timeout=timeout)
+            return await call_of(channel)(request, timeout=timeout)
 
         return await self._locations.call(
             queue_id,
@@ -307,3 +312,23 @@ class EntryCalls:
 
 def _time_ms(field: str, time: Time | None) -> int:
     return 0 if time is None else time_ms(time, field)
+
+
+def _list_entries(channel: grpc.aio.Channel) -> Any:
+    return EntryServiceStub(channel).ListEntries
+
+
+def _get_entry(channel: grpc.aio.Channel) -> Any:
+    return EntryServiceStub(channel).GetEntry
+
+
+def _cancel_entry(channel: grpc.aio.Channel) -> Any:
+    return EntryServiceStub(channel).CancelEntry
+
+
+def _reschedule_entry(channel: grpc.aio.Channel) -> Any:
+    return EntryServiceStub(channel).RescheduleEntry
+
+
+def _edit_message(channel: grpc.aio.Channel) -> Any:
+    return DelayedServiceStub(channel).EditMessage

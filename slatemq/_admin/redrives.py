@@ -85,7 +85,7 @@ class RedriveCalls:
         )
 
         async def attempt(shard: int, timeout: float) -> Redrive:
-            stub: Any = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
+            stub: Any = entry_pb2_grpc.DeadLetterServiceStub(await self._peers.broker(shard))
             return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
 
         return await self._locations.call(queue_id, attempt)
@@ -112,7 +112,7 @@ class RedriveCalls:
         `metadata["broker_shards"]` names them.
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
-        stub_of = entry_pb2_grpc.EntryServiceStub
+        stub_of = entry_pb2_grpc.DeadLetterServiceStub
         if queue_id:
             shard = await self._locations.shard_of(queue_id)
             answers = Answers({shard: await self._ask_redrives(shard, "ListRedrives", request)}, {})
@@ -164,7 +164,7 @@ class RedriveCalls:
         return _redrive_of(told.redrive, shard)
 
     async def _ask_redrives(self, shard: int, method: str, request: Any) -> Any:
-        stub_of = entry_pb2_grpc.EntryServiceStub
+        stub_of = entry_pb2_grpc.DeadLetterServiceStub
         return await self._peers.ask_broker(shard, stub_of, method, request)
 
 

@@ -91,7 +91,7 @@ class SettlingCalls:
         queue_id = queue_of_handle(each[0].handle)
 
         async def attempt(shard: int, timeout: float) -> None:
-            stub: Any = entry_pb2_grpc.EntryServiceStub(await self._peers.broker(shard))
+            stub: Any = entry_pb2_grpc.DeadLetterServiceStub(await self._peers.broker(shard))
             await stub.SettleDeadLetters(request, timeout=timeout)
 
         await self._locations.call(queue_id, attempt)

@@ -139,7 +139,7 @@ class DelayedWatch:
 
     async def _open(self) -> Any:
         channel = await self._locations.channel_of(self.queue_id)
-        stub: Any = entry_pb2_grpc.EntryServiceStub(channel)
+        stub: Any = entry_pb2_grpc.DelayedServiceStub(channel)
         return stub.WatchDelayed(
             entry_pb2.WatchDelayedRequest(
                 queue_id=self.queue_id, position=self._position, view=self._view

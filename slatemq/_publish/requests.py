@@ -12,12 +12,12 @@ from uuid import uuid4
 import grpc.aio
 
 from slatemq._checks import check_text
-from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._publish.published import Published, published
 from slatemq._publish.wire import Runs
 from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.outages import OutageWatch
 from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import (
     DeadlineExceeded,
     InvalidArgument,

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class EntryServiceStub:
-    """Looks at messages in their queues without consuming them, and repairs: cancel, reschedule, edit, redrive. Served by every broker, for the
-    queues of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
+    of its shard.
 
     An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
     the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
@@ -68,56 +68,11 @@ class EntryServiceStub:
                 request_serializer=slatemq_dot_v1_dot_entry__pb2.RescheduleEntryRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_entry__pb2.RescheduleEntryResponse.FromString,
                 _registered_method=True)
-        self.EditMessage = channel.unary_unary(
-                '/slatemq.v1.EntryService/EditMessage',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.FromString,
-                _registered_method=True)
-        self.ForgetMessage = channel.unary_unary(
-                '/slatemq.v1.EntryService/ForgetMessage',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.FromString,
-                _registered_method=True)
-        self.WatchDelayed = channel.unary_stream(
-                '/slatemq.v1.EntryService/WatchDelayed',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedResponse.FromString,
-                _registered_method=True)
-        self.StartRedrive = channel.unary_unary(
-                '/slatemq.v1.EntryService/StartRedrive',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveResponse.FromString,
-                _registered_method=True)
-        self.GetRedrive = channel.unary_unary(
-                '/slatemq.v1.EntryService/GetRedrive',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveResponse.FromString,
-                _registered_method=True)
-        self.ListRedrives = channel.unary_unary(
-                '/slatemq.v1.EntryService/ListRedrives',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesResponse.FromString,
-                _registered_method=True)
-        self.CancelRedrive = channel.unary_unary(
-                '/slatemq.v1.EntryService/CancelRedrive',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveResponse.FromString,
-                _registered_method=True)
-        self.ResumeRedrive = channel.unary_unary(
-                '/slatemq.v1.EntryService/ResumeRedrive',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.FromString,
-                _registered_method=True)
-        self.SettleDeadLetters = channel.unary_unary(
-                '/slatemq.v1.EntryService/SettleDeadLetters',
-                request_serializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.FromString,
-                _registered_method=True)
 
 
 class EntryServiceServicer:
-    """Looks at messages in their queues without consuming them, and repairs: cancel, reschedule, edit, redrive. Served by every broker, for the
-    queues of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
+    of its shard.
 
     An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
     the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
@@ -176,113 +131,6 @@ class EntryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def EditMessage(self, request, context):
-        """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
-        not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
-        with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
-
-        Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
-        INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
-        BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ForgetMessage(self, request, context):
-        """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
-        all others.
-
-        Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WatchDelayed(self, request, context):
-        """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
-        that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-        before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
-        new time. One that was cancelled meanwhile may be sent.
-
-        Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-        open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
-        away). After the last two, watch again from the last position.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def StartRedrive(self, request, context):
-        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-        comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
-        transferred. It goes on in the background until all dead letters that were there at the call are
-        looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
-        a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
-
-        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
-        RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetRedrive(self, request, context):
-        """Reads how far a redrive is.
-
-        Errors: NOT_FOUND, UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListRedrives(self, request, context):
-        """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
-        to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
-        cannot be resumed.
-
-        Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CancelRedrive(self, request, context):
-        """Stops a redrive after the message at which it is. It can be resumed.
-
-        Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ResumeRedrive(self, request, context):
-        """Goes on with a cancelled redrive. Resuming one that runs is OK.
-
-        Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SettleDeadLetters(self, request, context):
-        """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
-        in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
-        lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
-        pushed: no filter is judged, and it reaches the queue soon after, exactly once.
-
-        A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
-        `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
-
-        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
-        has its place, from 0, as `settlement`.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_EntryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -311,51 +159,6 @@ def add_EntryServiceServicer_to_server(servicer, server):
                     request_deserializer=slatemq_dot_v1_dot_entry__pb2.RescheduleEntryRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_entry__pb2.RescheduleEntryResponse.SerializeToString,
             ),
-            'EditMessage': grpc.unary_unary_rpc_method_handler(
-                    servicer.EditMessage,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.SerializeToString,
-            ),
-            'ForgetMessage': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForgetMessage,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.SerializeToString,
-            ),
-            'WatchDelayed': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchDelayed,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedResponse.SerializeToString,
-            ),
-            'StartRedrive': grpc.unary_unary_rpc_method_handler(
-                    servicer.StartRedrive,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveResponse.SerializeToString,
-            ),
-            'GetRedrive': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetRedrive,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveResponse.SerializeToString,
-            ),
-            'ListRedrives': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRedrives,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesResponse.SerializeToString,
-            ),
-            'CancelRedrive': grpc.unary_unary_rpc_method_handler(
-                    servicer.CancelRedrive,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveResponse.SerializeToString,
-            ),
-            'ResumeRedrive': grpc.unary_unary_rpc_method_handler(
-                    servicer.ResumeRedrive,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.SerializeToString,
-            ),
-            'SettleDeadLetters': grpc.unary_unary_rpc_method_handler(
-                    servicer.SettleDeadLetters,
-                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'slatemq.v1.EntryService', rpc_method_handlers)
@@ -365,8 +168,8 @@ def add_EntryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EntryService:
-    """Looks at messages in their queues without consuming them, and repairs: cancel, reschedule, edit, redrive. Served by every broker, for the
-    queues of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
+    of its shard.
 
     An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
     the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
@@ -511,6 +314,106 @@ class EntryService:
             metadata,
             _registered_method=True)
 
+
+class DelayedServiceStub:
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.EditMessage = channel.unary_unary(
+                '/slatemq.v1.DelayedService/EditMessage',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.FromString,
+                _registered_method=True)
+        self.ForgetMessage = channel.unary_unary(
+                '/slatemq.v1.DelayedService/ForgetMessage',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.FromString,
+                _registered_method=True)
+        self.WatchDelayed = channel.unary_stream(
+                '/slatemq.v1.DelayedService/WatchDelayed',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedResponse.FromString,
+                _registered_method=True)
+
+
+class DelayedServiceServicer:
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard.
+    """
+
+    def EditMessage(self, request, context):
+        """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+        not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+        with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
+
+        Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+        INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
+        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+        BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetMessage(self, request, context):
+        """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+        all others.
+
+        Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchDelayed(self, request, context):
+        """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
+        that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
+        before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
+        new time. One that was cancelled meanwhile may be sent.
+
+        Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+        open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+        away). After the last two, watch again from the last position.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DelayedServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'EditMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.EditMessage,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.SerializeToString,
+            ),
+            'ForgetMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetMessage,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.SerializeToString,
+            ),
+            'WatchDelayed': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchDelayed,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.WatchDelayedResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'slatemq.v1.DelayedService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('slatemq.v1.DelayedService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class DelayedService:
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard.
+    """
+
     @staticmethod
     def EditMessage(request,
             target,
@@ -525,7 +428,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/EditMessage',
+            '/slatemq.v1.DelayedService/EditMessage',
             slatemq_dot_v1_dot_entry__pb2.EditMessageRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.EditMessageResponse.FromString,
             options,
@@ -552,7 +455,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/ForgetMessage',
+            '/slatemq.v1.DelayedService/ForgetMessage',
             slatemq_dot_v1_dot_entry__pb2.ForgetMessageRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.ForgetMessageResponse.FromString,
             options,
@@ -579,7 +482,7 @@ class EntryService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/slatemq.v1.EntryService/WatchDelayed',
+            '/slatemq.v1.DelayedService/WatchDelayed',
             slatemq_dot_v1_dot_entry__pb2.WatchDelayedRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.WatchDelayedResponse.FromString,
             options,
@@ -591,6 +494,170 @@ class EntryService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DeadLetterServiceStub:
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
+    shard.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.StartRedrive = channel.unary_unary(
+                '/slatemq.v1.DeadLetterService/StartRedrive',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveResponse.FromString,
+                _registered_method=True)
+        self.GetRedrive = channel.unary_unary(
+                '/slatemq.v1.DeadLetterService/GetRedrive',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveResponse.FromString,
+                _registered_method=True)
+        self.ListRedrives = channel.unary_unary(
+                '/slatemq.v1.DeadLetterService/ListRedrives',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesResponse.FromString,
+                _registered_method=True)
+        self.CancelRedrive = channel.unary_unary(
+                '/slatemq.v1.DeadLetterService/CancelRedrive',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveResponse.FromString,
+                _registered_method=True)
+        self.ResumeRedrive = channel.unary_unary(
+                '/slatemq.v1.DeadLetterService/ResumeRedrive',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.FromString,
+                _registered_method=True)
+        self.SettleDeadLetters = channel.unary_unary(
+                '/slatemq.v1.DeadLetterService/SettleDeadLetters',
+                request_serializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.FromString,
+                _registered_method=True)
+
+
+class DeadLetterServiceServicer:
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
+    shard.
+    """
+
+    def StartRedrive(self, request, context):
+        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+        comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+        transferred. It goes on in the background until all dead letters that were there at the call are
+        looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+        a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
+
+        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+        RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRedrive(self, request, context):
+        """Reads how far a redrive is.
+
+        Errors: NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRedrives(self, request, context):
+        """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+        to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+        cannot be resumed.
+
+        Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRedrive(self, request, context):
+        """Stops a redrive after the message at which it is. It can be resumed.
+
+        Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRedrive(self, request, context):
+        """Goes on with a cancelled redrive. Resuming one that runs is OK.
+
+        Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleDeadLetters(self, request, context):
+        """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+        in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+        lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+        pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+        A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+        `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+        Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+        has its place, from 0, as `settlement`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DeadLetterServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'StartRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRedrive,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.StartRedriveResponse.SerializeToString,
+            ),
+            'GetRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRedrive,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.GetRedriveResponse.SerializeToString,
+            ),
+            'ListRedrives': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRedrives,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ListRedrivesResponse.SerializeToString,
+            ),
+            'CancelRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRedrive,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.CancelRedriveResponse.SerializeToString,
+            ),
+            'ResumeRedrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRedrive,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.SerializeToString,
+            ),
+            'SettleDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleDeadLetters,
+                    request_deserializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'slatemq.v1.DeadLetterService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('slatemq.v1.DeadLetterService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class DeadLetterService:
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
+    shard.
+    """
 
     @staticmethod
     def StartRedrive(request,
@@ -606,7 +673,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/StartRedrive',
+            '/slatemq.v1.DeadLetterService/StartRedrive',
             slatemq_dot_v1_dot_entry__pb2.StartRedriveRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.StartRedriveResponse.FromString,
             options,
@@ -633,7 +700,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/GetRedrive',
+            '/slatemq.v1.DeadLetterService/GetRedrive',
             slatemq_dot_v1_dot_entry__pb2.GetRedriveRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.GetRedriveResponse.FromString,
             options,
@@ -660,7 +727,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/ListRedrives',
+            '/slatemq.v1.DeadLetterService/ListRedrives',
             slatemq_dot_v1_dot_entry__pb2.ListRedrivesRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.ListRedrivesResponse.FromString,
             options,
@@ -687,7 +754,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/CancelRedrive',
+            '/slatemq.v1.DeadLetterService/CancelRedrive',
             slatemq_dot_v1_dot_entry__pb2.CancelRedriveRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.CancelRedriveResponse.FromString,
             options,
@@ -714,7 +781,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/ResumeRedrive',
+            '/slatemq.v1.DeadLetterService/ResumeRedrive',
             slatemq_dot_v1_dot_entry__pb2.ResumeRedriveRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.ResumeRedriveResponse.FromString,
             options,
@@ -741,7 +808,7 @@ class EntryService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.EntryService/SettleDeadLetters',
+            '/slatemq.v1.DeadLetterService/SettleDeadLetters',
             slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersRequest.SerializeToString,
             slatemq_dot_v1_dot_entry__pb2.SettleDeadLettersResponse.FromString,
             options,

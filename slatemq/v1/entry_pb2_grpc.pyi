@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EntryServiceStub:
-    """Looks at messages in their queues without consuming them, and repairs: cancel, reschedule, edit, redrive. Served by every broker, for the
-    queues of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
+    of its shard.
 
     An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
     the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
@@ -71,82 +71,11 @@ class EntryServiceStub:
 
     Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
     """
-    EditMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]
-    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
-    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
-    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
-
-    Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
-    INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
-    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
-    """
-    ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
-    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
-    all others.
-
-    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
-    """
-    WatchDelayed: _grpc.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]
-    """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
-    that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-    before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
-    new time. One that was cancelled meanwhile may be sent.
-
-    Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
-    away). After the last two, watch again from the last position.
-    """
-    StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
-    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
-    transferred. It goes on in the background until all dead letters that were there at the call are
-    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
-    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
-
-    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
-    RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
-    """
-    GetRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]
-    """Reads how far a redrive is.
-
-    Errors: NOT_FOUND, UNAVAILABLE.
-    """
-    ListRedrives: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]
-    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
-    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
-    cannot be resumed.
-
-    Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
-    """
-    CancelRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.CancelRedriveRequest, _entry_pb2.CancelRedriveResponse]
-    """Stops a redrive after the message at which it is. It can be resumed.
-
-    Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
-    """
-    ResumeRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]
-    """Goes on with a cancelled redrive. Resuming one that runs is OK.
-
-    Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
-    """
-    SettleDeadLetters: _grpc.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]
-    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
-    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
-    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
-    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
-
-    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
-    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
-
-    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
-    has its place, from 0, as `settlement`.
-    """
 
 @_typing.type_check_only
 class EntryServiceAsyncStub(EntryServiceStub):
-    """Looks at messages in their queues without consuming them, and repairs: cancel, reschedule, edit, redrive. Served by every broker, for the
-    queues of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
+    of its shard.
 
     An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
     the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
@@ -186,81 +115,10 @@ class EntryServiceAsyncStub(EntryServiceStub):
 
     Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
     """
-    EditMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
-    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
-    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
-
-    Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
-    INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
-    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
-    """
-    ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
-    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
-    all others.
-
-    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
-    """
-    WatchDelayed: _aio.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]  # type: ignore[assignment]
-    """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
-    that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-    before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
-    new time. One that was cancelled meanwhile may be sent.
-
-    Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
-    away). After the last two, watch again from the last position.
-    """
-    StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
-    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
-    transferred. It goes on in the background until all dead letters that were there at the call are
-    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
-    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
-
-    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
-    RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
-    """
-    GetRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]  # type: ignore[assignment]
-    """Reads how far a redrive is.
-
-    Errors: NOT_FOUND, UNAVAILABLE.
-    """
-    ListRedrives: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]  # type: ignore[assignment]
-    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
-    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
-    cannot be resumed.
-
-    Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
-    """
-    CancelRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.CancelRedriveRequest, _entry_pb2.CancelRedriveResponse]  # type: ignore[assignment]
-    """Stops a redrive after the message at which it is. It can be resumed.
-
-    Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
-    """
-    ResumeRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]  # type: ignore[assignment]
-    """Goes on with a cancelled redrive. Resuming one that runs is OK.
-
-    Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
-    """
-    SettleDeadLetters: _aio.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]  # type: ignore[assignment]
-    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
-    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
-    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
-    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
-
-    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
-    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
-
-    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
-    has its place, from 0, as `settlement`.
-    """
 
 class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Looks at messages in their queues without consuming them, and repairs: cancel, reschedule, edit, redrive. Served by every broker, for the
-    queues of its shard.
+    """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
+    of its shard.
 
     An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
     the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
@@ -329,6 +187,77 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
         """
 
+def add_EntryServiceServicer_to_server(servicer: EntryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class DelayedServiceStub:
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> DelayedServiceAsyncStub: ...
+    EditMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]
+    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
+
+    Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+    INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
+    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+    """
+    ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
+    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+    all others.
+
+    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+    """
+    WatchDelayed: _grpc.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]
+    """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
+    that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
+    before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
+    new time. One that was cancelled meanwhile may be sent.
+
+    Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+    away). After the last two, watch again from the last position.
+    """
+
+@_typing.type_check_only
+class DelayedServiceAsyncStub(DelayedServiceStub):
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    EditMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]  # type: ignore[assignment]
+    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
+    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
+    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
+
+    Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+    INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
+    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
+    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+    """
+    ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
+    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
+    all others.
+
+    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+    """
+    WatchDelayed: _aio.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]  # type: ignore[assignment]
+    """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
+    that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
+    before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
+    new time. One that was cancelled meanwhile may be sent.
+
+    Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
+    away). After the last two, watch again from the last position.
+    """
+
+class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Watches and edits the delayed messages of a queue. Served by every broker, for the queues of its shard."""
+
     @_abc_1.abstractmethod
     def EditMessage(
         self,
@@ -372,6 +301,121 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
         away). After the last two, watch again from the last position.
         """
+
+def add_DelayedServiceServicer_to_server(servicer: DelayedServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class DeadLetterServiceStub:
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
+    shard.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> DeadLetterServiceAsyncStub: ...
+    StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
+    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+    transferred. It goes on in the background until all dead letters that were there at the call are
+    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
+
+    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+    RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+    """
+    GetRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]
+    """Reads how far a redrive is.
+
+    Errors: NOT_FOUND, UNAVAILABLE.
+    """
+    ListRedrives: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]
+    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+    cannot be resumed.
+
+    Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
+    """
+    CancelRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.CancelRedriveRequest, _entry_pb2.CancelRedriveResponse]
+    """Stops a redrive after the message at which it is. It can be resumed.
+
+    Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
+    """
+    ResumeRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]
+    """Goes on with a cancelled redrive. Resuming one that runs is OK.
+
+    Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+    """
+    SettleDeadLetters: _grpc.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]
+    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+    has its place, from 0, as `settlement`.
+    """
+
+@_typing.type_check_only
+class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
+    shard.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
+    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
+    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
+    transferred. It goes on in the background until all dead letters that were there at the call are
+    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
+    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
+
+    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+    RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
+    """
+    GetRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]  # type: ignore[assignment]
+    """Reads how far a redrive is.
+
+    Errors: NOT_FOUND, UNAVAILABLE.
+    """
+    ListRedrives: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]  # type: ignore[assignment]
+    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
+    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
+    cannot be resumed.
+
+    Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
+    """
+    CancelRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.CancelRedriveRequest, _entry_pb2.CancelRedriveResponse]  # type: ignore[assignment]
+    """Stops a redrive after the message at which it is. It can be resumed.
+
+    Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
+    """
+    ResumeRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]  # type: ignore[assignment]
+    """Goes on with a cancelled redrive. Resuming one that runs is OK.
+
+    Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+    """
+    SettleDeadLetters: _aio.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]  # type: ignore[assignment]
+    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
+    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
+    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
+    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+
+    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
+    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+
+    Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
+    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+    has its place, from 0, as `settlement`.
+    """
+
+class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Moves dead letters: redrives of many in the background, settlements of single ones. Served by every broker, for the queues of its
+    shard.
+    """
 
     @_abc_1.abstractmethod
     def StartRedrive(
@@ -454,4 +498,4 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         has its place, from 0, as `settlement`.
         """
 
-def add_EntryServiceServicer_to_server(servicer: EntryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_DeadLetterServiceServicer_to_server(servicer: DeadLetterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -222,7 +222,7 @@ class IngestServiceServicer:
 
     def ReplaceMessage(self, request, context):
         """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-        have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+        have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
         before, gets the first answer as long as the message is what that made of it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its

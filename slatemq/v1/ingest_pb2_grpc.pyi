@@ -122,7 +122,7 @@ class IngestServiceStub:
     """
     ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]
     """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-    have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+    have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
     before, gets the first answer as long as the message is what that made of it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
@@ -230,7 +230,7 @@ class IngestServiceAsyncStub(IngestServiceStub):
     """
     ReplaceMessage: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
     """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-    have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+    have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
     before, gets the first answer as long as the message is what that made of it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
@@ -383,7 +383,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.ReplaceMessageResponse, _abc.Awaitable[_ingest_pb2.ReplaceMessageResponse]]:
         """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-        have to forget what they hold of it: applications call EntryService.EditMessage. A replace that is repeated, with the etag from
+        have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
         before, gets the first answer as long as the message is what that made of it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from importlib import import_module
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
@@ -32,8 +32,7 @@ SIZES: Final = (1, 128, 255, 256, 1_000, 1_024, 8_192, 65_535)
 
 
 def service_of(name: str) -> Any:
-    module = import_module(f"slatemq.v1.{name.lower()}_pb2")
-    return module.DESCRIPTOR.services_by_name[f"{name}Service"]
+    return descriptor_pool.Default().FindServiceByName(f"slatemq.v1.{name}Service")
 
 
 def extremes(field: FieldDescriptor) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from slatemq.errors import Unavailable
 from slatemq.v1 import events_pb2, events_pb2_grpc
 
 SERVICE_NAME: Final = events_pb2.DESCRIPTOR.services_by_name["EventsService"].full_name
@@ -20,20 +19,14 @@ async def direct_mode() -> events_pb2.GetEventsStatusResponse:
 
 
 class EventsServicer(events_pb2_grpc.EventsServiceServicer):
-    """Answers once the process has started.
+    """Answers from the relay of its process."""
 
-    Attributes:
-        status: Tells where its events stand; None until it has started.
-    """
-
-    def __init__(self) -> None:
-        """Answer UNAVAILABLE until `status` is set."""
-        self.status: Status | None = None
+    def __init__(self, status: Status = direct_mode) -> None:
+        """`status` says how far the events of the process are published."""
+        self._status = status
 
     async def GetEventsStatus(  # noqa: N802 - the RPC's name
         self, request: events_pb2.GetEventsStatusRequest, context: Any
     ) -> events_pb2.GetEventsStatusResponse:
         """See the proto."""
-        if self.status is None:
-            raise Unavailable("the service is starting", reason="STARTING")
-        return await self.status()
+        return await self._status()

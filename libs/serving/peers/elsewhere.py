@@ -21,6 +21,8 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "AssignmentService": ("broker",),
         "ConsumerService": ("broker",),
+        "DeadLetterService": ("broker",),
+        "DelayedService": ("broker",),
         "EntryService": ("broker",),
         "EventsService": ("ingest", "broker", "janitor"),
         "IngestService": ("ingest",),
@@ -53,13 +55,17 @@ class Elsewhere:
         self._directory = directory
         self._own = own
 
+    def is_ours(self, method: str) -> bool:
+        """Whether this process has the service of a method, be it of this name or not."""
+        return _service_of(method) in self._own
+
     async def refusal(self, method: str) -> Unimplemented:
         """The error for a call of a method (`/slatemq.v1.QueueService/GetQueue`) not served here.
 
         Its reason is WRONG_SERVICE where another process serves it, and UNIMPLEMENTED where none
         does.
         """
-        service = method.strip("/").rpartition("/")[0]
+        service = _service_of(method)
         kinds = SERVED_BY.get(service.removeprefix(PACKAGE), ())
         if not service.startswith(PACKAGE) or not kinds or service in self._own:
             return Unimplemented(f"{method[:200]} is not a method of any SlateMQ service")
@@ -87,3 +93,7 @@ class Elsewhere:
             return []
         found = [address for kind in kinds for address in topology.advertised(kind).values()]
         return found[:ADDRESSES_MAX]
+
+
+def _service_of(method: str) -> str:
+    return method.strip("/").rpartition("/")[0]

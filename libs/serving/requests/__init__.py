@@ -20,4 +20,5 @@ In reading order; a file imports only files above it:
                 back
 `guard`         What stands around every call: admission, errors, and the reading of requests
 `headers`       The rules for the headers of messages that callers send, checked where they come in
+`late_handlers` Handlers that are registered once the service has started; its port is bound before
 """

@@ -230,10 +230,17 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-        """Answers that there is no such method here."""
+        """Answers that there is no such method here, or none yet: its service is starting."""
 
         async def refused(_: Any, context: Context) -> None:
-            await _fail(method, context, await self._elsewhere.refusal(method))
+            try:
+                if self._elsewhere.is_ours(method):
+                    with self._gate:
+                        pass
+            except errors.SlateMQError as error:
+                await _fail(method, context, error)
+            else:
+                await _fail(method, context, await self._elsewhere.refusal(method))
 
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
         return handler

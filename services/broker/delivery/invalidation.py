@@ -11,7 +11,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import StorageError
 from slatemq.errors import Unavailable
 from slatemq.v1.entry_pb2 import ForgetMessageRequest
-from slatemq.v1.entry_pb2_grpc import EntryServiceStub
+from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 
 TELL_DEADLINE_S: Final = 5.0
 """A broker that has not answered by then counts as away."""
@@ -43,7 +43,7 @@ class Forgetting:
         request = ForgetMessageRequest(message_id=message_id)
         try:
             with peer_failures():
-                stub = EntryServiceStub(await self._channels.to("broker", shard))
+                stub = DelayedServiceStub(await self._channels.to("broker", shard))
                 await stub.ForgetMessage(request, timeout=TELL_DEADLINE_S)
         except PeerFailed as failed:
             raise Unavailable(

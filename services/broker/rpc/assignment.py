@@ -45,24 +45,17 @@ log = logging.getLogger(__name__)
 class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     """Turns requests into commands on the shard."""
 
-    _owner: ShardOwner
-    _delivery: Delivery
-    _introductions: Introductions
-    _starts: ReplayStarts
-
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin` on."""
-        self._shard = shard
-        self._incarnation = 1 + secrets.randbelow((1 << 64) - 1)
-
-    def begin(
+    def __init__(
         self,
+        shard: int,
         owner: ShardOwner,
         delivery: Delivery,
         introductions: Introductions,
         starts: ReplayStarts,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier."""
+        """Serve this broker shard."""
+        self._shard = shard
+        self._incarnation = 1 + secrets.randbelow((1 << 64) - 1)
         self._owner = owner
         self._delivery = delivery
         self._introductions = introductions

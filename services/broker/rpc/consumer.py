@@ -75,19 +75,16 @@ R = TypeVar("R")
 class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     """Turns requests into commands on the shard, and leases into messages."""
 
-    _owner: ShardOwner
-    _delivery: Delivery
-    _streams: Streams
-    _executor: Executor
-
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin` on."""
-        self._shard = shard
-
-    def begin(
-        self, owner: ShardOwner, delivery: Delivery, streams: Streams, executor: Executor
+    def __init__(
+        self,
+        shard: int,
+        owner: ShardOwner,
+        delivery: Delivery,
+        streams: Streams,
+        executor: Executor,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier."""
+        """Serve this broker shard."""
+        self._shard = shard
         self._owner = owner
         self._delivery = delivery
         self._streams = streams

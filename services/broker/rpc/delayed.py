@@ -1,9 +1,8 @@
-"""The part of EntryService for those who watch and edit delayed messages."""
+"""DelayedService: delayed messages, watched and edited."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -17,28 +16,27 @@ from services.broker.requests.queues import checked_id
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
+FindWaiting = Callable[[str], Awaitable[tuple[Handle, Find]]]
+"""What a handle says, and a command that finds its entry where it waits."""
 
-class DelayedServicer(entry_pb2_grpc.EntryServiceServicer, ABC):
-    """EditMessage, ForgetMessage and WatchDelayed."""
 
-    _editor: MessageEditor
-    _watches: DelayedWatches
+class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
+    """Turns requests into edits and watches."""
 
-    def begin_delayed(self, editor: MessageEditor, watches: DelayedWatches) -> None:
-        """Take over what the start has opened; no call comes earlier."""
+    def __init__(
+        self, editor: MessageEditor, watches: DelayedWatches, find_waiting: FindWaiting
+    ) -> None:
+        """Serve from these."""
         self._editor = editor
         self._watches = watches
-
-    @abstractmethod
-    async def find_waiting(self, handle: str) -> tuple[Handle, Find]:
-        """What a handle says, and a command that finds its entry where it waits."""
+        self._find_waiting = find_waiting
 
     async def EditMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.EditMessageRequest, context: Any
     ) -> entry_pb2.EditMessageResponse:
         """See the proto."""
         wanted = replacement(request)
-        handle, find = await self.find_waiting(request.handle)
+        handle, find = await self._find_waiting(request.handle)
         wanted.message_id, wanted.queue_id = handle.message_id, handle.queue_id
         return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))
 

@@ -1,4 +1,4 @@
-"""EntryService: looks at entries, finds them, repairs them, and moves dead letters."""
+"""EntryService: entries listed, found, cancelled and rescheduled."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from services.broker.delivery.message_cache import Ingests
 from services.broker.entries.conversion import EntryTeller, checked_view, found_entry
 from services.broker.entries.editor import WRONG_STATE, Find
 from services.broker.entries.finder import SKEW_MS, EntryFinder, Found, Searched
-from services.broker.entries.handles import Handle, parse_handle, waiting_handle
+from services.broker.entries.handles import Handle, parse_handle
 from services.broker.entries.lister import EntryLister
 from services.broker.requests.queues import checked_id
-from services.broker.rpc.redrives import RedriveServicer
+from services.broker.shard.owner import ShardOwner
 from slatemq.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -25,7 +25,7 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
-from slatemq.v1 import entry_pb2
+from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 QUEUES_MAX = 10_000
 """Named in one search."""
@@ -34,22 +34,21 @@ PROGRESS_S = 1.0
 """How often a search tells how far it is."""
 
 
-class EntryServicer(RedriveServicer):
+class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     """Turns requests into reads and commands on the shard."""
 
-    _finder: EntryFinder
-    _lister: EntryLister
-    _teller: EntryTeller
-    _ingests: Ingests
-
-    def begin_entries(
+    def __init__(
         self,
+        shard: int,
+        owner: ShardOwner,
         finder: EntryFinder,
         lister: EntryLister,
         teller: EntryTeller,
         ingests: Ingests,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier. See `begin_redrives`."""
+        """Serve this broker shard."""
+        self._shard = shard
+        self._owner = owner
         self._finder = finder
         self._lister = lister
         self._teller = teller
@@ -142,7 +141,7 @@ class EntryServicer(RedriveServicer):
         return found.queue, found.waiting[0]
 
     async def find_waiting(self, handle: str) -> tuple[Handle, Find]:
-        """See DelayedServicer."""
+        """What a handle says, and a command that finds its entry where it waits."""
         parsed = parse_handle(handle, self._shard)
         queue, place = await self._waiting(parsed)
 
@@ -154,10 +153,6 @@ class EntryServicer(RedriveServicer):
             return item.visible_at_ms
 
         return parsed, find
-
-    def handle_of(self, queue_id: str, message_id: int, place: Place) -> str:
-        """See DelayedServicer."""
-        return waiting_handle(queue_id, message_id, place)
 
     def _check_owned(self, queue: Queue) -> None:
         if not self._owner.owns(queue):

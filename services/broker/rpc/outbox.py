@@ -30,25 +30,17 @@ Place = tuple[int, int]
 class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     """Tells of the outbox, and repairs it."""
 
-    _owner: ShardOwner
-    _database: Database
-    _blobs: Blobs
-    _target: OutboxTarget
-    _sender: OutboxSender
-
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin` on."""
-        self._shard = shard
-
-    def begin(
+    def __init__(
         self,
+        shard: int,
         owner: ShardOwner,
         database: Database,
         blobs: Blobs,
         target: OutboxTarget,
         sender: OutboxSender,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier."""
+        """Serve this broker shard."""
+        self._shard = shard
         self._owner = owner
         self._database = database
         self._blobs = blobs

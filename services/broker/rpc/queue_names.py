@@ -12,14 +12,9 @@ from slatemq.v1 import queue_name_pb2, queue_name_pb2_grpc
 class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
     """Answers other brokers."""
 
-    _names: UniqueNames
-
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin` on."""
+    def __init__(self, shard: int, names: UniqueNames) -> None:
+        """Serve this broker shard."""
         self._shard = shard
-
-    def begin(self, names: UniqueNames) -> None:
-        """Take over what the start has opened; no call comes earlier."""
         self._names = names
 
     async def GetNameUse(  # noqa: N802 - the RPC's name

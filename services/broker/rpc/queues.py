@@ -56,29 +56,24 @@ WATCHERS_MAX = 1000
 class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     """Turns requests into commands on the shard."""
 
-    _owner: ShardOwner
-    _delivery: Delivery
-    _sweeper: Sweeper
-    _starts: ReplayStarts
-    _names: UniqueNames
-
-    def __init__(self, shard: int, max_delay_ms: int, changes_per_s: int) -> None:
-        """Serve this broker shard, from `begin` on; queues may delay for `max_delay_ms` at most."""
-        self._shard = shard
-        self._max_delay_ms = max_delay_ms
-        self._pace = ChangePace(changes_per_s)
-        self._watchers: set[asyncio.Event] = set()
-        self.draining = False
-
-    def begin(
+    def __init__(
         self,
+        shard: int,
         owner: ShardOwner,
         delivery: Delivery,
         sweeper: Sweeper,
         starts: ReplayStarts,
         names: UniqueNames,
+        *,
+        max_delay_ms: int,
+        changes_per_s: int,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier."""
+        """Serve this broker shard; its queues may delay for `max_delay_ms` at most."""
+        self._shard = shard
+        self._max_delay_ms = max_delay_ms
+        self._pace = ChangePace(changes_per_s)
+        self._watchers: set[asyncio.Event] = set()
+        self.draining = False
         self._owner = owner
         self._names = names
         self._delivery = delivery

@@ -1,4 +1,4 @@
-"""The part of EntryService for dead letters: redrives, and settling single ones."""
+"""DeadLetterService: redrives, and settlements of single dead letters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from services.broker.dead_letters.redrive_runner import RedriveRunner
 from services.broker.dead_letters.settler import LetterSettler
 from services.broker.outbox.targets import OtherBrokers
 from services.broker.requests.queues import checked_id
-from services.broker.rpc.delayed import DelayedServicer
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
-from slatemq.v1 import entry_pb2
+from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 RATE_MAX: Final = 100_000
 IDS_MAX: Final = 10_000
@@ -28,26 +27,19 @@ PAGE_SIZE_MAX: Final = 1000
 _ID = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
 
 
-class RedriveServicer(DelayedServicer):
-    """Starts, tells and steers redrives; settles dead letters."""
+class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
+    """Starts, reads and steers redrives; settles dead letters."""
 
-    _owner: ShardOwner
-    _runner: RedriveRunner
-    _others: OtherBrokers
-    _settler: LetterSettler
-
-    def __init__(self, shard: int) -> None:
-        """Serve this broker shard, from `begin_redrives` on."""
-        self._shard = shard
-
-    def begin_redrives(
+    def __init__(
         self,
+        shard: int,
         owner: ShardOwner,
         runner: RedriveRunner,
         others: OtherBrokers,
         settler: LetterSettler,
     ) -> None:
-        """Take over what the start has opened; no call comes earlier."""
+        """Serve this broker shard."""
+        self._shard = shard
         self._owner = owner
         self._runner = runner
         self._others = others

@@ -46,16 +46,15 @@ _REASONS: Final = {
 class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
     """Turns requests into removals on the shard."""
 
-    _owner: ShardOwner
-    _remover: Remover
-    _redriver: ArchiveRedriver
-
-    def __init__(self, limits: PushLimits) -> None:
-        """Serve from `begin` on; what is redriven must keep these limits."""
+    def __init__(
+        self,
+        owner: ShardOwner,
+        remover: Remover,
+        redriver: ArchiveRedriver,
+        limits: PushLimits,
+    ) -> None:
+        """What is redriven must keep these limits."""
         self._limits = limits
-
-    def begin(self, owner: ShardOwner, remover: Remover, redriver: ArchiveRedriver) -> None:
-        """Take over what the start has opened; no call comes earlier."""
         self._owner = owner
         self._remover = remover
         self._redriver = redriver

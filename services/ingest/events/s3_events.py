@@ -19,8 +19,8 @@ from libs.serving.http.parts import HttpPost, HttpReply
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import StorageError
-from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.events import message_of, read_notifications
 from slatemq.models import OutgoingMessage

@@ -8,7 +8,6 @@ In reading order; a file imports only files above it:
 `payload_cache` Fresh messages in memory, for the brokers that will soon ask for them
 `entries`       Log entries found by the IDs of their messages, in a log out of which some were
                 removed
-`entry_parts`   Log entries in parts, for tails where memory for answers is short
 `entry_cache`   Decoded log entries, kept as far as a bound in bytes allows
 `etags`         The etag of a message: one part for its payload record, one for its headers
 `rows`          Rows found by their numbers: many near ones by one scan, the others one by one
@@ -16,4 +15,5 @@ In reading order; a file imports only files above it:
                 database
 `reading`       Messages by ID: fresh ones from memory, the others from the database and the blobs
 `encoded`       Messages as bytes, for brokers that hand them on: no object per message on the way
+`entry_parts`   Log entries in parts, for tails where memory for answers is short
 """

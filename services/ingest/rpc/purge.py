@@ -8,7 +8,7 @@ from typing import Any, Final
 from libs.storage.layout.ids import shard_of
 from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import Purge, Purger
-from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.errors import InvalidArgument
 from slatemq.v1 import purge_pb2, purge_pb2_grpc
 
 SERVICE_NAME: Final = purge_pb2.DESCRIPTOR.services_by_name["PurgeService"].full_name
@@ -24,21 +24,19 @@ _REASONS: Final = {
 
 
 class PurgeServicer(purge_pb2_grpc.PurgeServiceServicer):
-    """Purges, once there is a shard."""
+    """Purges messages of one shard."""
 
-    def __init__(self, shard: int) -> None:
-        """Answer for this ingest shard; `purger` is set by the process when it has started."""
-        self.purger: Purger | None = None
+    def __init__(self, shard: int, purger: Purger) -> None:
+        """Serve this ingest shard."""
         self._shard = shard
+        self._purger = purger
 
     async def PurgeMessages(  # noqa: N802 - the RPC's name
         self, request: purge_pb2.PurgeMessagesRequest, context: Any
     ) -> purge_pb2.PurgeMessagesResponse:
         """See the proto."""
-        if self.purger is None:
-            raise Unavailable("the service is starting", reason="STARTING")
         wanted = _to_purge(request, self._shard)
-        purged = await self.purger.purge(wanted)
+        purged = await self._purger.purge(wanted)
         return purge_pb2.PurgeMessagesResponse(
             purged_count=purged.count,
             gone_count=len(wanted.message_ids) - purged.count - len(purged.refused_ids),

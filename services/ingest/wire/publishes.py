@@ -16,7 +16,7 @@ from libs.storage.records.metadata import encode_headers
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
 from services.ingest.read.reading import Metadata
-from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (
     PublishRequest,

@@ -1,4 +1,4 @@
-"""Calls of EntryService that several tests make."""
+"""Calls of the services of entries that several tests make."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+from slatemq.v1 import entry_pb2, queue_pb2
+from tests.entry_stubs import EntryStubs
 from tests.integration.broker.rig import Rig
 
 AVAILABLE = queue_pb2.ENTRY_STATE_AVAILABLE
@@ -21,7 +22,7 @@ RUNNING = entry_pb2.Redrive.STATE_RUNNING
 
 
 def entries(rig: Rig) -> Any:
-    return entry_pb2_grpc.EntryServiceStub(rig.channel)
+    return EntryStubs(rig.channel)
 
 
 async def listed(

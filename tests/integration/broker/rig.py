@@ -23,6 +23,7 @@ from libs.storage.objects.durability import NoSync
 from services.broker.config import BrokerConfig
 from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, Came, Tagged, held_of
 from services.broker.outbox.targets import OutboxTarget
+from services.broker.rpc.servicers import Servicers
 from services.broker.service import BrokerService
 from services.broker.shard.owner import ShardOwner
 from slatemq._rpc.rpc_status import from_rpc_error
@@ -197,6 +198,11 @@ class Rig:
     def owner(self) -> ShardOwner:
         assert self.service._owner is not None
         return self.service._owner
+
+    @property
+    def servicers(self) -> Servicers:
+        assert self.service.servicers is not None
+        return self.service.servicers
 
     def connect(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, grpc_code, to_status
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 

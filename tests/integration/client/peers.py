@@ -319,7 +319,7 @@ class Instance:
         ingest: Ingest | None = None,
         broker: Broker | None = None,
         options: list[tuple[str, int]] | None = None,
-        entries: entry_pb2_grpc.EntryServiceServicer | None = None,
+        entries: Any = None,
         broker_shard: int = 0,
     ) -> tuple[str, grpc.aio.Server]:
         """Starts a server, and tells everybody where it is."""
@@ -336,6 +336,8 @@ class Instance:
             self.directory.put("brokers", broker_shard, address)
         if entries is not None:
             entry_pb2_grpc.add_EntryServiceServicer_to_server(entries, server)
+            entry_pb2_grpc.add_DelayedServiceServicer_to_server(entries, server)
+            entry_pb2_grpc.add_DeadLetterServiceServicer_to_server(entries, server)
             self.directory.put("brokers", broker_shard, address)
         await server.start()
         self.servers.append(server)

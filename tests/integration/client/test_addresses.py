@@ -15,8 +15,8 @@ import grpc.aio
 import pytest
 
 import slatemq
-from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._rpc import topology_cache
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable, Unimplemented
 from tests.integration.client.peers import Ingest, Instance, refuse
 

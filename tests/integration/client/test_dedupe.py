@@ -7,7 +7,7 @@ import pytest
 
 import slatemq
 from slatemq import BatchSettings, OutgoingMessage
-from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable
 from tests.integration.client.peers import RECEIVED_AT_MS, Ingest, Instance
 

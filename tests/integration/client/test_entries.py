@@ -26,7 +26,11 @@ def entry(message_id: int, queue_id: str = "q") -> entry_pb2.Entry:
 
 
 @dataclass
-class Entries(entry_pb2_grpc.EntryServiceServicer):
+class Entries(
+    entry_pb2_grpc.EntryServiceServicer,
+    entry_pb2_grpc.DelayedServiceServicer,
+    entry_pb2_grpc.DeadLetterServiceServicer,
+):
     """Some entries of a broker; answers get lost `lose` times, streams break after each answer."""
 
     queue_id: str = "q"

@@ -18,6 +18,7 @@ from libs.serving.peers.channels import open_channel
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
+from libs.serving.requests.late_handlers import LateHandlers
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry
@@ -122,12 +123,14 @@ class Server:
             ],
             options=limits.server_options(config.instance.payload_bytes_max),
         )
-        self.service.add_to(self._server)
+        self._handlers = LateHandlers()
+        self._server.add_generic_rpc_handlers((self._handlers,))
 
     async def start(self) -> None:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         await self.service.start(self.address)
+        self.service.add_to(self._handlers.registry)
         self.gate.open()
 
     async def stop(self) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
-from slatemq._publish.dedupe_shards import dedupe_shard
 from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from tests.integration.ingest.server import Ingest, process, serving

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
@@ -62,9 +61,7 @@ def methods_at(kind: str) -> list[Method]:
 
 
 def descriptor_of(service: str) -> Any:
-    file = re.sub(r"(?<!^)(?=[A-Z])", "_", service.removesuffix("Service")).lower()
-    module = import_module(f"slatemq.v1.{file}_pb2")
-    return module.DESCRIPTOR.services_by_name[service]
+    return descriptor_pool.Default().FindServiceByName(f"slatemq.v1.{service}")
 
 
 def garbage(chance: random.Random, request: Descriptor) -> bytes:

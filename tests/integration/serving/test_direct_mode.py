@@ -29,8 +29,8 @@ WAIT_S = 60
 
 ASKS = re.compile(r"config\.queue\b|consistency|_relay\b|libs\.events")
 TASK_AND_EVENT_FILES = {
-    file.name
-    for pattern in ("queued*.py", "task_*.py", "event_*.py", "published_events.py")
+    file.relative_to(ROOT)
+    for pattern in ("tasks/*.py", "events/*.py", "rpc/queued.py")
     for file in (ROOT / "services" / "ingest").glob(pattern)
 }
 
@@ -110,8 +110,8 @@ async def test_a_publish_in_direct_mode_meets_nothing_that_asks_for_event_queues
             sys.setprofile(None)
 
     ran = {Path(file).relative_to(ROOT) for file in files if file.startswith(f"{ROOT}/services")}
-    assert {"servicer.py", "publishing.py"} < {file.name for file in ran}
-    assert "queued_servicer.py" in TASK_AND_EVENT_FILES
+    assert {"ingest.py", "publishing.py"} < {file.name for file in ran}
+    assert Path("services/ingest/rpc/queued.py") in TASK_AND_EVENT_FILES
     # Neither code of event queues, nor a branch on their settings
-    assert not {file.name for file in ran} & TASK_AND_EVENT_FILES
+    assert not ran & TASK_AND_EVENT_FILES
     assert [file for file in ran if ASKS.search((ROOT / file).read_text())] == []

@@ -16,13 +16,13 @@ from slatemq.v1 import (
     consumer_pb2,
     consumer_pb2_grpc,
     entry_pb2,
-    entry_pb2_grpc,
     ingest_pb2,
     ingest_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
 )
 from tests.claimed_runs import messages_of
+from tests.entry_stubs import EntryStubs
 from tests.integration.stack.processes import AWAY, WAIT_SECONDS, Stack, patiently, running
 
 pytestmark = pytest.mark.slow  # Four processes start, and some of them again.
@@ -35,7 +35,7 @@ class Auditor:
     """Watches the queue, and writes what it saw into each message."""
 
     def __init__(self, stack: Stack) -> None:
-        self._entries = entry_pb2_grpc.EntryServiceStub(stack.broker.there)
+        self._entries = EntryStubs(stack.broker.there)
         self.position = ""
         self.seen: dict[int, entry_pb2.Entry] = {}
 
@@ -116,7 +116,7 @@ async def test_an_auditor_sees_and_mends_every_message_before_it_is_delivered(
         consumers = consumer_pb2_grpc.ConsumerServiceStub(stack.broker.there)
         claim = consumer_pb2.ClaimRequest(queue_id=QUEUE, max_messages=1000)
         assert not (await patiently(lambda: consumers.Claim(claim))).runs
-        entries = entry_pb2_grpc.EntryServiceStub(stack.broker.there)
+        entries = EntryStubs(stack.broker.there)
         for entry in auditor.seen.values():
             await entries.RescheduleEntry(
                 entry_pb2.RescheduleEntryRequest(handle=entry.handle, visible_at_ms=1)

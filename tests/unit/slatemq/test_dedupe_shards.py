@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq._publish.dedupe_shards import dedupe_shard
+from slatemq.dedupe_shards import dedupe_shard
 
 shards = st.sets(st.integers(0, 16_383), min_size=1, max_size=20)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
 from services.broker.core.queue import ATTEMPTS_USED_UP
 from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.v1 import entry_pb2, entry_pb2_grpc
+from slatemq.v1 import entry_pb2
 from slatemq.v1.queue_pb2 import (
     ENTRY_STATE_AVAILABLE,
     ENTRY_STATE_DELAYED,
@@ -20,12 +20,9 @@ from slatemq.v1.queue_pb2 import (
     ENTRY_STATE_IN_FLIGHT,
     EntryState,
 )
+from tests.entry_stubs import EntryStubs
 from tests.integration.broker.core.plain_queue import PlainQueue
 from tests.integration.broker.rig import Rig
-
-if TYPE_CHECKING:
-    from slatemq.v1.entry_pb2_grpc import EntryServiceAsyncStub
-
 
 QUEUES = ("red", "green", "blue")
 
@@ -37,7 +34,7 @@ class Compared:
     """A rig and the plain queues that must be like its queues."""
 
     rig: Rig
-    entries: EntryServiceAsyncStub
+    entries: EntryStubs
 
     def __init__(self, chosen: random.Random) -> None:
         self.random = chosen
@@ -56,7 +53,7 @@ class Compared:
     def connect(self, rig: Rig) -> None:
         """Goes on with this broker."""
         self.rig = rig
-        self.entries = entry_pb2_grpc.EntryServiceStub(rig.channel)
+        self.entries = EntryStubs(rig.channel)
 
     @property
     def now_ms(self) -> int:

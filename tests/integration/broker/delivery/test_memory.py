@@ -124,7 +124,7 @@ async def unread(opened: grpc.aio.Channel, measured: Measured, at_rest: int) -> 
     consume: Any = opened.stream_stream("/slatemq.v1.ConsumerService/Consume")
     claim: Any = opened.unary_stream("/slatemq.v1.ConsumerService/Claim")
     list_: Any = opened.unary_stream("/slatemq.v1.EntryService/ListEntries")
-    watch: Any = opened.unary_stream("/slatemq.v1.EntryService/WatchDelayed")
+    watch: Any = opened.unary_stream("/slatemq.v1.DelayedService/WatchDelayed")
     calls = []
     for queue_id in QUEUES:
         page = entry_pb2.ListEntriesRequest(

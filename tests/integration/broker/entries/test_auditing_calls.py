@@ -11,22 +11,24 @@ import pytest
 
 from services.broker.entries import delayed_watch
 from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+from slatemq.v1 import entry_pb2, queue_pb2
+from tests.entry_stubs import EntryStubs
 from tests.integration.broker.rig import Rig, refusal, running
 
 MINUTE = 60_000
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-def entries(rig: Rig) -> entry_pb2_grpc.EntryServiceAsyncStub:
-    return entry_pb2_grpc.EntryServiceStub(rig.channel)
+def entries(rig: Rig) -> EntryStubs:
+    return EntryStubs(rig.channel)
 
 
 async def first_answer(rig: Rig, **fields: Any) -> entry_pb2.WatchDelayedResponse:
     call = entries(rig).WatchDelayed(entry_pb2.WatchDelayedRequest(**fields), timeout=60)
     try:
         async for answer in call:
-            return answer
+            first: entry_pb2.WatchDelayedResponse = answer
+            return first
     finally:
         call.cancel()
     raise AssertionError("a watch has no end")

@@ -22,8 +22,9 @@ from slatemq.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from slatemq.v1 import assignment_pb2, entry_pb2, entry_pb2_grpc
+from slatemq.v1 import assignment_pb2, entry_pb2
 from tests.claimed_runs import ClaimedMessage
+from tests.entry_stubs import EntryStubs
 from tests.integration.broker.entries.delayed_rows import watches
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, refusal, running
 from tests.manual_clock import ManualClock
@@ -263,7 +264,7 @@ async def test_another_broker_hands_out_nothing_that_it_held_before_an_edit() ->
 @pytest.mark.parametrize("message_id", [0, -1, 1 << 62])
 async def test_only_a_message_can_be_forgotten(message_id: int) -> None:
     async with running() as rig:
-        stub = entry_pb2_grpc.EntryServiceStub(rig.channel)
+        stub = EntryStubs(rig.channel)
         request = entry_pb2.ForgetMessageRequest(message_id=message_id)
         code, _, field = await refusal(stub.ForgetMessage(request))
         assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "message_id")

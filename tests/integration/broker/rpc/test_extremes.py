@@ -38,7 +38,16 @@ READING: Final = {
 STREAMS: Final = {"Consume"}
 """Its claims are those of Claim."""
 
-SERVICES: Final = ("Queue", "Consumer", "Assignment", "Entry", "Removal", "Outbox")
+SERVICES: Final = (
+    "Queue",
+    "Consumer",
+    "Assignment",
+    "Entry",
+    "Delayed",
+    "DeadLetter",
+    "Removal",
+    "Outbox",
+)
 
 
 def methods() -> dict[str, Any]:
