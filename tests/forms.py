@@ -1,7 +1,8 @@
 """Short and full forms of tests that repeat something.
 
-`make test` has a part of it: fewer examples of Hypothesis, and of many variants those that are not
-marked `proof`. `make proofs` has all of it, and so has HYPOTHESIS_PROFILE=full for the examples.
+`make test` has a part of it: fewer examples, and of many variants those not marked `proof`. `make
+proofs` has all of it, and HYPOTHESIS_PROFILE=full has all of the examples. Hypothesis marks its own
+tests; another test that calls `examples` is marked `repeated`, or `make proofs` does not run it.
 """
 
 from __future__ import annotations

@@ -215,6 +215,17 @@ def test_what_everybody_imports_imports_nothing_of_ours(module: str) -> None:
     assert {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names} == set()
 
 
+def test_make_proofs_runs_each_test_that_has_a_number_of_examples() -> None:
+    left_out = [
+        name
+        for name, text in _sources().items()
+        if Path(name).name.startswith("test_") and "import examples\n" in text
+        if "mark.repeated" not in text and "hypothesis" not in text
+    ]
+
+    assert left_out == []
+
+
 def test_pins_are_hashed_and_name_no_place_to_fetch_from() -> None:
     for path in (ROOT / "requirements").glob("*.txt"):
         text = path.read_text()

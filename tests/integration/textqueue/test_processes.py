@@ -134,11 +134,13 @@ def test_readers_beside_writers_see_whole_messages_alone(start: Starter) -> None
         assert mine == [f"w{number}-{place}" for place in range(150)]
 
 
+@pytest.mark.repeated
 def test_ten_thousand_random_changes_by_several_processes_are_all_there(start: Starter) -> None:
+    """The short form has a fifth of them."""
     # Given processes that mark, set and append at random, each its own part of one file
     texts = {f"message-{number}" for number in range(2000)}
     TextQueue(start.path).append_all(sorted(texts), {"by": "-" + reserve(9)})
-    assert ended(*(start("change", part, 4, 2500) for part in range(4))) == [0] * 4
+    assert ended(*(start("change", part, 4, examples(2500)) for part in range(4))) == [0] * 4
 
     # Then the file is what all of them together made of it, byte for byte
     expected = {}
@@ -172,6 +174,7 @@ def test_an_editor_that_rewrites_the_file_loses_nothing_silently(start: Starter)
     }
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("how", ["edit", "edit_in_place"])
 def test_ten_thousand_edits_beside_an_editor_lose_no_message_silently(
     start: Starter, how: str

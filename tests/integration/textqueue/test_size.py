@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from slatemq.textqueue import TextQueue
+from tests.forms import examples
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
-FILE_BYTES = 256 << 20
+FILE_BYTES = examples(256) << 20
 
 GROWTH_BYTES_MAX = 24 << 20
 
@@ -34,7 +35,8 @@ print(counts[State.PROCESSED], compacted.removed_count, peak() - before)
 """
 
 
-@pytest.mark.slow  # writes and reads a quarter of a gigabyte
+@pytest.mark.repeated
+@pytest.mark.slow  # writes and reads a quarter of a gigabyte, in short a fifth of it
 def test_a_large_file_takes_constant_memory(tmp_path: Path) -> None:
     # Given a file of many processed messages, and one that is queued at its end
     path = tmp_path / "large.tq"

@@ -15,7 +15,10 @@ from tests.forms import examples
 from tests.integration.janitor.jobs.frames import tables_of
 from tests.integration.janitor.jobs.histories import GRACE_MS, NOW_MS, WINDOW_S, History
 
-pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question
+pytestmark = [
+    pytest.mark.repeated,
+    pytest.mark.slow,  # Spark takes seconds to start, and tenths of one for each question
+]
 
 HISTORIES = examples(120)
 

@@ -194,6 +194,7 @@ async def _many(database: Database, count: int) -> None:
         await database.commit(_batch(b"%d" % number))
 
 
+@pytest.mark.repeated
 def test_a_future_that_is_polled_too_early_never_stops_the_process(tmp_path: Path) -> None:
     # In a process of its own: this one would stand still, too.
     command = [sys.executable, "-m", "tests.unit.storage.database.early_waker", str(tmp_path)]

@@ -11,7 +11,7 @@ from services.broker.core.commands import Assignment, Range
 from services.broker.core.lists.replays import Counts, Replays
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
-from tests.forms import examples
+from tests.forms import seeds
 from tests.unit.broker.core.applied import assign_all, backfill_whole
 from tests.unit.broker.core.shards import Rig
 
@@ -145,7 +145,7 @@ async def test_quarantines_one_after_the_other_leave_one_part_to_replay() -> Non
     assert replays.of("slow") == (ReplayRange(0, 5, 5, OPEN_END),)
 
 
-@pytest.mark.parametrize("seed", range(examples(30)))
+@pytest.mark.parametrize("seed", seeds(30, 10))
 async def test_in_random_histories_each_message_comes_once(seed: int) -> None:
     """Every entry is one message that matches; some ranges are judged by what was known before."""
     chance, rig = random.Random(seed), Rig()
