@@ -56,21 +56,7 @@ class RedriveHistory(EntryHistory):
             for place in places
             if not self.is_over(letters[place], now_ms, source_model, target_model)
         ]
-        record = RedriveRecord(
-            queue_revision=queue.created_revision,
-            state=RedriveState.RUNNING,
-            rate=0,
-            created_at_ms=now_ms,
-            ended_at_ms=0,
-            total_count=queue.failed_count,
-            examined_count=0,
-            redriven_count=0,
-            next_order=order,
-            next_place=0,
-            end_order=queue.last_order,
-            queue_id=source,
-            target_queue_id=into,
-        )
+        record = self.record_of(queue, source, into, order)
 
         attempts = self.shard.attempts
         for cold in attempts.needed([letter.message_id for letter in letters], queue, target):
@@ -99,6 +85,24 @@ class RedriveHistory(EntryHistory):
             target_model.entries[letter.message_id] = self.waiting(
                 target_model, letter.priority, 0, letter.retention_deadline_ms, 0, now_ms
             )
+
+    def record_of(self, queue: Queue, source: str, into: str, order: int) -> RedriveRecord:
+        """A redrive of a whole queue that begins at a row."""
+        return RedriveRecord(
+            queue_revision=queue.created_revision,
+            state=RedriveState.RUNNING,
+            rate=0,
+            created_at_ms=self.now_ms,
+            ended_at_ms=0,
+            total_count=queue.failed_count,
+            examined_count=0,
+            redriven_count=0,
+            next_order=order,
+            next_place=0,
+            end_order=queue.last_order,
+            queue_id=source,
+            target_queue_id=into,
+        )
 
     def is_over(self, letter: FailedMessage, now_ms: int, *queues: ModelQueue) -> bool:
         latest_ms = max(now_ms, *(queue.walked_ms for queue in queues))
