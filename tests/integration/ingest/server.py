@@ -20,7 +20,7 @@ from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.requests.late_handlers import LateHandlers
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import open_root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
@@ -109,9 +109,11 @@ def message(payload: bytes = b"", **headers: str) -> ingest_pb2.PublishRun:
 class Server:
     """The process's own parts on a server of this process."""
 
-    def __init__(self, config: IngestConfig, telemetry: Telemetry) -> None:
+    def __init__(
+        self, config: IngestConfig, telemetry: Telemetry, root: Root | None = None
+    ) -> None:
         self.gate = Gate(config.concurrent_calls_max)
-        self.service = IngestProcess(config, telemetry, open_root(config.root))
+        self.service = IngestProcess(config, telemetry, root or open_root(config.root))
         self.address = ""
         self._server = grpc.aio.server(
             interceptors=[
@@ -141,9 +143,12 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    root: str = "memory:///", telemetry: Telemetry | None = None, **settings: Any
+    root: str | Root = "memory:///", telemetry: Telemetry | None = None, **settings: Any
 ) -> AsyncIterator[Ingest]:
-    server = Server(config_of(IngestConfig, root=root, **settings), telemetry or Telemetry())
+    """An ingest on the root of this URL, or on one that outlives it."""
+    url, opened = (root, None) if isinstance(root, str) else ("memory:///", root)
+    config = config_of(IngestConfig, root=url, **settings)
+    server = Server(config, telemetry or Telemetry(), opened)
     await server.start()
     try:
         async with open_channel(server.address) as channel:

@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from libs.storage.database.roots import open_root
-from services.ingest import service
 from slatemq.v1 import ingest_pb2, purge_pb2, snapshot_pb2, task_pb2
 from tests.integration.extreme_fields import FAULTS, caller, count_taken, service_of
 from tests.integration.ingest.server import Ingest, message, serving
@@ -166,15 +165,14 @@ def test_each_command_has_its_extremes_tried() -> None:
     ("name", "make"), [(name, make) for name, makes in REQUESTS.items() for make in makes]
 )
 async def test_what_is_taken_is_stored_and_read_again(
-    name: str, make: Callable[[Ingest], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+    name: str, make: Callable[[Ingest], Awaitable[Any]]
 ) -> None:
     # In memory, and there for the next process, too.
     root = open_root("memory:///")
-    monkeypatch.setattr(service, "opened_root", lambda url: root)
-    async with serving(purge_grace_s=0, heartbeat_ms=20) as ingest:
+    async with serving(root, purge_grace_s=0, heartbeat_ms=20) as ingest:
         taken = await count_taken(call_of(ingest, name), partial(make, ingest))
         before = await stored(ingest)
     assert taken or name in NOTHING_THERE
-    async with serving(purge_grace_s=0, heartbeat_ms=20) as ingest:
+    async with serving(root, purge_grace_s=0, heartbeat_ms=20) as ingest:
         assert await stored(ingest) == before
         await ingest.publish(message(b"later"))
