@@ -13,7 +13,7 @@ from libs.storage.records.queues import AvailableMessage
 from services.broker.core.queue import Choice
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Range, Shard
-from services.broker.core.waiting.scan import Many
+from services.broker.core.waiting.scan import BulkSelector
 
 NOW_MS = 1_767_225_600_000
 DEPTHS = (10_000, 100_000, 1_000_000, 4_000_000)
@@ -40,7 +40,7 @@ def committed(shard: Shard) -> int:
     return sum(len(key) + len(value or b"") for key, value in rows)
 
 
-class First(Many):
+class First(BulkSelector):
     """Chooses the first messages, all at once as a broker does that has their payloads."""
 
     def __init__(self, count: int) -> None:

@@ -63,9 +63,9 @@ def main() -> None:
         try:
             while not ready.exists():
                 time.sleep(0.1)
-            told = json.loads(ready.read_text(encoding="utf-8"))
-            asyncio.run(run(told["endpoint"], args.messages, args.payload_bytes))
-            for name, pid in told["pids"].items():
+            fields = json.loads(ready.read_text(encoding="utf-8"))
+            asyncio.run(run(fields["endpoint"], args.messages, args.payload_bytes))
+            for name, pid in fields["pids"].items():
                 print(f"{name:9} {peak_mb(pid):6.0f} MB at the peak")
         finally:
             stack.send_signal(signal.SIGTERM)

@@ -85,10 +85,10 @@ def phase(server: Server, name: str, count: int, work: Callable[[], Took]) -> No
     for service, spent in after.items():
         parts = {kind: 1e6 * (spent[kind] - before[service][kind]) / count for kind in spent}
         if sum(parts.values()) >= SHARE_MIN:
-            print(f"    {service:10} {sum(parts.values()):5.1f} us: {_told(parts)}", flush=True)
+            print(f"    {service:10} {sum(parts.values()):5.1f} us: {_line(parts)}", flush=True)
 
 
-def _told(parts: Mapping[str, float]) -> str:
+def _line(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {us:.1f}" for kind, us in parts.items() if us >= SHARE_MIN)
 
 

@@ -26,13 +26,13 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.layout.buckets import BucketKind
 from libs.storage.records.queues import AvailableMessage, FailedMessage
-from services.broker.core.batches.remove import Letter
+from services.broker.core.batches.remove import DeadLetter
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Shard
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.remover import ListedLetter, Remover, WaitingMessage
-from services.broker.entries.finished_pages import ListReaders, Span, list_readers
+from services.broker.dead_letters.remover import ListedDeadLetter, Remover, WaitingMessage
+from services.broker.entries.finished_pages import ListReaders, TimeRange, list_readers
 from services.broker.shard.owner import ShardOwner
 from services.ingest.config import IngestConfig
 from services.ingest.edit.purge_rules import Reason
@@ -108,15 +108,15 @@ async def archived(
             queue.touch()
 
         await add(owner, fail)
-    letters = [
-        ListedLetter(order, Letter(one.message_id, one.failed_at_ms))
-        async for order, row in lists.failed.rows(queue, Span(), None)
+    dead_letters = [
+        ListedDeadLetter(order, DeadLetter(one.message_id, one.failed_at_ms))
+        async for order, row in lists.failed.rows(queue, TimeRange(), None)
         for one in row
     ]
 
     async def archive() -> int:
         for first in range(0, count, AT_ONCE):
-            await remover.failed(queue, letters[first : first + AT_ONCE], "run")
+            await remover.failed(queue, dead_letters[first : first + AT_ONCE], "run")
         return queue.archived_count
 
     await timed("archived", count, archive())

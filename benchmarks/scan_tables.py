@@ -117,14 +117,14 @@ def compare_decoders() -> None:
         log_batches(rows[:10])
         began = time.perf_counter()
         log_batches(rows)
-        told(f"log entries of {entry} as columns", 50_000, time.perf_counter() - began)
+        report(f"log entries of {entry} as columns", 50_000, time.perf_counter() - began)
         began = time.perf_counter()
         for _, value in rows:
             decode_log_entry(value)
-        told(f"log entries of {entry}, message by message", 50_000, time.perf_counter() - began)
+        report(f"log entries of {entry}, message by message", 50_000, time.perf_counter() - began)
 
 
-def told(what: str, rows: int, seconds: float) -> None:
+def report(what: str, rows: int, seconds: float) -> None:
     print(f"{what:<42} {rows:>10,} rows {seconds:>7.2f} s {seconds / rows * 1e6:>7.2f} µs a row")
 
 
@@ -135,7 +135,7 @@ def scan_here(root: str, names: Sequence[SnapshotName]) -> None:
         rows = 0
         for piece in plan_scan(root, list(names), table, EVERYTHING, 16):
             rows += sum(one.num_rows for one in Reading(root, table, EVERYTHING).batches(piece))
-        told(f"{name}, in this process, one core", rows, time.perf_counter() - began)
+        report(f"{name}, in this process, one core", rows, time.perf_counter() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"peak of this process, the filling included: {peak} MiB")
 
@@ -162,7 +162,7 @@ def scan_with_spark(root: str, names: Sequence[SnapshotName]) -> None:
         for what, query in QUERIES.items():
             began = time.perf_counter()
             (row,) = spark.sql(query).collect()
-            told(f"Spark, local[2]: {what}", int(row[0]), time.perf_counter() - began)
+            report(f"Spark, local[2]: {what}", int(row[0]), time.perf_counter() - began)
 
 
 def main() -> None:

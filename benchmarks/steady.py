@@ -90,8 +90,8 @@ async def observe(load: Load, data: Path, pids: Mapping[str, int], size: int) ->
         stored = load.published * size
         counts = [kinds[kind] for kind in (*KINDS, "other")]
         memory = [f"{mb:.0f}" for mb in resident_mb(pids).values()]
-        told = [f"{total / 1e6:.0f}", f"{total / stored:.2f}" if stored else "-", *memory]
-        print(minute, load.published, load.acked, *counts, *told, flush=True)
+        items = [f"{total / 1e6:.0f}", f"{total / stored:.2f}" if stored else "-", *memory]
+        print(minute, load.published, load.acked, *counts, *items, flush=True)
 
 
 async def run(

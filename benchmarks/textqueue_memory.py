@@ -76,14 +76,14 @@ def costs(path: Path, endpoint: str | None) -> dict[str, Cost]:
     def own(name: str) -> Cost:
         return cost(__spec__.name, "--work", name, str(path))
 
-    told = {
+    fields = {
         "nothing": own("start"),
         "read all": own("scan"),
         "compact, nothing to go": own("compact"),
     }
     if endpoint is not None:
-        told |= through_a_queue(path, ("--endpoint", endpoint))
-    return told | {
+        fields |= through_a_queue(path, ("--endpoint", endpoint))
+    return fields | {
         "claim and finish all": own("claim"),
         "compact, all to go": own("compact"),
     }
@@ -124,10 +124,10 @@ def main() -> None:
     sizes = "".join(f"{size:9} MB {'seconds':>9}" for size in (SMALL_MEGABYTES, given.megabytes))
     sys.stdout.write(f"{'peak of memory in MB':26}{sizes}\n")
     for name in tables[0]:
-        told = "".join(
+        text = "".join(
             f"{one[name].peak_megabytes:12.1f} {one[name].seconds:9.1f}" for one in tables
         )
-        sys.stdout.write(f"{name:26}{told}\n")
+        sys.stdout.write(f"{name:26}{text}\n")
 
 
 if __name__ == "__main__":

@@ -125,9 +125,9 @@ def scanning(folder: Path, size: int, rounds: int) -> None:
         "and texts": partial(read, path),
         "all": partial(scan, path, *State),
     }
-    told = "".join(f"{name:>11}" for name in works)
+    text = "".join(f"{name:>11}" for name in works)
     shares = "".join(f"{'÷ lines':>10}" for _ in range(3))
-    sys.stdout.write(f"{'MB/s':26}{told}{shares}\n")
+    sys.stdout.write(f"{'MB/s':26}{text}{shares}\n")
     for name, piece in SHAPES.items():
         path.write_bytes(piece * (size // len(piece)))
         best = [float("inf")] * len(works)
@@ -136,9 +136,9 @@ def scanning(folder: Path, size: int, rounds: int) -> None:
                 min(known, seconds(work)) for known, work in zip(best, works.values(), strict=True)
             ]
         rates = [path.stat().st_size / one / 1e6 for one in best]
-        told = "".join(f"{rate:11.0f}" for rate in rates)
+        text = "".join(f"{rate:11.0f}" for rate in rates)
         shares = "".join(f"{rate / rates[0]:10.2f}" for rate in rates[1:4])
-        sys.stdout.write(f"{name:26}{told}{shares}\n")
+        sys.stdout.write(f"{name:26}{text}{shares}\n")
 
 
 def mark_all(queue: TextQueue, entries: list[Entry]) -> None:

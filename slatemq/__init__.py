@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from slatemq._admin.archived import ArchivedLetter, ArchivedOutcome
+    from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
     from slatemq._admin.entry_models import (
         Archived,
         Attempt,
@@ -50,7 +50,12 @@ if TYPE_CHECKING:
         ReplayRange,
     )
     from slatemq._admin.redrives import Redrive, RedriveState
-    from slatemq._admin.settling import DropLetter, NoteLetter, RedriveLetter, ReplaceLetter
+    from slatemq._admin.settling import (
+        DropDeadLetter,
+        NoteDeadLetter,
+        RedriveDeadLetter,
+        ReplaceDeadLetter,
+    )
     from slatemq._admin.tasks import Task, TaskState
     from slatemq._admin.watching import DelayedWatch
     from slatemq._commands.message_refs import MessageLease, MessageRefs, MessageToken, MessageView
@@ -84,7 +89,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Archived",
-    "ArchivedLetter",
+    "ArchivedDeadLetter",
     "ArchivedOutcome",
     "Attempt",
     "Backoff",
@@ -100,7 +105,7 @@ __all__ = [
     "Counts",
     "DelayedWatch",
     "DeletedQueue",
-    "DropLetter",
+    "DropDeadLetter",
     "Entry",
     "EntryPage",
     "EntryState",
@@ -119,7 +124,7 @@ __all__ = [
     "MessageRefs",
     "MessageToken",
     "MessageView",
-    "NoteLetter",
+    "NoteDeadLetter",
     "OutgoingMessage",
     "PriorityCounts",
     "Published",
@@ -132,12 +137,12 @@ __all__ = [
     "QueueView",
     "Received",
     "Redrive",
-    "RedriveLetter",
+    "RedriveDeadLetter",
     "RedriveState",
     "RefSet",
     "RefToken",
     "Release",
-    "ReplaceLetter",
+    "ReplaceDeadLetter",
     "Replay",
     "ReplayRange",
     "RouteStatus",
@@ -155,7 +160,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "slatemq._admin.archived": ["ArchivedLetter", "ArchivedOutcome"],
+    "slatemq._admin.archived": ["ArchivedDeadLetter", "ArchivedOutcome"],
     "slatemq._consume.batches": ["BatchConsumer"],
     "slatemq.client": ["Client", "connect"],
     "slatemq._consume.commands": [
@@ -207,7 +212,12 @@ _HOMES = {
     "slatemq._commands.queue_store": ["MemoryQueue", "QueueStore", "QueueView"],
     "slatemq._commands.ref_set": ["ItemLease", "RefSet", "RefToken"],
     "slatemq._admin.redrives": ["Redrive", "RedriveState"],
-    "slatemq._admin.settling": ["DropLetter", "NoteLetter", "RedriveLetter", "ReplaceLetter"],
+    "slatemq._admin.settling": [
+        "DropDeadLetter",
+        "NoteDeadLetter",
+        "RedriveDeadLetter",
+        "ReplaceDeadLetter",
+    ],
     "slatemq._admin.tasks": ["Task", "TaskState"],
     "slatemq._admin.watching": ["DelayedWatch"],
 }

@@ -25,7 +25,7 @@ from slatemq._checks import check_text, check_whole, iterable
 from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
 from slatemq._consume.batches import BatchConsumer, claim, claim_request
-from slatemq._consume.consumer import Consumer, Wish
+from slatemq._consume.consumer import ConsumeOptions, Consumer
 from slatemq._consume.delivered import Origin, Received, received
 from slatemq._consume.finishing import Finisher, nack_of
 from slatemq._consume.keeping import LeaseKeeper
@@ -41,9 +41,9 @@ from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import (
     BatchSettings,
+    Duration,
     OutgoingMessage,
     Payload,
-    Span,
     Time,
     Topology,
     milliseconds,
@@ -59,7 +59,7 @@ def connect(
     endpoint: str | Iterable[str] = "127.0.0.1:7420",
     *,
     batches: BatchSettings | None = None,
-    call_timeout: Span = CALL_S,
+    call_timeout: Duration = CALL_S,
     tracing: bool = False,
 ) -> Client:
     """A client of the instance that has a process at `endpoint` (`host:port`, any service).
@@ -95,7 +95,7 @@ class Client(
         endpoint: str | Iterable[str],
         *,
         batches: BatchSettings | None = None,
-        call_timeout: Span = CALL_S,
+        call_timeout: Duration = CALL_S,
         tracing: bool = False,
     ) -> None:
         """See `connect`."""
@@ -153,8 +153,8 @@ class Client(
         headers: Mapping[str, str] | None = None,
         *,
         created_at: Time | None = None,
-        retention: Span | None = None,
-        delay: Span | None = None,
+        retention: Duration | None = None,
+        delay: Duration | None = None,
         visible_at: Time | None = None,
         dedupe_key: str | None = None,
     ) -> Published:
@@ -216,10 +216,10 @@ class Client(
         *,
         prefetch: int = consuming.PREFETCH,
         prefetch_bytes: int = consuming.PREFETCH_BYTES,
-        lease: Span | None = None,
+        lease: Duration | None = None,
         consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-        outage_timeout: Span | None = None,
+        hold: Duration = consuming.HOLD_S,
+        outage_timeout: Duration | None = None,
     ) -> Consumer:
         """Messages of a queue as they come.
 
@@ -239,9 +239,9 @@ class Client(
         (None: never), iterating raises Unavailable (OUTAGE_TIMEOUT). Raises NotFound when there is
         no such queue.
         """
-        wish = Wish(prefetch, prefetch_bytes, lease, consumer_id, hold, outage_timeout)
+        options = ConsumeOptions(prefetch, prefetch_bytes, lease, consumer_id, hold, outage_timeout)
         origin = self._origin(queue_id, self._keeper)
-        consumer = Consumer(self._locations, origin, self._keeper, wish, self._consumers.discard)
+        consumer = Consumer(self._locations, origin, self._keeper, options, self._consumers.discard)
         self._consumers.add(consumer)
         return consumer
 
@@ -251,10 +251,10 @@ class Client(
         max_messages: int = 1000,
         *,
         max_bytes: int = consuming.PREFETCH_BYTES,
-        lease: Span | None = None,
+        lease: Duration | None = None,
         consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-        outage_timeout: Span | None = None,
+        hold: Duration = consuming.HOLD_S,
+        outage_timeout: Duration | None = None,
     ) -> BatchConsumer:
         """Messages of a queue by the batch: what is there, up to `max_messages`, never none.
 
@@ -268,10 +268,10 @@ class Client(
         While one batch is worked on, the next is claimed. Leases are kept, and outages are logged
         and bounded, as in `consume`. What is there is not waited for to become more.
         """
-        wish = Wish(max_messages, max_bytes, lease, consumer_id, hold, outage_timeout)
+        options = ConsumeOptions(max_messages, max_bytes, lease, consumer_id, hold, outage_timeout)
         origin = self._origin(queue_id, self._keeper)
         consumer = BatchConsumer(
-            self._locations, origin, self._keeper, wish, self._consumers.discard
+            self._locations, origin, self._keeper, options, self._consumers.discard
         )
         self._consumers.add(consumer)
         return consumer
@@ -283,10 +283,10 @@ class Client(
         *,
         concurrency: int = 8,
         prefetch: int | None = None,
-        lease: Span | None = None,
+        lease: Duration | None = None,
         consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-        outage_timeout: Span | None = None,
+        hold: Duration = consuming.HOLD_S,
+        outage_timeout: Duration | None = None,
     ) -> None:
         """Calls `handler` for every message, `concurrency` at a time, until cancelled.
 
@@ -315,8 +315,8 @@ class Client(
         queue_id: str,
         max_messages: int = 1,
         *,
-        wait: Span = 0,
-        lease: Span | None = None,
+        wait: Duration = 0,
+        lease: Duration | None = None,
         consumer_id: str = "",
         max_bytes: int = 0,
     ) -> list[Received]:
@@ -350,7 +350,7 @@ class Client(
         self,
         lease_tokens: Sequence[str],
         reason: str = "",
-        delay: Span | None = None,
+        delay: Duration | None = None,
         *,
         release: bool = False,
     ) -> list[SlateMQError | None]:
@@ -365,7 +365,7 @@ class Client(
         return await self._finisher.nack_many(items)
 
     async def extend(
-        self, lease_tokens: Sequence[str], lease: Span | None = None
+        self, lease_tokens: Sequence[str], lease: Duration | None = None
     ) -> list[int | SlateMQError]:
         """Sets the ends of leases to now + `lease` (None: as long as at their claims).
 

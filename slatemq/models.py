@@ -14,7 +14,7 @@ from slatemq.errors import InvalidArgument
 MESSAGES_MAX = 10_000
 """Messages that the server takes in one publish."""
 
-Span = float | timedelta
+Duration = float | timedelta
 """A length of time: seconds, or a timedelta."""
 
 Time = int | datetime
@@ -109,7 +109,7 @@ class Topology:
     janitors: Mapping[int, str]
 
 
-def seconds(span: Span, field: str = "") -> float:
+def seconds(span: Duration, field: str = "") -> float:
     """A length of time in seconds; raises InvalidArgument about `field` for what is none."""
     if isinstance(span, timedelta):
         return span.total_seconds()
@@ -118,7 +118,7 @@ def seconds(span: Span, field: str = "") -> float:
     return float(span)
 
 
-def milliseconds(span: Span, field: str = "") -> int:
+def milliseconds(span: Duration, field: str = "") -> int:
     """A length of time in whole milliseconds, a positive one at least 1; raises as `seconds`."""
     length = seconds(span, field)
     if not isfinite(length):
@@ -126,7 +126,7 @@ def milliseconds(span: Span, field: str = "") -> int:
     return round(length * 1000) or (1 if length > 0 else 0)
 
 
-def span_ms(name: str, span: Span) -> int:
+def span_ms(name: str, span: Duration) -> int:
     """The same, the name first."""
     return milliseconds(span, name)
 
@@ -170,9 +170,9 @@ def outgoing(
     payload: Payload,
     headers: Mapping[str, str] | None = None,
     created_at: Time | None = None,
-    retention: Span | None = None,
+    retention: Duration | None = None,
     *,
-    delay: Span | None = None,
+    delay: Duration | None = None,
     visible_at: Time | None = None,
     dedupe_key: str | None = None,
 ) -> OutgoingMessage:
@@ -195,7 +195,7 @@ def _headers(headers: Mapping[str, str]) -> dict[str, str]:
         raise wrong("headers", "a mapping of text to text", headers) from error
 
 
-def whole_seconds(name: str, span: Span) -> int:
+def whole_seconds(name: str, span: Duration) -> int:
     """A length of time in seconds; raises InvalidArgument naming the field when it is not whole."""
     length = seconds(span, name)
     if not isfinite(length) or length != int(length):

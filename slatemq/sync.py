@@ -25,7 +25,7 @@ from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, maker_of,
 from slatemq._rpc.forks import check_can_connect
 from slatemq._rpc.peers import CALL_S
 from slatemq.errors import Unavailable
-from slatemq.models import BatchSettings, Span
+from slatemq.models import BatchSettings, Duration
 from slatemq.sync_views import (
     DelayedWatch,
     ItemLease,
@@ -280,8 +280,8 @@ class SyncClient(ViewCalls):
         queue_id: str,
         max_messages: int = 1,
         *,
-        wait: Span = 0,
-        lease: Span | None = None,
+        wait: Duration = 0,
+        lease: Duration | None = None,
         consumer_id: str = "",
         max_bytes: int = 0,
     ) -> list[Received]:
@@ -332,7 +332,7 @@ def connect(
     endpoint: str | Iterable[str] = "127.0.0.1:7420",
     *,
     batches: BatchSettings | None = None,
-    call_timeout: Span = CALL_S,
+    call_timeout: Duration = CALL_S,
     tracing: bool = False,
 ) -> SyncClient:
     """A synchronous client; see slatemq.connect. Use it as a context manager."""

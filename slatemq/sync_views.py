@@ -16,7 +16,7 @@ from slatemq._consume import consumer as consuming
 from slatemq._consume.commands import Command
 from slatemq._rpc.blocking import Face, Loop, StreamFace, maker_of, method_of
 from slatemq.codecs import Codec
-from slatemq.models import Span, Time
+from slatemq.models import Duration, Time
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class RefSet(Face[message_refs.MessageRefs[T]], Generic[T]):
         """A lease on the token's item; see slatemq.MessageRefs.lease."""
         return ItemLease(self._loop, self._inner.lease(token))
 
-    def extend(self, token: MessageToken[T], length: Span | None = None) -> int:
+    def extend(self, token: MessageToken[T], length: Duration | None = None) -> int:
         """Sets the end of a token's lease; see slatemq.MessageRefs.extend."""
         return self._loop.run(lambda: self._inner.extend(token, length))
 
@@ -114,7 +114,7 @@ class QueueCommands(Face[queue_commands.QueueCommands[T]], Generic[T]):
         return TransferToken(self._loop, self._inner.complete(tokens))
 
     def push(
-        self, token: TransferToken[T], *, priority: int | None = None, delay: Span = 0
+        self, token: TransferToken[T], *, priority: int | None = None, delay: Duration = 0
     ) -> QueueCommand:
         """Moves the items of a released token into this queue; see slatemq.QueueCommands.push."""
         inner: Any = getattr(token, "_inner", token)  # Anything else is refused by name.
@@ -125,8 +125,8 @@ class QueueCommands(Face[queue_commands.QueueCommands[T]], Generic[T]):
         item: T,
         headers: Mapping[str, str] | None = None,
         *,
-        retention: Span | None = None,
-        delay: Span | None = None,
+        retention: Duration | None = None,
+        delay: Duration | None = None,
         visible_at: Time | None = None,
     ) -> QueueCommand:
         """Puts a new item into this queue; see slatemq.QueueCommands.push_item."""
@@ -160,10 +160,10 @@ class ViewCalls(Face[asynchronous.Client]):
         queue_id: str,
         codec: Codec[T],
         *,
-        lease: Span | None = None,
+        lease: Duration | None = None,
         consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-        timeout: Span = TRY_S,
+        hold: Duration = consuming.HOLD_S,
+        timeout: Duration = TRY_S,
     ) -> QueueView[T]:
         """See slatemq.Client.queue_view."""
         inner = self._inner.queue_view(

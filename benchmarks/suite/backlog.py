@@ -146,8 +146,8 @@ def backlog(folder: Path, sizes: Sequence[int], delayed: Sequence[int], rounds: 
                 volume = Volume(waiting=size, delayed=beside, queue=QUEUE, payload_bytes=BYTES)
                 queue = Backlog(volume, rounds)
                 _of_one(Path(own), volume, queue, starts=size == max(sizes))
-            told = "  ".join(f"{what} {value:,.1f}" for what, value in queue.numbers.items())
-            print(f"  {told}", flush=True)
+            text = "  ".join(f"{what} {value:,.1f}" for what, value in queue.numbers.items())
+            print(f"  {text}", flush=True)
             numbers |= queue.numbers
             counted += queue.claimed
     return Measured(numbers, {"payload bytes": BYTES}, counted)

@@ -80,8 +80,8 @@ class Comparison:
                     self._attempt(system, turn)
         finally:
             for (name, system), variants in self._measured.items():
-                for told in _best(variants):
-                    self.results.add(name, system, told)
+                for best in _best(variants):
+                    self.results.add(name, system, best)
 
     def _attempt(self, system: str, turn: int) -> None:
         try:
@@ -108,13 +108,13 @@ class Comparison:
                     print(f"{system} {name}: FAILED: {error}", flush=True)
                     continue
                 turns = self._measured.setdefault((name, system), [[] for _ in variants])
-                for one, told in zip(turns, measured, strict=True):
-                    one.append(told)
-                (told,) = _best([[told] for told in measured])
-                numbers = "  ".join(f"{what} {n:,.1f}" for what, n in told.numbers.items())
+                for one, item in zip(turns, measured, strict=True):
+                    one.append(item)
+                (item,) = _best([[item] for item in measured])
+                numbers = "  ".join(f"{what} {n:,.1f}" for what, n in item.numbers.items())
                 took_s = time.monotonic() - began
                 print(
-                    f"{turn + 1} {system:9} {name:6} {numbers}  {told.settings}  ({took_s:.0f} s)",
+                    f"{turn + 1} {system:9} {name:6} {numbers}  {item.settings}  ({took_s:.0f} s)",
                     flush=True,
                 )
 

@@ -56,9 +56,9 @@ def store_url(port: int) -> str:
 def _counts(port: int) -> Counts:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/_counts")
-    told: Counts = json.loads(connection.getresponse().read())
+    counts: Counts = json.loads(connection.getresponse().read())
     connection.close()
-    return told
+    return counts
 
 
 def _requests(before: Counts, after: Counts, methods: Sequence[str], kind: str = "") -> int:

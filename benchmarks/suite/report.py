@@ -48,8 +48,8 @@ def _compared(results: Results) -> list[str]:
             cells = []
             for system in systems:
                 ratio = results.ratio(what, medians, system)
-                told = _number(medians[system]) if system in medians else "–"
-                cells.append(f"{told} (×{ratio:.2f})" if ratio else told)
+                number = _number(medians[system]) if system in medians else "–"
+                cells.append(f"{number} (×{ratio:.2f})" if ratio else number)
             lines.append(f"| {title} | {what} | {' | '.join(cells)} |")
     return lines if len(lines) > 2 else []
 
@@ -75,8 +75,8 @@ def _own(results: Results) -> list[str]:
         lines += [f"|---|{'---|' * len(points)}"]
         for row in rows:
             cells = [medians.get(f"{row} @{point}") for point in points]
-            told = ["–" if cell is None else _number(cell) for cell in cells]
-            lines.append(f"| {row} | {' | '.join(told)} |")
+            items = ["–" if cell is None else _number(cell) for cell in cells]
+            lines.append(f"| {row} | {' | '.join(items)} |")
     return lines
 
 
@@ -94,15 +94,15 @@ def _by_mode(medians: Mapping[str, float], settings: Mapping[str, Any]) -> list[
         lines += [f"| {store} | {' | '.join(', '.join(column) for column in columns)} |"]
         lines += [f"|---|{'---|' * len(columns)}"]
         for mode, found in rows.items():
-            told = [_number(found[one]) if one in found else "–" for one in columns]
-            lines.append(f"| {mode} | {' | '.join(told)} |")
+            items = [_number(found[one]) if one in found else "–" for one in columns]
+            lines.append(f"| {mode} | {' | '.join(items)} |")
         lines.append("")
-    lines += [f"- {what}: {told}" for what, told in settings.items() if what in BACKENDS]
+    lines += [f"- {what}: {items}" for what, items in settings.items() if what in BACKENDS]
     lines += [f"- left out: {what}: {why}" for what, why in settings.get("left out", {}).items()]
     return lines
 
 
-def _told(results: Results, drawn: str) -> str:
+def _section(results: Results, drawn: str) -> str:
     lines = [f"Measured with `{results.command}`, on {results.machine}.", ""]
     lines += [f"- {system}: {text}" for system, text in results.settings.items()]
     lines += [f"- {system}: left out: {why}" for system, why in results.left_out.items()]
@@ -123,5 +123,5 @@ def write(results: Results, place: Path) -> None:
     text = page.read_text(encoding="utf-8") if page.exists() else f"{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    told = _told(results, f"{place.name}/results.svg")
-    page.write_text(f"{before}{BEGIN}\n\n{told}\n\n{END}{after}", encoding="utf-8")
+    result = _section(results, f"{place.name}/results.svg")
+    page.write_text(f"{before}{BEGIN}\n\n{result}\n\n{END}{after}", encoding="utf-8")

@@ -60,8 +60,8 @@ class Results:
 
     def lines(self) -> list[str]:
         """A line for each thing measured, with the ratios to ours."""
-        told = [f"{system}: {text}" for system, text in self.settings.items()]
-        told += [f"{system}: left out: {why}" for system, why in self.left_out.items()]
+        items = [f"{system}: {text}" for system, text in self.settings.items()]
+        items += [f"{system}: left out: {why}" for system, why in self.left_out.items()]
         for workload in self.numbers:
             for what, medians in self.medians(workload).items():
                 parts = []
@@ -72,12 +72,12 @@ class Results:
                         if value < 1000
                         else f"{system} {value:,.0f}" + (f" (×{ratio:.2f})" if ratio else "")
                     )
-                told.append(f"{workload:7} {what:34} {'  '.join(parts)}")
-        return told
+                items.append(f"{workload:7} {what:34} {'  '.join(parts)}")
+        return items
 
     def write(self, path: Path) -> None:
         """As JSON."""
-        told = {
+        fields = {
             "command": self.command,
             "machine": self.machine,
             "settings": self.settings,
@@ -88,7 +88,7 @@ class Results:
             "failures": self.failures,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def machine() -> str:
@@ -105,20 +105,20 @@ def read(paths: Sequence[Path]) -> Results:
     whole = Results()
     commands = []
     for path in paths:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        commands.append(told["command"])
-        whole.machine = told["machine"]
-        whole.settings |= told["settings"]
-        whole.left_out |= told["left_out"]
-        whole.failures += told["failures"]
-        for workload, by_what in told["numbers"].items():
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        commands.append(fields["command"])
+        whole.machine = fields["machine"]
+        whole.settings |= fields["settings"]
+        whole.left_out |= fields["left_out"]
+        whole.failures += fields["failures"]
+        for workload, by_what in fields["numbers"].items():
             for what, by_system in by_what.items():
                 kept = whole.numbers.setdefault(workload, {}).setdefault(what, {})
                 for system, values in by_system.items():
                     kept.setdefault(system, []).extend(values)
-        for workload, chosen in told["chosen"].items():
+        for workload, chosen in fields["chosen"].items():
             whole.chosen.setdefault(workload, {}).update(chosen)
-        for workload, counted in told["counted"].items():
+        for workload, counted in fields["counted"].items():
             whole.counted.setdefault(workload, {}).update(counted)
     whole.command = "` and `".join(dict.fromkeys(commands))
     return whole

@@ -100,6 +100,6 @@ def routing(folder: Path, counts: Sequence[int], messages: int) -> Measured:
             found, routed = asyncio.run(_measure(server, queues, messages))
         numbers |= found
         counted += routed
-        told = "  ".join(f"{what.split(' @')[0]} {value:,.0f}" for what, value in found.items())
-        print(f"  {queues:>6,} queues: {told}", flush=True)
+        text = "  ".join(f"{what.split(' @')[0]} {value:,.0f}" for what, value in found.items())
+        print(f"  {queues:>6,} queues: {text}", flush=True)
     return Measured(numbers, {"messages": messages, "payload bytes": BYTES}, counted)

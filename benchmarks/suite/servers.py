@@ -59,8 +59,8 @@ def _program(name: str, *more: Path) -> str:
 
 
 def _version(program: str) -> str:
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    return (told.stdout or told.stderr).splitlines()[0]
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return (result.stdout or result.stderr).splitlines()[0]
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -119,10 +119,10 @@ def slatemq(
             if process.poll() is not None or time.monotonic() > ends_at:
                 raise NotHere(log.read_text()[-300:])
             time.sleep(0.05)
-        told = json.loads(ready.read_text())
+        fields = json.loads(ready.read_text())
         yield Server(
             "slatemq",
-            told["endpoint"],
+            fields["endpoint"],
             OURS,
             lambda: list(json.loads(ready.read_text())["pids"].values()),
             folder,

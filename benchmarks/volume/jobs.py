@@ -73,7 +73,7 @@ def family(pid: int) -> dict[int, Process]:
     every = processes()
     chosen = {pid: every[pid]} if pid in every else {}
     while more := {
-        one: told for one, told in every.items() if told.parent in chosen and one not in chosen
+        one: item for one, item in every.items() if item.parent in chosen and one not in chosen
     }:
         chosen |= more
     return chosen
@@ -110,11 +110,11 @@ class Watch:
         while not self._over.wait(SAMPLED_S):
             now_s, now_mb = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
             now = family(self._pid)
-            for pid, told in now.items():
-                part = self._part(pid, told, now)
-                now_s[part] += told.own_s
+            for pid, item in now.items():
+                part = self._part(pid, item, now)
+                now_s[part] += item.own_s
                 # Those below the driver and the JVM that ended are Python's.
-                now_s[WORKERS] += told.ended_s
+                now_s[WORKERS] += item.ended_s
                 mb = proportional_mb(pid)
                 now_mb[part] += mb
                 if part == WORKERS:
@@ -123,12 +123,12 @@ class Watch:
                 self.cpu_s[part] = max(self.cpu_s[part], now_s[part])
                 self.peak_mb[part] = max(self.peak_mb[part], now_mb[part])
 
-    def _part(self, pid: int, told: Process, now: Mapping[int, Process]) -> str:
+    def _part(self, pid: int, process: Process, now: Mapping[int, Process]) -> str:
         if pid == self._pid:
             return DRIVER
-        if told.name != "java":
+        if process.name != "java":
             return WORKERS
-        parent = now.get(told.parent)
+        parent = now.get(process.parent)
         return EXECUTORS if parent is not None and parent.name == "java" else JVM
 
     def end(self) -> None:
@@ -161,10 +161,10 @@ def renew_peaks(services: Mapping[str, int]) -> None:
 
 
 def _job(
-    root: str, name: str, master: str, window_s: int, told: multiprocessing.Queue[JobResult]
+    root: str, name: str, master: str, window_s: int, record: multiprocessing.Queue[JobResult]
 ) -> None:
     options = JobOptions(dry_run=name.endswith("?"), master=master, replay_window_s=window_s)
-    told.put(run_job(name.rstrip("?"), JobInstance(root), options))
+    record.put(run_job(name.rstrip("?"), JobInstance(root), options))
 
 
 def cost_of(
@@ -179,16 +179,16 @@ def cost_of(
     `window_s` is how far back new queues may start, as the services have it.
     """
     context = multiprocessing.get_context("spawn")
-    told: multiprocessing.Queue[JobResult] = context.Queue()
+    record: multiprocessing.Queue[JobResult] = context.Queue()
     services = dict(server.named())
     before = processes()
     began = time.monotonic()
     root = (folder / "data").as_uri()
-    child = context.Process(target=_job, args=(root, name, master, window_s, told))
+    child = context.Process(target=_job, args=(root, name, master, window_s, record))
     child.start()
     watch = Watch(child.pid or 0)
     try:
-        result = answer(child, told, name)
+        result = answer(child, record, name)
         child.join()
     finally:
         watch.end()
@@ -220,13 +220,13 @@ def refuse_large_driver(name: str, cost: Cost, mb_max: float) -> None:
 
 
 def answer(
-    child: multiprocessing.process.BaseProcess, told: multiprocessing.Queue[JobResult], name: str
+    child: multiprocessing.process.BaseProcess, record: multiprocessing.Queue[JobResult], name: str
 ) -> JobResult:
     """What the job gives back; ends the program if it ends without."""
     while True:
         ended = not child.is_alive()
         try:
-            return told.get(timeout=LOOK_S)
+            return record.get(timeout=LOOK_S)
         except queue.Empty:
             if ended:
                 sys.exit(f"{name}: failed, its exit code is {child.exitcode}")
@@ -237,11 +237,11 @@ def listed(numbers: Mapping[str, float], form: str) -> str:
     return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items() if number)
 
 
-def parser_of(name: str, told: str | None) -> argparse.ArgumentParser:
+def parser_of(name: str, text: str | None) -> argparse.ArgumentParser:
     """A command line with what all that run jobs take; SIGTERM ends what they have started."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
-        description=told,
+        description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--master", default="local[*]", help="of Spark; local[*]")

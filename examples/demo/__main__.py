@@ -23,7 +23,7 @@ from examples.demo.tasks.run import SERVERS, show_tasks
 
 EVENTS_FILE = Path(__file__).parents[1] / "events.jsonl"
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 DESCRIPTION = """\
 Starts SlateMQ on a temporary folder, publishes a shop's events through three queues with
@@ -77,19 +77,19 @@ def main() -> int:
     words = Console(stderr=given.json)
     began = time.monotonic()
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         words.print(f"[dim]{time.monotonic() - began:5.1f} s[/dim]  {line}", highlight=False)
 
     lines = EVENTS_FILE.read_bytes().splitlines()[: given.messages]
     try:
         with demo_folder(given.keep) as folder:
             if given.keep:
-                tell(f"data and logs are in {folder}")
+                report(f"data and logs are in {folder}")
             if given.events:
                 return show_tasks(
-                    folder, given.backend, lines, words, tell, given.json, given.sabotage
+                    folder, given.backend, lines, words, report, given.json, given.sabotage
                 )
-            return _show_queues(folder, lines, words, tell, given.json, given.sabotage)
+            return _show_queues(folder, lines, words, report, given.json, given.sabotage)
     except StackFailed as error:
         words.print(str(error), markup=False)
         return 1
@@ -101,19 +101,19 @@ def _show_queues(
     folder: Path,
     lines: Sequence[bytes],
     words: Console,
-    tell: Tell,
+    report: Report,
     is_json: bool,
     is_sabotaged: bool,
 ) -> int:
     began = time.monotonic()
     with DemoStack(folder) as stack:
-        tell(f"ingest, router and broker serve at {stack.endpoint}")
-        played = asyncio.run(play(stack, lines, tell))
-        tell("all queues are empty: stopping")
+        report(f"ingest, router and broker serve at {stack.endpoint}")
+        played = asyncio.run(play(stack, lines, report))
+        report("all queues are empty: stopping")
     deliveries = played.deliveries
     if is_sabotaged:
         deliveries = drop_one(deliveries)
-        tell("sabotage: one delivery is gone from the notes")
+        report("sabotage: one delivery is gone from the notes")
     verdict = judge(lines, QUEUES, deliveries)
     compare_dead_letters(verdict, played.dead_letters)
     seconds = time.monotonic() - began

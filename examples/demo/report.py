@@ -20,7 +20,7 @@ lost         neither acked nor failed: anything but 0 would be a fault"""
 
 def as_json(verdict: Verdict, seconds: float) -> str:
     """One JSON object, on one line."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "ok": not verdict.faults,
         "published": verdict.published,
         "lost": verdict.lost,
@@ -37,7 +37,7 @@ def as_json(verdict: Verdict, seconds: float) -> str:
         },
         "faults": verdict.faults,
     }
-    return json.dumps(told)
+    return json.dumps(fields)
 
 
 def show(console: Console, verdict: Verdict, seconds: float) -> None:

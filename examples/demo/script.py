@@ -23,7 +23,7 @@ QUIET_SECONDS = 0.1
 STALLED_SECONDS = 30.0
 """Without any progress for so long, the demo stops waiting; the judge says what is missing."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ BACKOFF = Backoff.exponential(0.05, jitter=0.5)
 """Shorter than a queue has by default, since nobody wants to watch a demonstration wait."""
 
 
-async def play(stack: DemoStack, lines: Sequence[bytes], tell: Tell) -> Played:
+async def play(stack: DemoStack, lines: Sequence[bytes], report: Report) -> Played:
     """Publish the lines, consume, kill the broker half-way."""
     books = Books()
     async with connect(stack.endpoint) as client:
@@ -51,9 +51,9 @@ async def play(stack: DemoStack, lines: Sequence[bytes], tell: Tell) -> Played:
                 lease=LEASE_MS / 1000,
                 backoff=BACKOFF,
             )
-        tell(f"created {', '.join(queue.queue_id for queue in QUEUES)}")
+        report(f"created {', '.join(queue.queue_id for queue in QUEUES)}")
         consuming = asyncio.create_task(consume_all(client, QUEUES, books))
-        await _publish(client, stack, lines, books, tell)
+        await _publish(client, stack, lines, books, report)
         await _until_quiet(client, books, consuming)
         consuming.cancel()
         await asyncio.wait([consuming])
@@ -65,12 +65,12 @@ async def play(stack: DemoStack, lines: Sequence[bytes], tell: Tell) -> Played:
 
 
 async def _publish(
-    client: Client, stack: DemoStack, lines: Sequence[bytes], books: Books, tell: Tell
+    client: Client, stack: DemoStack, lines: Sequence[bytes], books: Books, report: Report
 ) -> None:
     for begin in range(0, len(lines), PUBLISH_BATCH):
         if begin <= len(lines) // 2 < begin + PUBLISH_BATCH:
             pid = stack.kill("broker")
-            tell(
+            report(
                 f"killed the broker (SIGKILL, process {pid}) after {begin} messages published "
                 f"and {books.acked_count} entries acked; publishing goes on"
             )
@@ -80,7 +80,7 @@ async def _publish(
         ]
         await client.publish_batch(batch)
         await asyncio.sleep(PUBLISH_PAUSE_SECONDS)
-    tell(f"published {len(lines)} messages; {books.acked_count} entries acked so far")
+    report(f"published {len(lines)} messages; {books.acked_count} entries acked so far")
 
 
 async def _until_quiet(client: Client, books: Books, consuming: asyncio.Task[None]) -> None:

@@ -186,10 +186,10 @@ def configure(
     if not otlp_endpoint and not readers:
         return Telemetry()
     # Loaded where something is recorded: the SDK and its exporters are a tenth of a second.
-    told: Telemetry = import_module("libs.serving.recording").exporting(
+    telemetry: Telemetry = import_module("libs.serving.recording").exporting(
         service, instance, otlp_endpoint, sample_percent, readers
     )
-    return told
+    return telemetry
 
 
 def _carried() -> tuple[tuple[str, str], ...]:

@@ -39,7 +39,7 @@ from services.broker.config import BrokerConfig
 from services.broker.dead_letters.archive_redriver import ArchiveRedriver
 from services.broker.dead_letters.redrive_runner import RedriveRunner
 from services.broker.dead_letters.remover import Remover
-from services.broker.dead_letters.settler import LetterSettler
+from services.broker.dead_letters.settler import DeadLetterSettlements
 from services.broker.delivery.dispatcher import Delivery
 from services.broker.delivery.introductions import Introductions
 from services.broker.delivery.invalidation import Forgetting
@@ -47,7 +47,7 @@ from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.message_cache import IngestClient, Ingests, Payloads
 from services.broker.delivery.responses import stopping
 from services.broker.delivery.streams import Streams
-from services.broker.entries.conversion import EntryTeller
+from services.broker.entries.conversion import EntryReader
 from services.broker.entries.delayed_cleanup import DelayedCleaner
 from services.broker.entries.delayed_watch import DelayedWatches
 from services.broker.entries.editor import MessageEditor
@@ -202,8 +202,8 @@ class BrokerService:
         delivery = Delivery(owner, payloads, config.waiting_claims_max, budget)
         sweeper = Sweeper(owner, database)
         cleaner = DelayedCleaner(owner, database, last_ms)
-        teller = EntryTeller(owner, database, ingests, budget)
-        self._watches = DelayedWatches(owner, database, teller)
+        reader = EntryReader(owner, database, ingests, budget)
+        self._watches = DelayedWatches(owner, database, reader)
         starts = ReplayStarts(self._directory, self._channels, config.instance.replay_window_s)
         names = UniqueNames(owner, QueueNames(self._root.objects), self._channels, config.shard)
         target = self._make_target(self._channels, self._directory, config.shard)
@@ -214,12 +214,12 @@ class BrokerService:
         self._introductions = Introductions(owner, ingests)
         waiting, lists = WaitingReader(database), list_readers(database)
         finder = EntryFinder(owner, waiting, lists)
-        lister = EntryLister(owner, waiting, lists, teller)
-        entries = EntryServicer(config.shard, owner, finder, lister, teller, ingests)
+        lister = EntryLister(owner, waiting, lists, reader)
+        entries = EntryServicer(config.shard, owner, finder, lister, reader, ingests)
         editor = MessageEditor(owner, delivery, payloads, ingests, self._forgetting)
         blobs, limits = Blobs(self._root), self._limits
         runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
-        settler = LetterSettler(owner, lists.failed, target, blobs, limits, config.shard)
+        settler = DeadLetterSettlements(owner, lists.failed, target, blobs, limits, config.shard)
         redriver = ArchiveRedriver(owner, lists.archived, target, others, blobs, limits)
         remover = Remover(owner, lists, config.instance.purge_grace_s)
         self._owner, self._delivery = owner, delivery

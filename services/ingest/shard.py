@@ -88,7 +88,7 @@ class Shard:
         self.database = database
         self.clock = clock
         self._committing = asyncio.create_task(publisher.commits.run())
-        self._tidying = asyncio.create_task(self._tidy())
+        self._tidying = asyncio.create_task(self._clean_up())
 
     async def prove_ownership(self) -> None:
         """See GroupCommit."""
@@ -113,11 +113,11 @@ class Shard:
         """Ends when the shard is not ours any more; raises why nothing can be committed."""
         return await wait_lost(self.database, (self._committing, self._tidying))
 
-    async def _tidy(self) -> None:
+    async def _clean_up(self) -> None:
         while True:
             await asyncio.sleep(TIDY_S)
-            self.publisher.tidy()
-            await self.publisher.tidy_keys()
+            self.publisher.clean_up()
+            await self.publisher.clean_up_keys()
 
     def drain(self) -> None:
         """End the tailers; publishes in flight end by themselves."""
@@ -170,12 +170,12 @@ async def _recover(
     config: IngestConfig,
     make_clock: Callable[[int], Clock],
 ) -> Shard:
-    told = await database.get(CLOCK_KEY)
-    last_ms = decode_clock(told) if told is not None else 0
+    value = await database.get(CLOCK_KEY)
+    last_ms = decode_clock(value) if value is not None else 0
     await wait_for_clock(database)
     clock = make_clock(last_ms)
-    told = await database.get(ID_BLOCK_KEY)
-    block = decode_seq_block(told) if told is not None else None
+    value = await database.get(ID_BLOCK_KEY)
+    block = decode_seq_block(value) if value is not None else None
     outboxes = await Outboxes.load(database)
     requests = RequestIds(database, config.instance.request_id_window_s * 1000)
     await requests.load(last_ms, clock.now_ms())

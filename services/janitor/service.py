@@ -27,13 +27,13 @@ from libs.serving.process.ownership import Announcement
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
-from services.janitor.archive.archived import ArchivedLetters
+from services.janitor.archive.archived import ArchivedDeadLetters
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
 from services.janitor.rpc.janitor import SERVICE_NAME, JanitorServicer
 from services.janitor.rpc.queues import NamedQueues
-from services.janitor.runs.active import Kept
-from services.janitor.runs.change_detector import SCHEDULED, Ages, Looker
+from services.janitor.runs.active import HistoryLimits
+from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
 from services.janitor.runs.history import Run, RunStore
 from services.janitor.runs.run_events import RunEvents
 from services.janitor.runs.runner import Runner
@@ -96,7 +96,7 @@ class JanitorProcess:
             carrier=telemetry.carrier,
         )
         self._store = RunStore(objects)
-        self._archived = ArchivedLetters(objects, self._directory, self._channels)
+        self._archived = ArchivedDeadLetters(objects, self._directory, self._channels)
         self._queues = NamedQueues(self._directory, self._channels)
         self._relay: JanitorRelay | None = None
         if config.queue is not None:
@@ -109,7 +109,7 @@ class JanitorProcess:
             worker,
             self._task_of,
             self._release,
-            Kept(config.runs_kept, config.run_retention_s * 1000),
+            HistoryLimits(config.runs_kept, config.run_retention_s * 1000),
             _now_ms,
             check_installed,
             telemetry.tracer,
@@ -119,7 +119,7 @@ class JanitorProcess:
         ages = Ages(shared.replay_window_s, config.dead_letters_older_than_s, shared.purge_grace_s)
         self._timetable = Timetable(
             _schedules(config),
-            Looker(self._directory, self._channels, objects, ages).look,
+            ChangeDetector(self._directory, self._channels, objects, ages).look,
             self.runner.begin,
             self._store,
             config.schedule_jitter_s * 1000,

@@ -30,7 +30,7 @@ import grpc
 import grpc.aio
 
 from libs.filters import TooSlow
-from libs.serving.peers.calls import Backoff, PeerFailed, Presence, peer_failures
+from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth, peer_failures
 from libs.serving.peers.channels import Connection
 from services.router.entries import LogEntry
 from services.router.metrics import Metrics
@@ -77,11 +77,11 @@ class ReplayingQueue:
         self.revision = queue.revision
         self.spans: dict[int, Span] = {}
         self._later: dict[int, deque[Span]] = {}
-        for told in queue.replay.ranges:
-            if told.cursor < told.end_sequence:
-                span = Span(told.cursor, told.end_sequence)
-                if self.spans.setdefault(told.ingest_shard, span) is not span:
-                    self._later.setdefault(told.ingest_shard, deque()).append(span)
+        for item in queue.replay.ranges:
+            if item.cursor < item.end_sequence:
+                span = Span(item.cursor, item.end_sequence)
+                if self.spans.setdefault(item.ingest_shard, span) is not span:
+                    self._later.setdefault(item.ingest_shard, deque()).append(span)
         self._rule: QueueRule = queue_rule(queue)
 
     def finish_span(self, ingest_shard: int) -> None:
@@ -290,7 +290,7 @@ class Backfills:
     async def _run(self, log: Log) -> None:
         """Bring in a log until no queue needs it any more."""
         shard = log.ingest_shard
-        presence = Presence(
+        presence = PeerHealth(
             f"the replay of log {shard} into broker {self._broker_shard}", self._connect.doubt
         )
         backoff = Backoff()

@@ -29,9 +29,9 @@ from libs.serving.peers.calls import (
     CallTooLarge,
     PeerBusy,
     PeerFailed,
+    PeerHealth,
     PeerLate,
     PeerRefused,
-    Presence,
     peer_failures,
 )
 from libs.serving.peers.channels import Connection
@@ -87,7 +87,7 @@ class BrokerLink:
         self._pace = Pace(limits)
         self._metrics = metrics
         self._tracing = tracing
-        self._presence = Presence(f"broker {shard}", connect.doubt)
+        self._presence = PeerHealth(f"broker {shard}", connect.doubt)
         self._backoff = Backoff()
         self._applying = asyncio.Lock()
         self._reload = False
@@ -231,7 +231,7 @@ class BrokerLink:
                 judged_count += route.judge(self.rules, now_ms, self._pace.limits)
             except TooSlow as slow:
                 self._slow = slow, route.judging_revision(self.rules)
-                route.judge_anew()
+                route.judge_again()
             log.refresh(subscriber)  # What is judged takes less room.
             if route.can_judge(self._pace.limits):
                 self._to_judge[shard] = None
@@ -371,7 +371,7 @@ class BrokerLink:
 
         Nothing depends on it: a refused piece brings the changes too.
         """
-        presence = Presence(f"the queue watch of broker {self.shard}", self._connect.doubt)
+        presence = PeerHealth(f"the queue watch of broker {self.shard}", self._connect.doubt)
         backoff = Backoff()
         while True:
             try:

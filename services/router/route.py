@@ -173,7 +173,7 @@ class Route:
         revision = None if piece is None else piece.catching_up_to
         return rules.revision if revision is None else revision
 
-    def judge_anew(self) -> None:
+    def judge_again(self) -> None:
         """Let go of judgements that are not on their way; after TooSlow they are of no use."""
         self._unjudge_next()
         if self.is_outdated and self.in_flight is not None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from libs.serving.peers.calls import Backoff, PeerFailed, Presence, peer_failures
+from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth, peer_failures
 from libs.serving.peers.channels import Connection
 from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_gaps import LogGap, LogIds
@@ -99,7 +99,7 @@ class Log:
 
     Attributes:
         ingest_shard: Whose log it is.
-        durable_sequence: Its last durable message, as last told.
+        durable_sequence: Its last durable message, as last advance.
         ids: Where its IDs jump, as of the last `open`.
         subscribers: All routes of this log.
         backfills: To be held while a stream reads for a replay.
@@ -124,7 +124,7 @@ class Log:
         self._connect = connect
         self.buffer = buffer
         self.budget = budget
-        self.presence = Presence(f"the log of ingest {ingest_shard}", connect.doubt)
+        self.presence = PeerHealth(f"the log of ingest {ingest_shard}", connect.doubt)
         self._start = start
 
     @property
@@ -151,12 +151,12 @@ class Log:
             raise PeerFailed("an answer that cannot be read")
         if status.shard != self.ingest_shard:
             raise PeerFailed(f"ingest shard {status.shard} answers there")
-        self.told(status.durable_sequence)
+        self.advance(status.durable_sequence)
         gaps = [LogGap(gap.after_sequence, gap.next_sequence) for gap in status.gaps]
         self.ids = LogIds(status.first_sequence, gaps)
         return stub
 
-    def told(self, durable_sequence: int) -> None:
+    def advance(self, durable_sequence: int) -> None:
         """Ingest said where its log stands."""
         self.durable_sequence = max(self.durable_sequence, durable_sequence)
 
@@ -266,7 +266,7 @@ class Tail:
 
     def _take(self, response: ingest_pb2.TailLogResponse) -> None:
         log, before = self._log, self.position
-        log.told(response.durable_sequence)
+        log.advance(response.durable_sequence)
         entries = log.entries(response)
         if not entries:
             return

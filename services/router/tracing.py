@@ -59,9 +59,9 @@ def _contexts(pieces: Sequence[Piece]) -> Iterator[Context]:
     for number, headers in enumerate(_headers(pieces)):
         if number >= LINKS_MAX * LINKS_MAX or len(seen) > LINKS_MAX:
             return
-        told = headers.get("traceparent", "")
-        if told and told not in seen:
-            seen.add(told)
+        value = headers.get("traceparent", "")
+        if value and value not in seen:
+            seen.add(value)
             context = extract(headers)
             if trace.get_current_span(context).get_span_context().is_valid:
                 yield context

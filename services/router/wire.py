@@ -75,11 +75,11 @@ def assign_request(
     """
     ranges = []
     for ingest_shard, piece, seen in pieces:
-        told = _range(ingest_shard, piece.previous, piece.last, piece.columns)
-        told.config_revision = piece.revision
+        result = _range(ingest_shard, piece.previous, piece.last, piece.columns)
+        result.config_revision = piece.revision
         if seen is not None:
-            told.seen_revision, told.seen_by = seen.revision, seen.incarnation
-        ranges.append(told)
+            result.seen_revision, result.seen_by = seen.revision, seen.incarnation
+        ranges.append(result)
     return assignment_pb2.AssignRequest(ranges=ranges)
 
 
@@ -106,12 +106,12 @@ def backfill_request(
 def _range(
     ingest_shard: int, previous: int, last: int, columns: Columns
 ) -> assignment_pb2.LogRange:
-    told = assignment_pb2.LogRange(
+    log_range = assignment_pb2.LogRange(
         ingest_shard=ingest_shard, previous_sequence=previous, last_sequence=last
     )
     # Filled in place, there may be one for each of ten thousand queues: a quarter of the time that
     # a list of messages of its own takes.
-    add = told.assignments.add
+    add = log_range.assignments.add
     for queue_id, column in columns.items():
         ids, deadlines_ms = column.message_ids, column.retention_deadlines_ms
         assignment = add(
@@ -126,4 +126,4 @@ def _range(
             assignment.priorities.extend(priorities)
         if any(column.visible_at_ms):
             assignment.visible_at_ms.extend(column.visible_at_ms)
-    return told
+    return log_range

@@ -27,7 +27,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     options = parse(argv, len(PARTS), environ)
     for warning in (unknown_variables(environ), variables_without_effect(environ)):
         if warning:
-            tell(f"warning: {warning}")
+            report(f"warning: {warning}")
     with ExitStack() as held:
         flag = "--ports"
         try:
@@ -41,24 +41,24 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 http_ports = choose_ports(options.http_ports or None, names, ports.values())
         except PortInUse as error:
             if other:
-                tell(f"{error}: a stack runs on {options.data} already (process {other})")
+                report(f"{error}: a stack runs on {options.data} already (process {other})")
             else:
-                tell(f"{error}: stop what listens there, or give other {flag}")
+                report(f"{error}: stop what listens there, or give other {flag}")
             return EXIT_FAILED
         except OSError as error:
-            tell(f"cannot write to {error.filename}: {error.strerror}")
+            report(f"cannot write to {error.filename}: {error.strerror}")
             return EXIT_FAILED
         if other:
-            tell(
+            report(
                 f"warning: another stack (process {other}) runs on {options.data}; it loses that "
                 "data to this one: its services will be fenced and stop"
             )
         what = programs(options, ports, http_ports, environ)
-        stack = Stack(PARTS, what, options.root, options.ready_file, tell)
+        stack = Stack(PARTS, what, options.root, options.ready_file, report)
         return asyncio.run(_serve(stack, options))
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     """Say something to people, on stderr."""
     with suppress(OSError):  # Nobody listens any more; the services go on all the same.
         print(f"slatemq: {line}", file=sys.stderr, flush=True)  # noqa: T201
@@ -90,14 +90,14 @@ async def _until_end(stack: Stack, options: StackOptions, asked: asyncio.Event) 
         try:
             starting.result()
         except StartFailed as failure:
-            tell(f"{failure}{_where(options)}")
+            report(f"{failure}{_where(options)}")
             return failure.code
         _say_serving(stack, options)
         replaced = asyncio.create_task(stack.wait_without_owners())
         if await _cut_short(replaced, signalled):
             return EXIT_CLEAN
         replaced.result()
-        tell("no service that owns data is left: stopping")
+        report("no service that owns data is left: stopping")
         return EXIT_FENCED if stack.replaced else EXIT_FAILED
     finally:
         signalled.cancel()

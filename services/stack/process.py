@@ -82,7 +82,7 @@ class Supervised:
     def __init__(
         self,
         program: Program,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         on_serving: Callable[[], None],
         backoff: Backoff | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class Supervised:
         self.restarts_count = 0
         self.refused: int | None = None
         self._program = program
-        self._tell = tell
+        self._report = report
         self._on_serving = on_serving
         self._backoff = backoff or Backoff()
         self._stopping = asyncio.Event()
@@ -129,7 +129,7 @@ class Supervised:
         hurried.cancel()
         if self._run.done():
             return True
-        self._tell(f"{self.name} did not end in time and is killed")
+        self._report(f"{self.name} did not end in time and is killed")
         self._signal(signal.SIGKILL)
         await asyncio.wait([self._run])
         return False
@@ -141,11 +141,11 @@ class Supervised:
                 return
             if life.code in (EXIT_FENCED, EXIT_USAGE):
                 self.refused = life.code
-                self._tell(f"{self.name} {_end_of(life.code)}; not starting it again{life.words}")
+                self._report(f"{self.name} {_end_of(life.code)}; not starting it again{life.words}")
                 return
             self.restarts_count += 1
             wait = self._backoff.after(life.served_seconds)
-            self._tell(
+            self._report(
                 f"{self.name} {_end_of(life.code)}; starting it again in {wait:g} s{life.words}"
             )
             with suppress(TimeoutError):
@@ -195,7 +195,7 @@ class Supervised:
         await until_serving(self.address)
         self.serving.set()
         if again:
-            self._tell(f"{self.name} is serving again")
+            self._report(f"{self.name} is serving again")
         self._on_serving()
         return time.monotonic()
 

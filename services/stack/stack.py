@@ -98,7 +98,7 @@ class Stack:
         what: Sequence[Program],
         root: str,
         ready_file: Path | None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         start_seconds: float = START_SECONDS,
     ) -> None:
         """Prepare; `tell` gets what people should know."""
@@ -106,13 +106,13 @@ class Stack:
         self._parts = parts
         self._root = root
         self._ready_file = ready_file
-        self._tell = tell
+        self._report = report
         self._started = False
         self._http_endpoints = {
             program.name: program.http_address for program in what if program.http_address
         }
         self._members = {
-            program.name: Supervised(program, tell, self._on_serving) for program in what
+            program.name: Supervised(program, report, self._on_serving) for program in what
         }
         self._runs: dict[str, asyncio.Task[None]] = {}
 
@@ -143,12 +143,12 @@ class Stack:
         said = f"not serving after {self._start_seconds:g} s: {', '.join(late)}"
         if any(member.restarts_count for member in late.values()):
             raise StartFailed(said, 1)
-        self._tell(f"{said}; waiting on, since what runs is still starting")
+        self._report(f"{said}; waiting on, since what runs is still starting")
 
     async def _start_all(self) -> None:
         for stage in (False, True):
             starting = [part.name for part in self._parts if bool(part.after) is stage]
-            self._tell(f"starting {' and '.join(starting)}")
+            self._report(f"starting {' and '.join(starting)}")
             for name in starting:
                 self._runs[name] = self._members[name].start()
             await asyncio.gather(*(self._until_serving(name) for name in starting))
@@ -199,7 +199,7 @@ class Stack:
     def _write_ready_file(self) -> None:
         if self._ready_file is None:
             return
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "endpoint": next(iter(self.endpoints.values())),
             "endpoints": self.endpoints,
             "pids": {"launcher": os.getpid()}
@@ -207,9 +207,9 @@ class Stack:
             "root": self._root,
         }
         if self._http_endpoints:
-            told["http_endpoints"] = self._http_endpoints
+            fields["http_endpoints"] = self._http_endpoints
         whole = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
-        whole.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        whole.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         whole.replace(self._ready_file)
 
 

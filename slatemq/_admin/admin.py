@@ -19,8 +19,8 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.models import (
+    Duration,
     Explanation,
-    Span,
     Time,
     milliseconds,
     span_ms,
@@ -160,8 +160,8 @@ class Admin:
         request = queue_pb2.UpdateQueueRequest(queue=wire)
         request.update_mask.paths.extend(_FIELDS.get(name, name) for name in changes)
         # With an etag a repeat would be refused for the change that the first try made.
-        told = await self._about("UpdateQueue", queue_id, request, repeat_unknown=not etag)
-        return queue_of(told.queue)
+        about = await self._about("UpdateQueue", queue_id, request, repeat_unknown=not etag)
+        return queue_of(about.queue)
 
     async def pause_queue(self, queue_id: str) -> Queue:
         """See Client.pause_queue."""
@@ -245,9 +245,9 @@ class Admin:
         payload_bytes: int,
         queue_ids: Iterable[str],
         *,
-        delay: Span | None,
+        delay: Duration | None,
         visible_at: Time | None,
-        retention: Span,
+        retention: Duration,
         message_id: int,
     ) -> list[Explanation]:
         """See Client.explain."""
@@ -268,8 +268,8 @@ class Admin:
             stub: Any = router_pb2_grpc.RouterServiceStub(await self._peers.router())
             answer = await stub.Explain(request, timeout=timeout)
             return [
-                Explanation(told.queue_id, told.matched, told.priority, told.reason)
-                for told in answer.queues
+                Explanation(queue.queue_id, queue.matched, queue.priority, queue.reason)
+                for queue in answer.queues
             ]
 
         return await self._peers.call(attempt)

@@ -20,7 +20,7 @@ LETTERS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedLetter:
+class ArchivedDeadLetter:
     """An archived dead letter that is to come back with this content.
 
     `entry` is that of a listing, of `get_entry` or of `read_archived`.
@@ -85,7 +85,7 @@ class ArchivedCalls:
             call.cancel()
 
     async def redrive_archived(
-        self, letters: Iterable[ArchivedLetter], *, into: str = ""
+        self, dead_letters: Iterable[ArchivedDeadLetter], *, into: str = ""
     ) -> list[ArchivedOutcome]:
         """Pushes archived letters of one queue back, or into another, as new messages.
 
@@ -93,17 +93,19 @@ class ArchivedCalls:
         past its retention stays. The call is repeated while processes are away; what an attempt
         without an answer brought back is then GONE. Raises NotFound, InvalidArgument, Unavailable.
         """
-        each = _checked("letters", list(iterable("letters", "letters", letters)), ArchivedLetter)
+        each = _checked(
+            "letters", list(iterable("letters", "letters", dead_letters)), ArchivedDeadLetter
+        )
         rows = []
-        for place, letter in enumerate(each):
-            archived = _archived_of(f"letters[{place}].entry", letter.entry)
+        for place, dead_letter in enumerate(each):
+            archived = _archived_of(f"letters[{place}].entry", dead_letter.entry)
             try:
-                content = outgoing(letter.payload, letter.headers)
+                content = outgoing(dead_letter.payload, dead_letter.headers)
                 rows.append(
                     message_of(
                         removal_pb2.ArchivedRow,
-                        message_id=letter.entry.message_id,
-                        failed_at_ms=letter.entry.finished_at_ms,
+                        message_id=dead_letter.entry.message_id,
+                        failed_at_ms=dead_letter.entry.finished_at_ms,
                         bucket_order=archived.bucket_order,
                         run=archived.run,
                         payload=content.payload,
@@ -114,7 +116,7 @@ class ArchivedCalls:
                 raise InvalidArgument(
                     f"letters[{place}].{error.field}", error.description, reason=error.reason
                 ) from None
-        queue_id = _queue_of("letters", [letter.entry for letter in each])
+        queue_id = _queue_of("letters", [dead_letter.entry for dead_letter in each])
         request = message_of(
             removal_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows
         )
@@ -170,10 +172,10 @@ def _queue_of(field: str, entries: Sequence[Entry]) -> str:
     return queues.pop()
 
 
-def _outcomes(count: int, told: Any) -> list[ArchivedOutcome]:
+def _outcomes(count: int, value: Any) -> list[ArchivedOutcome]:
     outcomes = [ArchivedOutcome.DONE] * count
-    for row in told.gone_rows:
+    for row in value.gone_rows:
         outcomes[row] = ArchivedOutcome.GONE
-    for refused in told.refused:
+    for refused in value.refused:
         outcomes[refused.row] = ArchivedOutcome.EXPIRED
     return outcomes

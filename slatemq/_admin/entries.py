@@ -105,8 +105,8 @@ class EntryCalls:
             finished_until_ms=_time_ms("finished_until", finished_until),
             newest_first=newest_first,
         )
-        told = await self._ask(queue_id, _list_entries, request)
-        return EntryPage([entry_of(each) for each in told.entries], told.next_page_token)
+        result = await self._ask(queue_id, _list_entries, request)
+        return EntryPage([entry_of(each) for each in result.entries], result.next_page_token)
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
         """One entry as it is now. By a handle without a place this searches its queue.
@@ -141,9 +141,9 @@ class EntryCalls:
         found: asyncio.Queue[Entry | SlateMQError | None] = asyncio.Queue()
         progress: dict[int, SearchProgress] = {}
 
-        def note(shard: int, told: entry_pb2.FindMessageResponse) -> None:
+        def note(shard: int, response: entry_pb2.FindMessageResponse) -> None:
             progress[shard] = SearchProgress(
-                told.queues_searched_count, told.queues_count, told.rows_read_count
+                response.queues_searched_count, response.queues_count, response.rows_read_count
             )
             if on_progress is not None:
                 on_progress(SearchProgress(*map(sum, zip(*progress.values(), strict=True))))
@@ -153,12 +153,12 @@ class EntryCalls:
         ended = 0
         try:
             while ended < len(work):
-                told = await found.get()
-                if isinstance(told, Entry):
-                    yield told
+                value = await found.get()
+                if isinstance(value, Entry):
+                    yield value
                 else:
                     ended += 1
-                    problem = told or problem
+                    problem = value or problem
         finally:
             for task in work:
                 task.cancel()
@@ -178,12 +178,12 @@ class EntryCalls:
 
         async def attempt(timeout: float) -> None:
             stub: Any = EntryServiceStub(await self._peers.broker(shard))
-            async for told in stub.FindMessage(request, timeout=timeout):
-                for wire in told.entries:
+            async for response in stub.FindMessage(request, timeout=timeout):
+                for wire in response.entries:
                     if wire.handle not in known:  # A search that broke begins anew.
                         known.add(wire.handle)
                         found.put_nowait(entry_of(wire))
-                note(shard, told)
+                note(shard, response)
 
         problem: SlateMQError | None = None
         try:

@@ -155,44 +155,44 @@ def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
         raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from None
 
 
-def entry_of(told: entry_pb2.Entry) -> Entry:
+def entry_of(entry: entry_pb2.Entry) -> Entry:
     """An entry from its wire form."""
     return Entry(
-        handle=told.handle,
-        queue_id=told.queue_id,
-        message_id=told.message_id,
-        state=_STATE_OF[told.state],
-        priority=told.priority,
-        attempts_count=told.attempts_count,
-        visible_at_ms=told.visible_at_ms,
-        retention_deadline_ms=told.retention_deadline_ms,
-        consumer_id=told.consumer_id,
-        claimed_at_ms=told.claimed_at_ms,
-        lease_deadline_ms=told.lease_deadline_ms,
-        finished_at_ms=told.finished_at_ms,
-        reason=told.reason,
-        transferred_to=told.transferred_to,
+        handle=entry.handle,
+        queue_id=entry.queue_id,
+        message_id=entry.message_id,
+        state=_STATE_OF[entry.state],
+        priority=entry.priority,
+        attempts_count=entry.attempts_count,
+        visible_at_ms=entry.visible_at_ms,
+        retention_deadline_ms=entry.retention_deadline_ms,
+        consumer_id=entry.consumer_id,
+        claimed_at_ms=entry.claimed_at_ms,
+        lease_deadline_ms=entry.lease_deadline_ms,
+        finished_at_ms=entry.finished_at_ms,
+        reason=entry.reason,
+        transferred_to=entry.transferred_to,
         attempts=tuple(
             Attempt(each.consumer_id, each.claimed_at_ms, each.outcome, each.queue_id)
-            for each in told.attempts
+            for each in entry.attempts
         ),
-        message=stored_message(told.message) if told.HasField("message") else None,
-        etag=told.etag,
-        archived=_archived_of(told.archived) if told.HasField("archived") else None,
+        message=stored_message(entry.message) if entry.HasField("message") else None,
+        etag=entry.etag,
+        archived=_archived_of(entry.archived) if entry.HasField("archived") else None,
     )
 
 
-def _archived_of(told: entry_pb2.Archived) -> Archived:
-    return Archived(told.run, told.archived_at_ms, told.bucket_order)
+def _archived_of(archived: entry_pb2.Archived) -> Archived:
+    return Archived(archived.run, archived.archived_at_ms, archived.bucket_order)
 
 
-def stored_message(told: message_pb2.Message) -> StoredMessage:
+def stored_message(message: message_pb2.Message) -> StoredMessage:
     """From its wire form."""
     return StoredMessage(
-        told.message_id,
-        told.payload,
-        dict(told.headers),
-        told.created_at_ms,
-        told.received_at_ms,
-        told.retention_s,
+        message.message_id,
+        message.payload,
+        dict(message.headers),
+        message.created_at_ms,
+        message.received_at_ms,
+        message.retention_s,
     )

@@ -13,7 +13,7 @@ from uuid import uuid4
 from slatemq._checks import check_text, iterable, message_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, errors_translated
 from slatemq.errors import NotFound, Unavailable
-from slatemq.models import Span, Time, time_ms, whole_seconds
+from slatemq.models import Duration, Time, time_ms, whole_seconds
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 
 RESOURCE = "run"
@@ -102,7 +102,7 @@ class JanitorCalls:
         *,
         dry_run: bool = False,
         queue_ids: Iterable[str] = (),
-        older_than: Span | None = None,
+        older_than: Duration | None = None,
         days: int = 0,
         into: str = "",
         message_ids: Iterable[int] = (),
@@ -154,8 +154,8 @@ class JanitorCalls:
                 janitor_pb2.ListRunsRequest, job=job, page_size=PAGE_RUNS, page_token=token
             )
             page = await self._ask_janitor("ListRuns", request)
-            for told in page.runs:
-                yield _run_of(told)
+            for run in page.runs:
+                yield _run_of(run)
             token = page.next_page_token
             if not token:
                 break
@@ -233,19 +233,19 @@ _STATES = {
 }
 
 
-def _run_of(told: janitor_pb2.Run) -> JobRun:
-    progress = told.progress
+def _run_of(run: janitor_pb2.Run) -> JobRun:
+    progress = run.progress
     return JobRun(
-        run_id=told.run_id,
-        job=told.request.job,
-        dry_run=told.request.dry_run,
-        queue_ids=list(told.request.queue_ids),
-        scheduled=told.trigger == janitor_pb2.Run.TRIGGER_SCHEDULE,
-        state=_STATES[told.state],
-        janitor=told.janitor,
-        created_at_ms=told.created_at_ms,
-        started_at_ms=told.started_at_ms,
-        ended_at_ms=told.ended_at_ms,
+        run_id=run.run_id,
+        job=run.request.job,
+        dry_run=run.request.dry_run,
+        queue_ids=list(run.request.queue_ids),
+        scheduled=run.trigger == janitor_pb2.Run.TRIGGER_SCHEDULE,
+        state=_STATES[run.state],
+        janitor=run.janitor,
+        created_at_ms=run.created_at_ms,
+        started_at_ms=run.started_at_ms,
+        ended_at_ms=run.ended_at_ms,
         progress=JobProgress(
             progress.phase,
             progress.phase_number,
@@ -253,10 +253,10 @@ def _run_of(told: janitor_pb2.Run) -> JobRun:
             progress.tasks_done,
             progress.tasks_count,
         )
-        if told.HasField("progress")
+        if run.HasField("progress")
         else None,
-        counts=dict(sorted(told.counts.items())),
-        artifacts=list(told.artifacts),
-        phases=[(one.phase, one.took_ms) for one in told.phases],
-        error=told.error,
+        counts=dict(sorted(run.counts.items())),
+        artifacts=list(run.artifacts),
+        phases=[(one.phase, one.took_ms) for one in run.phases],
+        error=run.error,
     )

@@ -96,10 +96,10 @@ class OutboxCalls:
 
         Raises NotFound (it was retried or discarded), DataLoss.
         """
-        told, shard = await self._about_push(
+        result, shard = await self._about_push(
             push, "GetRefusedPush", outbox_pb2.GetRefusedPushRequest
         )
-        return _push_of(told.push, shard, told.payload, dict(told.headers))
+        return _push_of(result.push, shard, result.payload, dict(result.headers))
 
     async def retry_refused_push(self, push: RefusedPush | str) -> None:
         """Sends it once more, behind those that wait: when the cause is removed.
@@ -147,20 +147,20 @@ class OutboxCalls:
 
 
 def _push_of(
-    told: outbox_pb2.RefusedPush,
+    refused_push: outbox_pb2.RefusedPush,
     shard: int,
     payload: bytes = b"",
     headers: Mapping[str, str] | None = None,
 ) -> RefusedPush:
     return RefusedPush(
-        push_id=told.push_id,
-        queue_id=told.queue_id,
-        reason=told.reason,
-        pushed_at_ms=told.pushed_at_ms,
-        refused_at_ms=told.refused_at_ms,
-        payload_bytes=told.payload_bytes,
+        push_id=refused_push.push_id,
+        queue_id=refused_push.queue_id,
+        reason=refused_push.reason,
+        pushed_at_ms=refused_push.pushed_at_ms,
+        refused_at_ms=refused_push.refused_at_ms,
+        payload_bytes=refused_push.payload_bytes,
         broker_shard=shard,
-        ingest_shard=told.ingest_shard,
+        ingest_shard=refused_push.ingest_shard,
         payload=payload,
         headers=headers or {},
     )

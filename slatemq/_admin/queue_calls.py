@@ -8,7 +8,7 @@ from slatemq._admin.admin import UNCHANGED, Admin, Start, Unchanged
 from slatemq._admin.entry_models import EntryState, StateName
 from slatemq._admin.instance_status import InstanceStatus, Status
 from slatemq._admin.queue_models import Backoff, DeletedQueue, Queue
-from slatemq.models import Explanation, Span, Time
+from slatemq.models import Duration, Explanation, Time
 
 
 class QueueCalls:
@@ -24,15 +24,15 @@ class QueueCalls:
         filter: str | None = None,  # noqa: A002 - the RFC's word
         priority: str | None = None,
         max_attempts: int | None = None,
-        lease: Span | None = None,
-        max_lease: Span | None = None,
-        done_retention: Span | None = None,
+        lease: Duration | None = None,
+        max_lease: Duration | None = None,
+        done_retention: Duration | None = None,
         max_in_flight: int | None = None,
-        default_delay: Span | None = None,
+        default_delay: Duration | None = None,
         backoff: Backoff | None = None,
         fallback_priority: int | None = None,
-        max_total_lease: Span | None = None,
-        failed_retention: Span | None = None,
+        max_total_lease: Duration | None = None,
+        failed_retention: Duration | None = None,
         with_queue: str = "",
         start_from: Start = "now",
     ) -> Queue:
@@ -81,15 +81,15 @@ class QueueCalls:
         filter: str | Unchanged | None = UNCHANGED,  # noqa: A002 - the RFC's word
         priority: str | Unchanged | None = UNCHANGED,
         max_attempts: int | Unchanged | None = UNCHANGED,
-        lease: Span | Unchanged | None = UNCHANGED,
-        max_lease: Span | Unchanged | None = UNCHANGED,
-        done_retention: Span | Unchanged | None = UNCHANGED,
+        lease: Duration | Unchanged | None = UNCHANGED,
+        max_lease: Duration | Unchanged | None = UNCHANGED,
+        done_retention: Duration | Unchanged | None = UNCHANGED,
         max_in_flight: int | Unchanged | None = UNCHANGED,
-        default_delay: Span | Unchanged | None = UNCHANGED,
+        default_delay: Duration | Unchanged | None = UNCHANGED,
         backoff: Backoff | Unchanged | None = UNCHANGED,
         fallback_priority: int | Unchanged | None = UNCHANGED,
-        max_total_lease: Span | Unchanged | None = UNCHANGED,
-        failed_retention: Span | Unchanged | None = UNCHANGED,
+        max_total_lease: Duration | Unchanged | None = UNCHANGED,
+        failed_retention: Duration | Unchanged | None = UNCHANGED,
     ) -> Queue:
         """Changes the settings given; None sets one back to its default.
 
@@ -154,9 +154,9 @@ class QueueCalls:
         received_at: Time | None = None,
         payload_bytes: int = 0,
         queue_ids: Iterable[str] = (),
-        delay: Span | None = None,
+        delay: Duration | None = None,
         visible_at: Time | None = None,
-        retention: Span = 0,
+        retention: Duration = 0,
         message_id: int = 0,
     ) -> list[Explanation]:
         """Finds which queues such a message would reach, and why; stores nothing."""

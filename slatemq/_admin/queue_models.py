@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slatemq.models import Span, milliseconds
+from slatemq.models import Duration, milliseconds
 from slatemq.v1 import queue_pb2
 
 BACKOFF_MS_MAX = 43_200_000
@@ -44,15 +44,15 @@ class Backoff:
         return Backoff(BackoffKind.NONE, 0, 0)
 
     @staticmethod
-    def fixed(initial: Span, *, jitter: float = 0.0) -> Backoff:
+    def fixed(initial: Duration, *, jitter: float = 0.0) -> Backoff:
         """Always the same wait."""
         return Backoff(BackoffKind.FIXED, milliseconds(initial, "initial"), jitter=jitter)
 
     @staticmethod
     def linear(
-        initial: Span,
+        initial: Duration,
         *,
-        max: Span | None = None,  # noqa: A002 - the word of everybody
+        max: Duration | None = None,  # noqa: A002 - the word of everybody
         jitter: float = 0.0,
     ) -> Backoff:
         """`initial` times n; `max` None: up to 12 h."""
@@ -62,10 +62,10 @@ class Backoff:
 
     @staticmethod
     def exponential(
-        initial: Span,
+        initial: Duration,
         *,
         multiplier: float = 2.0,
-        max: Span | None = None,  # noqa: A002 - as above
+        max: Duration | None = None,  # noqa: A002 - as above
         jitter: float = 0.0,
     ) -> Backoff:
         """`initial` first, then `multiplier` times the wait before; `max` None: up to 12 h."""
@@ -83,7 +83,7 @@ class Backoff:
         )
 
 
-def _max_ms(longest: Span | None) -> int:
+def _max_ms(longest: Duration | None) -> int:
     return milliseconds(longest, "max") if longest is not None else BACKOFF_MS_MAX
 
 
@@ -207,64 +207,66 @@ class DeletedQueue:
     queue_id: str
 
 
-def queue_of(told: queue_pb2.Queue) -> Queue:
+def queue_of(queue: queue_pb2.Queue) -> Queue:
     """A queue from its wire form."""
     return Queue(
-        queue_id=told.queue_id,
-        filter=told.filter,
-        priority=told.priority,
-        max_attempts=told.max_attempts,
-        lease_ms=told.lease_ms,
-        max_lease_ms=told.max_lease_ms,
-        done_retention_s=told.done_retention_s,
-        max_in_flight=told.max_in_flight,
-        broker_shard=told.broker_shard,
-        revision=told.revision,
-        etag=told.etag,
-        created_at_ms=told.created_at_ms,
-        updated_at_ms=told.updated_at_ms,
-        counts=_counts_of(told.counts),
-        default_delay_ms=told.default_delay_ms,
-        backoff=backoff_of(told.backoff),
-        fallback_priority=told.fallback_priority,
-        max_total_lease_ms=told.max_total_lease_ms,
-        failed_retention_s=told.failed_retention_s,
-        paused=told.paused,
-        replay=_replay_of(told.replay) if told.HasField("replay") else None,
-        quarantine=Quarantine(told.quarantine.reason, told.quarantine.since_ms)
-        if told.HasField("quarantine")
+        queue_id=queue.queue_id,
+        filter=queue.filter,
+        priority=queue.priority,
+        max_attempts=queue.max_attempts,
+        lease_ms=queue.lease_ms,
+        max_lease_ms=queue.max_lease_ms,
+        done_retention_s=queue.done_retention_s,
+        max_in_flight=queue.max_in_flight,
+        broker_shard=queue.broker_shard,
+        revision=queue.revision,
+        etag=queue.etag,
+        created_at_ms=queue.created_at_ms,
+        updated_at_ms=queue.updated_at_ms,
+        counts=_counts_of(queue.counts),
+        default_delay_ms=queue.default_delay_ms,
+        backoff=backoff_of(queue.backoff),
+        fallback_priority=queue.fallback_priority,
+        max_total_lease_ms=queue.max_total_lease_ms,
+        failed_retention_s=queue.failed_retention_s,
+        paused=queue.paused,
+        replay=_replay_of(queue.replay) if queue.HasField("replay") else None,
+        quarantine=Quarantine(queue.quarantine.reason, queue.quarantine.since_ms)
+        if queue.HasField("quarantine")
         else None,
     )
 
 
-def backoff_of(told: queue_pb2.Backoff) -> Backoff:
+def backoff_of(backoff: queue_pb2.Backoff) -> Backoff:
     """A backoff from its wire form, its defaults filled in."""
-    kind = _KIND_OF.get(told.kind, BackoffKind.NONE)
+    kind = _KIND_OF.get(backoff.kind, BackoffKind.NONE)
     if kind is BackoffKind.NONE:
         return Backoff.none()
     is_exponential = kind is BackoffKind.EXPONENTIAL
-    multiplier = (told.multiplier or 2.0) if is_exponential else 0.0
-    return Backoff(kind, told.initial_ms, told.max_ms or BACKOFF_MS_MAX, multiplier, told.jitter)
-
-
-def _counts_of(told: queue_pb2.QueueCounts) -> Counts:
-    has_age = told.HasField("oldest_claimable_age_ms")
-    return Counts(
-        told.available_count,
-        told.delayed_count,
-        told.in_flight_count,
-        told.done_count,
-        told.failed_count,
-        told.archived_count,
-        {
-            each.priority: PriorityCounts(each.available_count, each.delayed_count)
-            for each in told.by_priority
-        },
-        told.oldest_claimable_age_ms if has_age else None,
+    multiplier = (backoff.multiplier or 2.0) if is_exponential else 0.0
+    return Backoff(
+        kind, backoff.initial_ms, backoff.max_ms or BACKOFF_MS_MAX, multiplier, backoff.jitter
     )
 
 
-def _replay_of(told: queue_pb2.Replay) -> Replay:
+def _counts_of(queue_counts: queue_pb2.QueueCounts) -> Counts:
+    has_age = queue_counts.HasField("oldest_claimable_age_ms")
+    return Counts(
+        queue_counts.available_count,
+        queue_counts.delayed_count,
+        queue_counts.in_flight_count,
+        queue_counts.done_count,
+        queue_counts.failed_count,
+        queue_counts.archived_count,
+        {
+            each.priority: PriorityCounts(each.available_count, each.delayed_count)
+            for each in queue_counts.by_priority
+        },
+        queue_counts.oldest_claimable_age_ms if has_age else None,
+    )
+
+
+def _replay_of(replay: queue_pb2.Replay) -> Replay:
     ranges = (
         ReplayRange(
             part.ingest_shard,
@@ -275,7 +277,7 @@ def _replay_of(told: queue_pb2.Replay) -> Replay:
             part.replayed_count,
             part.message_count if part.HasField("message_count") else None,
         )
-        for part in told.ranges
+        for part in replay.ranges
     )
-    message_count = told.message_count if told.HasField("message_count") else None
-    return Replay(tuple(ranges), told.done, told.replayed_count, message_count)
+    message_count = replay.message_count if replay.HasField("message_count") else None
+    return Replay(tuple(ranges), replay.done, replay.replayed_count, message_count)

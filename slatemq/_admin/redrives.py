@@ -12,7 +12,7 @@ from uuid import uuid4
 from slatemq._checks import check_text, message_of
 from slatemq._rpc.peers import Peers
 from slatemq._rpc.queue_locations import Answers, QueueLocations
-from slatemq.models import Span, seconds
+from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
 
@@ -134,7 +134,7 @@ class RedriveCalls:
         redrive: Redrive | str,
         *,
         on_progress: Callable[[Redrive], None] | None = None,
-        every: Span = 1.0,
+        every: Duration = 1.0,
     ) -> Redrive:
         """Waits until it runs no more; look at its `state` for why.
 
@@ -154,14 +154,14 @@ class RedriveCalls:
     ) -> Redrive:
         if isinstance(redrive, Redrive):
             request = request_type(redrive_id=redrive.redrive_id)
-            told = await self._ask_redrives(redrive.broker_shard, method, request)
-            return _redrive_of(told.redrive, redrive.broker_shard)
+            ask_redrives = await self._ask_redrives(redrive.broker_shard, method, request)
+            return _redrive_of(ask_redrives.redrive, redrive.broker_shard)
         check_text("redrive_id", redrive)
         request = request_type(redrive_id=redrive)
-        told, shard = await self._locations.ask_owner_of(
+        ask_redrives, shard = await self._locations.ask_owner_of(
             "redrive", redrive, lambda shard: self._ask_redrives(shard, method, request)
         )
-        return _redrive_of(told.redrive, shard)
+        return _redrive_of(ask_redrives.redrive, shard)
 
     async def _ask_redrives(self, shard: int, method: str, request: Any) -> Any:
         stub_of = entry_pb2_grpc.DeadLetterServiceStub
@@ -176,19 +176,19 @@ _STATES = {
 }
 
 
-def _redrive_of(told: entry_pb2.Redrive, shard: int) -> Redrive:
+def _redrive_of(redrive: entry_pb2.Redrive, shard: int) -> Redrive:
     return Redrive(
-        redrive_id=told.redrive_id,
-        queue_id=told.queue_id,
-        target_queue_id=told.target_queue_id,
-        filter=told.filter,
-        rate=told.rate,
-        state=_STATES[told.state],
-        created_at_ms=told.created_at_ms,
-        ended_at_ms=told.ended_at_ms,
-        total_count=told.total_count,
-        examined_count=told.examined_count,
-        redriven_count=told.redriven_count,
-        error=told.error,
+        redrive_id=redrive.redrive_id,
+        queue_id=redrive.queue_id,
+        target_queue_id=redrive.target_queue_id,
+        filter=redrive.filter,
+        rate=redrive.rate,
+        state=_STATES[redrive.state],
+        created_at_ms=redrive.created_at_ms,
+        ended_at_ms=redrive.ended_at_ms,
+        total_count=redrive.total_count,
+        examined_count=redrive.examined_count,
+        redriven_count=redrive.redriven_count,
+        error=redrive.error,
         broker_shard=shard,
     )

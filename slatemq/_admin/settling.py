@@ -21,7 +21,7 @@ SETTLEMENTS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveLetter:
+class RedriveDeadLetter:
     """The dead letter becomes available again, with no attempts counted."""
 
     handle: str
@@ -29,7 +29,7 @@ class RedriveLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class DropLetter:
+class DropDeadLetter:
     """The dead letter is done: nobody gets it any more."""
 
     handle: str
@@ -37,7 +37,7 @@ class DropLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceLetter:
+class ReplaceDeadLetter:
     """The dead letter is done, and a new message with this content takes its place."""
 
     handle: str
@@ -47,14 +47,14 @@ class ReplaceLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteLetter:
+class NoteDeadLetter:
     """The dead letter stays, with a note in its history."""
 
     handle: str
     note: str
 
 
-Settlement = RedriveLetter | DropLetter | ReplaceLetter | NoteLetter
+Settlement = RedriveDeadLetter | DropDeadLetter | ReplaceDeadLetter | NoteDeadLetter
 """What to do with a dead letter; its handle is that of a listing, a note has 1,024 bytes at most
 (what is longer is cut)."""
 
@@ -74,8 +74,8 @@ class SettlingCalls:
         What is dropped or replaced is listed as done, by `consumer_id`. It is repeated while
         processes are away, under one request ID, which may be your own: for 10 minutes a repeat
         does nothing. Raises NotFound (ENTRY_UNKNOWN: it is not the dead letter any more that was
-        listed), FailedPrecondition (LETTER_EXPIRED), InvalidArgument, ResourceExhausted; where one
-        is at fault, `metadata["settlement"]` says which, from 0.
+        listed), FailedPrecondition (DEAD_LETTER_EXPIRED), InvalidArgument, ResourceExhausted. Where
+        one is at fault, `metadata["settlement"]` says which, from 0.
         """
         each = list(iterable("settlements", "settlements", settlements))
         if not 1 <= len(each) <= SETTLEMENTS_MAX:
@@ -99,22 +99,22 @@ class SettlingCalls:
 
 def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:
     if not isinstance(one, Settlement):
-        raise wrong(f"settlements[{place}]", "a settlement, such as DropLetter", one)
+        raise wrong(f"settlements[{place}]", "a settlement, such as DropDeadLetter", one)
     try:
         wire = message_of(
             entry_pb2.DeadLetterSettlement, handle=one.handle, note=cut_reason(one.note)
         )
         queue_of_handle(one.handle)
-        if isinstance(one, RedriveLetter):
+        if isinstance(one, RedriveDeadLetter):
             wire.redrive.SetInParent()
-        elif isinstance(one, DropLetter):
+        elif isinstance(one, DropDeadLetter):
             wire.drop.SetInParent()
-        elif isinstance(one, ReplaceLetter):
+        elif isinstance(one, ReplaceDeadLetter):
             content = outgoing(one.payload, one.headers)
-            told = message_of(
-                entry_pb2.ReplaceLetter, payload=content.payload, headers=content.headers
+            result = message_of(
+                entry_pb2.ReplaceDeadLetter, payload=content.payload, headers=content.headers
             )
-            wire.replace.CopyFrom(told)
+            wire.replace.CopyFrom(result)
     except InvalidArgument as error:
         raise InvalidArgument(
             f"settlements[{place}].{error.field}", error.description, reason=error.reason

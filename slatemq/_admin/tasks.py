@@ -18,7 +18,7 @@ from slatemq._checks import check_text, check_whole
 from slatemq._publish.published import Published, published
 from slatemq._rpc.peers import Peers
 from slatemq.errors import SlateMQError
-from slatemq.models import Span, seconds
+from slatemq.models import Duration, seconds
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
 __all__ = ["Task", "TaskCalls", "TaskState"]
@@ -64,7 +64,7 @@ class TaskCalls:
         """What became of a task. Raises NotFound for one accepted over seven days ago."""
         return await self._about_task(task_id, "GetTask", task_pb2.GetTaskRequest)
 
-    async def wait_task(self, task_id: str, timeout: Span | None = None) -> Task:
+    async def wait_task(self, task_id: str, timeout: Duration | None = None) -> Task:
         """The same once it is applied or has failed, or as it is after `timeout`.
 
         None waits for as long as it takes. A pending task is tried again until it has failed for
@@ -139,14 +139,14 @@ def _raise_first(answers: list[Any]) -> None:
             raise answer
 
 
-def _task_of(told: task_pb2.Task) -> Task:
-    state = task_pb2.TaskState.Name(told.state).removeprefix("TASK_STATE_").lower()
+def _task_of(task: task_pb2.Task) -> Task:
+    state = task_pb2.TaskState.Name(task.state).removeprefix("TASK_STATE_").lower()
     return Task(
-        task_id=told.task_id,
+        task_id=task.task_id,
         state=TaskState(state),
-        accepted_at_ms=told.accepted_at_ms,
-        ended_at_ms=told.ended_at_ms,
-        published=tuple(published(told.message_ids, told.received_at_ms, told.duplicates)),
-        error=told.error,
-        attempts_count=told.attempts_count,
+        accepted_at_ms=task.accepted_at_ms,
+        ended_at_ms=task.ended_at_ms,
+        published=tuple(published(task.message_ids, task.received_at_ms, task.duplicates)),
+        error=task.error,
+        attempts_count=task.attempts_count,
     )

@@ -25,7 +25,7 @@ from slatemq._consume.keeping import LeaseKeeper
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
-from slatemq.models import Span, seconds
+from slatemq.models import Duration, seconds
 
 T = TypeVar("T")
 
@@ -73,14 +73,14 @@ class CommandCalls:
         if isinstance(commands, CommandContext):
             commands.check()
             request_id = request_id or commands.request_id
-        told = flat(commands)
-        finishing = [one.lease for one in told if not isinstance(one, Push | Extend)]
+        result = flat(commands)
+        finishing = [one.lease for one in result if not isinstance(one, Push | Extend)]
         for lease in finishing:
             if isinstance(lease, Settleable) and lease.finished:
                 raise FailedPrecondition(
                     "MESSAGE_FINISHED", "this message was acked or given back already"
                 )
-        results = await execute(self._locations, told, request_id)
+        results = await execute(self._locations, result, request_id)
         if isinstance(commands, CommandContext):
             commands.executed = True
         self._keeper.drop_all([token_of(lease) for lease in finishing])
@@ -97,10 +97,10 @@ class CommandCalls:
         queue_id: str,
         codec: Codec[T],
         *,
-        lease: Span | None = None,
+        lease: Duration | None = None,
         consumer_id: str = "",
-        hold: Span = consuming.HOLD_S,
-        timeout: Span = TRY_S,
+        hold: Duration = consuming.HOLD_S,
+        timeout: Duration = TRY_S,
     ) -> MessageView[T]:
         """A queue as items that are taken one by one, without waiting.
 

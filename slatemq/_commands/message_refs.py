@@ -32,7 +32,7 @@ from slatemq._consume.keeping import Lease, LeaseKeeper, seconds_from_claim
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
-from slatemq.models import Span, seconds
+from slatemq.models import Duration, seconds
 
 __all__ = ["Execute", "MessageLease", "MessageRefs", "MessageStore", "MessageToken", "MessageView"]
 
@@ -208,7 +208,7 @@ class MessageRefs(RefSet[T]):
         """
         return MessageLease(_checked(token), self._keeper, self._hold_s)
 
-    async def extend(self, token: RefToken[T], length: Span | None = None) -> int:
+    async def extend(self, token: RefToken[T], length: Duration | None = None) -> int:
         """Sets the end of a token's lease to now + `length` (None: as at the claim); in ms.
 
         Raises FailedPrecondition: TOKEN_USED, LEASE_ENDED.
@@ -227,9 +227,9 @@ class MessageStore(Generic[T]):
         refs: MessageRefs[T],
         locations: QueueLocations,
         admin: Admin,
-        timeout: Span,
+        timeout: Duration,
         *,
-        lease: Span | None,
+        lease: Duration | None,
         consumer_id: str,
     ) -> None:
         """Made by the client."""

@@ -12,7 +12,7 @@ from slatemq._commands.ref_set import used
 from slatemq._consume.commands import Command, CommandContext, Complete, Push, Transfer
 from slatemq.codecs import Codec
 from slatemq.errors import InvalidArgument
-from slatemq.models import Span, Time
+from slatemq.models import Duration, Time
 
 __all__ = ["QueueCommand", "QueueCommands", "TransferToken"]
 
@@ -113,7 +113,7 @@ class QueueCommands(Generic[T]):
         return TransferToken([token.lease_token for token in tokens], self._execute)
 
     def push(
-        self, token: TransferToken[T], *, priority: int | None = None, delay: Span = 0
+        self, token: TransferToken[T], *, priority: int | None = None, delay: Duration = 0
     ) -> QueueCommand:
         """Moves the items of a released token into this queue, without copying them.
 
@@ -130,8 +130,8 @@ class QueueCommands(Generic[T]):
         item: T,
         headers: Mapping[str, str] | None = None,
         *,
-        retention: Span | None = None,
-        delay: Span | None = None,
+        retention: Duration | None = None,
+        delay: Duration | None = None,
         visible_at: Time | None = None,
     ) -> QueueCommand:
         """Puts a new item into this queue, on any shard. Raises what its codec raises."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from slatemq._checks import message_of
 from slatemq._consume.claimed import Claimed, claimed_of
-from slatemq._consume.consumer import CLOSE_S, PAUSED, Wish
+from slatemq._consume.consumer import CLOSE_S, PAUSED, ConsumeOptions
 from slatemq._consume.delivered import Batch, Origin, received
 from slatemq._consume.finishing import Nack
 from slatemq._consume.keeping import LeaseKeeper
@@ -27,7 +27,7 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
-from slatemq.models import Span, milliseconds, seconds
+from slatemq.models import Duration, milliseconds, seconds
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ def claim_request(
     queue_id: str,
     max_messages: int,
     *,
-    wait: Span = 0,
-    lease: Span | None = None,
+    wait: Duration = 0,
+    lease: Duration | None = None,
     consumer_id: str = "",
     max_bytes: int = 0,
 ) -> consumer_pb2.ClaimRequest:
@@ -103,24 +103,24 @@ class BatchConsumer:
         locations: QueueLocations,
         origin: Origin,
         keeper: LeaseKeeper,
-        wish: Wish,
+        options: ConsumeOptions,
         on_close: Callable[[BatchConsumer], None],
     ) -> None:
         """Made by the client; `wish.prefetch` is the size of a batch."""
-        wish.check()
+        options.check()
         self.queue_id = origin.queue_id
         self._locations = locations
         self._peers = locations.peers
         self._origin = origin
         self._keeper = keeper
-        self._hold_s = seconds(wish.hold)
+        self._hold_s = seconds(options.hold)
         self._request = claim_request(
             origin.queue_id,
-            wish.prefetch,
+            options.prefetch,
             wait=BATCH_WAIT_S,
-            lease=wish.lease,
-            consumer_id=wish.consumer_id,
-            max_bytes=wish.prefetch_bytes,
+            lease=options.lease,
+            consumer_id=options.consumer_id,
+            max_bytes=options.prefetch_bytes,
         )
         self._request.known_awaited.SetInParent()
         self._ready: deque[Batch] = deque()
@@ -129,7 +129,7 @@ class BatchConsumer:
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._on_close = on_close
-        timeout_s = timeout_of(wish.outage_timeout)
+        timeout_s = timeout_of(options.outage_timeout)
         self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
         self._ingests = IngestWatch(
             self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._ready)

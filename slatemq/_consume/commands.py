@@ -16,7 +16,7 @@ from slatemq._consume.handles import shard_of
 from slatemq._rpc.bounds import bounded_delay_ms, cut_reason
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.models import OutgoingMessage, Span, Time, outgoing, span_ms
+from slatemq.models import Duration, OutgoingMessage, Time, outgoing, span_ms
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 COMMANDS_MAX = 1000
@@ -51,7 +51,7 @@ class Release:
     """Given back, its attempt not counted; available again after `delay`, at most 12 h."""
 
     lease: str | Leased
-    delay: Span = 0
+    delay: Duration = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Extend:
     """The lease ends at now + `length`; None: as long as at the claim."""
 
     lease: str | Leased
-    length: Span | None = None
+    length: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Transfer:
     lease: str | Leased
     queue_id: str
     priority: int | None = None
-    delay: Span = 0
+    delay: Duration = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Push:
     queue_id: str
     payload: bytes | str
     headers: Mapping[str, str] | None = None
-    retention: Span | None = None
-    delay: Span | None = None
+    retention: Duration | None = None
+    delay: Duration | None = None
     visible_at: Time | None = None
 
 
@@ -142,13 +142,13 @@ def flat(commands: Iterable[Command | HasCommands]) -> list[Command]:
     for place, one in enumerate(given):
         if not isinstance(one, Command | HasCommands):
             raise wrong(f"commands[{place}]", "a command, such as Complete or Push", one)
-    told: list[Command] = []
+    items: list[Command] = []
     for one in given:
         if isinstance(one, HasCommands):
-            told += one.commands()
+            items += one.commands()
         else:
-            told.append(one)
-    return told
+            items.append(one)
+    return items
 
 
 def token_of(lease: str | Leased) -> str:
@@ -179,8 +179,8 @@ async def execute(
             on = await locations.shard_of(first.queue_id)
         assert on is not None, "what has no lease is a push"
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(await locations.peers.broker(on))
-        told = await stub.Execute(request, timeout=timeout)
-        return [CommandResult(result.lease_deadline_ms) for result in told.results]
+        response = await stub.Execute(request, timeout=timeout)
+        return [CommandResult(result.lease_deadline_ms) for result in response.results]
 
     return await locations.peers.call(attempt)
 

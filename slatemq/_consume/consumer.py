@@ -31,7 +31,7 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
-from slatemq.models import Span, milliseconds, seconds
+from slatemq.models import Duration, milliseconds, seconds
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 __all__ = ["Batch", "Consumer", "Received"]
@@ -57,15 +57,15 @@ PAUSED = "QUEUE_PAUSED"
 """The server's reason for giving nothing: consumers wait for as long as it takes."""
 
 
-class Wish(NamedTuple):
+class ConsumeOptions(NamedTuple):
     """How to consume; see Client.consume."""
 
     prefetch: int = PREFETCH
     prefetch_bytes: int = PREFETCH_BYTES
-    lease: Span | None = None
+    lease: Duration | None = None
     consumer_id: str = ""
-    hold: Span = HOLD_S
-    outage_timeout: Span | None = None
+    hold: Duration = HOLD_S
+    outage_timeout: Duration | None = None
 
     @property
     def lease_ms(self) -> int:
@@ -95,20 +95,20 @@ class Consumer:
         locations: QueueLocations,
         origin: Origin,
         keeper: LeaseKeeper,
-        wish: Wish,
+        options: ConsumeOptions,
         on_close: Callable[[Consumer], None],
     ) -> None:
         """Made by the client."""
-        wish.check()
+        options.check()
         self.queue_id = origin.queue_id
         self._locations = locations
         self._peers = locations.peers
         self._origin = origin
         self._finisher: Finisher = origin.finisher
         self._keeper = keeper
-        self._wish = wish
-        self._hold_s = seconds(wish.hold)
-        self._consumer_id = wish.consumer_id
+        self._options = options
+        self._hold_s = seconds(options.hold)
+        self._consumer_id = options.consumer_id
         self._buffer: deque[tuple[Received, Lease]] = deque()
         self._buffer_bytes = 0
         self._arrived = asyncio.Event()
@@ -122,7 +122,7 @@ class Consumer:
         self._paused = False
         self._answered_at_s: float | None = None
         self._streaming = False
-        timeout_s = timeout_of(wish.outage_timeout)
+        timeout_s = timeout_of(options.outage_timeout)
         self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
         self._ingests = IngestWatch(
             self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._buffer)
@@ -191,8 +191,11 @@ class Consumer:
         self._buffer_bytes -= size
         self._taken_count += 1
         self._taken_bytes += size
-        wish = self._wish
-        if self._taken_count * 2 >= wish.prefetch or self._taken_bytes * 2 >= wish.prefetch_bytes:
+        options = self._options
+        if (
+            self._taken_count * 2 >= options.prefetch
+            or self._taken_bytes * 2 >= options.prefetch_bytes
+        ):
             self._taken.set()
         if not self._buffer:
             self._ingests.progress()
@@ -330,11 +333,11 @@ class Consumer:
     def _start(self) -> consumer_pb2.ConsumeStart:
         self._taken_count = self._taken_bytes = 0
         self._taken.clear()
-        count = self._wish.prefetch - len(self._buffer)
-        room = self._wish.prefetch_bytes - self._buffer_bytes
+        count = self._options.prefetch - len(self._buffer)
+        room = self._options.prefetch_bytes - self._buffer_bytes
         start = consumer_pb2.ConsumeStart(
             queue_id=self.queue_id,
-            lease_ms=self._wish.lease_ms,
+            lease_ms=self._options.lease_ms,
             consumer_id=self._consumer_id,
         )
         if count > 0 and room > 0:

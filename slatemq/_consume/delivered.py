@@ -17,7 +17,7 @@ from slatemq._rpc.bounds import cut_reason
 from slatemq._rpc.failures import has_failed, reason_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
-from slatemq.models import Span, milliseconds
+from slatemq.models import Duration, milliseconds
 
 if TYPE_CHECKING:
     from slatemq.otel import Processing, Telemetry
@@ -166,7 +166,7 @@ class Received:
             with telemetry.settling("ack", self.queue_id, self.message_id):
                 await self._origin.finisher.ack(self.lease_token)
 
-    async def nack(self, reason: str = "", delay: Span | None = None) -> None:
+    async def nack(self, reason: str = "", delay: Duration | None = None) -> None:
         """The message failed: it comes again, after `delay` (at most 12 h), or is a dead letter.
 
         `delay` None: as the queue's backoff says; 0: at once. Raises as `ack` does, and
@@ -174,7 +174,7 @@ class Received:
         """
         await self._give_back("nack", nack_of(self.lease_token, reason, delay))
 
-    async def release(self, delay: Span = 0) -> None:
+    async def release(self, delay: Duration = 0) -> None:
         """The message was not worked on: it goes back, and the attempt is not counted."""
         await self._give_back("release", nack_of(self.lease_token, "", delay, release=True))
 
@@ -192,7 +192,7 @@ class Received:
             with telemetry.settling("fail", self.queue_id, self.message_id):
                 await self._origin.finisher.fail(self.lease_token, reason)
 
-    async def extend(self, lease: Span | None = None) -> int:
+    async def extend(self, lease: Duration | None = None) -> int:
         """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
         length = milliseconds(lease, "lease") if lease is not None else 0
         (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
@@ -334,7 +334,7 @@ class Batch(Sequence[Received]):
         return await self._finish(self._origin.finisher.ack_many)
 
     async def nack_all(
-        self, reason: str = "", delay: Span | None = None
+        self, reason: str = "", delay: Duration | None = None
     ) -> list[SlateMQError | None]:
         """All failed: they come again, after `delay`, or are dead letters. Gives as `ack_all`.
 

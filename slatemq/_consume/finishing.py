@@ -18,7 +18,7 @@ from slatemq._rpc.peers import closed
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq._rpc.rpc_status import from_status
 from slatemq.errors import NotFound, SlateMQError
-from slatemq.models import Span
+from slatemq.models import Duration
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class Nack(NamedTuple):
     release: bool = False
 
 
-def nack_of(token: str, reason: str = "", delay: Span | None = None, release: bool = False) -> Nack:
+def nack_of(
+    token: str, reason: str = "", delay: Duration | None = None, release: bool = False
+) -> Nack:
     """A nack within the server's bounds: a long reason is cut, a bad delay is InvalidArgument."""
     delay_ms = None if delay is None else bounded_delay_ms(delay)
     return Nack(token, cut_reason(reason), delay_ms, release)
@@ -156,7 +158,7 @@ class Finisher:
     def release_soon(self, tokens: Iterable[str]) -> None:
         """Gives messages back that nobody has worked on, in the background."""
         for token in tokens:
-            self._nack(Nack(token, release=True)).add_done_callback(_tell_failure)
+            self._nack(Nack(token, release=True)).add_done_callback(_log_failure)
 
     def _nack(self, item: Nack) -> asyncio.Future[None]:
         shard = shard_of(item.lease_token)
@@ -170,7 +172,7 @@ class Finisher:
         done = self._ack(token)
         self._unanswered.add(done)
         done.add_done_callback(self._unanswered.discard)
-        done.add_done_callback(_tell_failure)
+        done.add_done_callback(_log_failure)
         if len(self._unanswered) > UNANSWERED_MAX:
             await asyncio.wait([done])
 
@@ -336,7 +338,7 @@ _OK_BYTES = 2
 """What a result takes in an answer when it is OK, and no result that is not."""
 
 
-def _tell_failure(done: asyncio.Future[None]) -> None:
+def _log_failure(done: asyncio.Future[None]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
         log.warning("a message could not be acked or given back, and may come again: %s", error)
 

@@ -19,10 +19,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from slatemq._publish.published import Published
-from slatemq._publish.requests import REPEAT_S_MAX, WRONG_SHARD, PublishRequests, Tried
+from slatemq._publish.requests import REPEAT_S_MAX, WRONG_SHARD, PublishRequests, StreamAttempt
 from slatemq._publish.streams import BYTES_MAX, PublishStream, PublishStreams
 from slatemq._publish.wire import Runs, moved, size_of
-from slatemq._rpc.byte_semaphore import Room
+from slatemq._rpc.byte_semaphore import ByteSemaphore
 from slatemq._rpc.peers import Peers, closed
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import BatchSettings, OutgoingMessage
@@ -70,7 +70,7 @@ class Gatherer:
         self._requests = requests
         self._telemetry = telemetry
         self._streams = PublishStreams(peers, requests)
-        self._room = Room(settings.outstanding_bytes_max)
+        self._room = ByteSemaphore(settings.outstanding_bytes_max)
         self._open: dict[int | None, _Batch] = {}
         self._last: Runs | None = None
         self._full: deque[_Batch] = deque()
@@ -190,21 +190,21 @@ class Gatherer:
         self._streamed += 1
         shard, began_s = stream.shard, loop.time()
 
-        def answered(told: list[Published] | SlateMQError) -> None:
+        def answered(answers: list[Published] | SlateMQError) -> None:
             self._streamed -= 1
-            if not isinstance(told, SlateMQError):
+            if not isinstance(answers, SlateMQError):
                 self._requests.answered(shard)
-                self._succeed(batch, told)
+                self._succeed(batch, answers)
                 self._room.give_back(batch.size)
             elif self._given_up:
                 self._end(batch, closed())
             else:
-                self._call(batch, Tried(shard, told, began_s))
+                self._call(batch, StreamAttempt(shard, answers, began_s))
             self._on_changed()
 
         stream.send(batch.runs.encoded(batch.request_id), answered, batch.until)
 
-    def _call(self, batch: _Batch, tried: Tried | None) -> None:
+    def _call(self, batch: _Batch, tried: StreamAttempt | None) -> None:
         task = asyncio.create_task(self._send_batch(batch, tried))
         self._sending.add(task)
         task.add_done_callback(self._on_sent)
@@ -218,8 +218,8 @@ class Gatherer:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
-    def _succeed(self, batch: _Batch, told: list[Published]) -> None:
-        for answer, one in zip(batch.answers, told, strict=True):
+    def _succeed(self, batch: _Batch, answers: list[Published]) -> None:
+        for answer, one in zip(batch.answers, answers, strict=True):
             if not answer.done():
                 answer.set_result(one)
 
@@ -228,7 +228,7 @@ class Gatherer:
             _fail(answer, problem)
         self._room.give_back(batch.size)
 
-    async def _send_batch(self, batch: _Batch, tried: Tried | None) -> None:
+    async def _send_batch(self, batch: _Batch, tried: StreamAttempt | None) -> None:
         """Sends a request; without the messages that are refused, as often as it takes."""
         loop = asyncio.get_running_loop()
         problem: Exception = closed()
@@ -237,7 +237,7 @@ class Gatherer:
                 try:
                     left = max(batch.until - loop.time(), 0.001)
                     request_id = batch.request_id or self._requests.new_id()
-                    told = await self._requests.send(
+                    send = await self._requests.send(
                         batch.runs, request_id, batch.shard, left, tried
                     )
                 except InvalidArgument as error:
@@ -250,7 +250,7 @@ class Gatherer:
                     _leave_out(batch, *bad, error)
                     tried = None
                     continue
-                self._succeed(batch, told)
+                self._succeed(batch, send)
                 return
         except Exception as error:
             problem = error

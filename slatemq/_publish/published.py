@@ -54,12 +54,12 @@ def published(
 ) -> list[Published]:
     """The messages of one answer; `duplicates` are places in it."""
     # As their own constructor does, without a call of it for each.
-    told = list(map(int.__new__, repeat(Published), message_ids))
-    for one in told:
+    items = list(map(int.__new__, repeat(Published), message_ids))
+    for one in items:
         one.received_at_ms = received_at_ms
     for place in duplicates:
-        told[place].duplicate = True
+        items[place].duplicate = True
     if task_id:
-        for place, one in enumerate(told):
+        for place, one in enumerate(items):
             one.task_id, one.task_place = task_id, place
-    return told
+    return items

@@ -60,12 +60,12 @@ class Publisher:
     ) -> list[Published]:
         """See Client.publish_many."""
         check_whole("in_flight", in_flight, 1)
-        told: dict[int, Published] = {}
+        fields: dict[int, Published] = {}
         running: deque[tuple[list[int], asyncio.Task[list[Published]]]] = deque()
 
         async def oldest() -> None:
             places, task = running[0]
-            told.update(zip(places, await task, strict=True))
+            fields.update(zip(places, await task, strict=True))
             running.popleft()
 
         try:
@@ -76,7 +76,7 @@ class Publisher:
             while running:
                 await oldest()
         except SlateMQError as error:
-            first_missing = next(place for place in range(len(told) + 1) if place not in told)
+            first_missing = next(place for place in range(len(fields) + 1) if place not in fields)
             error.metadata["published_count"] = str(first_missing)
             raise
         finally:
@@ -84,7 +84,7 @@ class Publisher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return [told[place] for place in range(len(told))]
+        return [fields[place] for place in range(len(fields))]
 
     async def _parts(self, messages: Iterable[OutgoingMessage]) -> AsyncIterator[_Part]:
         settings = self.settings
@@ -120,11 +120,11 @@ class Publisher:
             by_shard = await self._requests.places(part.runs)
             if list(by_shard) == [part.shard]:
                 raise _placed(error, part.runs, part.places) from None
-        told: dict[int, Published] = {}
+        fields: dict[int, Published] = {}
         for shard, indexes in by_shard.items():
             moved_part = _Part(shard, part.runs.only(indexes), [part.places[at] for at in indexes])
-            told.update(zip(moved_part.places, await self._send_part(moved_part), strict=True))
-        return [told[place] for place in part.places]
+            fields.update(zip(moved_part.places, await self._send_part(moved_part), strict=True))
+        return [fields[place] for place in part.places]
 
     async def publish_batch(
         self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None

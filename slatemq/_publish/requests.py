@@ -46,7 +46,7 @@ _METHOD = "/slatemq.v1.IngestService/Publish"
 _DECODE = ingest_pb2.PublishResponse.FromString
 
 
-class Tried(NamedTuple):
+class StreamAttempt(NamedTuple):
     """How a request fared that was sent on a stream at `began_s`, by the monotonic clock."""
 
     shard: int
@@ -124,7 +124,7 @@ class PublishRequests:
         request_id: str,
         shard: int | None = None,
         call_s: float | None = None,
-        tried: Tried | None = None,
+        tried: StreamAttempt | None = None,
     ) -> list[Published]:
         """One request, under one ID on one shard, however often it is tried.
 

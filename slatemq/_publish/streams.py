@@ -244,8 +244,10 @@ class PublishStream:
         if answer.HasField("error"):
             sent.answer(from_status(answer.error))
             return
-        told = answer.published
-        sent.answer(published(told.message_ids, told.received_at_ms, told.duplicates, told.task_id))
+        value = answer.published
+        sent.answer(
+            published(value.message_ids, value.received_at_ms, value.duplicates, value.task_id)
+        )
 
     # --- Its end ------------------------------------------------------------
 

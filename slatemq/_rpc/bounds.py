@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from slatemq._checks import check_text
 from slatemq.errors import InvalidArgument
-from slatemq.models import Span, span_ms
+from slatemq.models import Duration, span_ms
 
 REASON_BYTES_MAX = 1024
 DELAY_MS_MAX = 43_200_000
 
 
-def bounded_delay_ms(delay: Span) -> int:
+def bounded_delay_ms(delay: Duration) -> int:
     """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
     delay_ms = span_ms("delay", delay)
     if not 0 <= delay_ms <= DELAY_MS_MAX:

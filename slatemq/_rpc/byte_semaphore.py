@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 
-class Room:
+class ByteSemaphore:
     """Lets in so many bytes at a time, in the order of asking.
 
     One that is larger than the whole room is let in when nothing else is inside: nobody waits for

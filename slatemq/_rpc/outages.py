@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
-from slatemq.models import Span, seconds
+from slatemq.models import Duration, seconds
 
 __all__ = [
     "INGEST_AWAY",
@@ -57,7 +57,7 @@ def broker_of(queue_id: str) -> str:
     return f"the broker of queue {queue_id!r}"
 
 
-def timeout_of(outage_timeout: Span | None) -> float | None:
+def timeout_of(outage_timeout: Duration | None) -> float | None:
     """The option in seconds; None waits for ever. Raises InvalidArgument for a negative one."""
     if outage_timeout is None:
         return None

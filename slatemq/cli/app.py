@@ -195,7 +195,7 @@ def main() -> int:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-    # What is left is the interpreter's own end, which would tell of a Ctrl-C at length.
+    # What is left is the interpreter's own end, which would report of a Ctrl-C at length.
     interrupts.end_with(code)
     return code
 
@@ -216,8 +216,8 @@ def invoke(arguments: Sequence[str]) -> int:
         code = _run(arguments, session)
     finally:
         try:
-            for tell in session.at_end:
-                tell()
+            for report in session.at_end:
+                report()
             sys.stdout.flush()
         except (ReaderGone, BrokenPipeError):
             _silence()
@@ -251,7 +251,7 @@ def _run(arguments: Sequence[str], session: Session) -> int:
     except KeyboardInterrupt:
         return EXIT_SIGNALLED + signal.SIGINT
     except SlateMQError as error:
-        _tell(error, session.json)
+        _report(error, session.json)
         return exit_code(error)
     except (ReaderGone, BrokenPipeError):
         _silence()
@@ -262,7 +262,7 @@ def _run(arguments: Sequence[str], session: Session) -> int:
     return EXIT_DONE
 
 
-def _tell(error: SlateMQError, as_json: bool) -> None:
+def _report(error: SlateMQError, as_json: bool) -> None:
     with suppress(BrokenPipeError):
         if as_json:
             print(json.dumps({"error": error_fields(error)}), file=sys.stderr)

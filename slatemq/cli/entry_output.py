@@ -88,8 +88,8 @@ def listing_options(finished: str = "", *, to_file: bool = False) -> Callable[[F
             ),
         ]
         if not to_file:
-            told = "With the messages' headers."
-            options.append(click.option("--headers", is_flag=True, help=told))
+            text = "With the messages' headers."
+            options.append(click.option("--headers", is_flag=True, help=text))
         if finished:
             options += [
                 click.option("--newest", is_flag=True, help="The newest first."),
@@ -185,7 +185,7 @@ def show_entry(session: Session, entry: Entry) -> None:
     if session.json:
         write_json(entry_fields(entry, with_payload=True))
         return
-    say(f"message {entry.message_id} in {entry.queue_id}: {_told(entry)}")
+    say(f"message {entry.message_id} in {entry.queue_id}: {_describe(entry)}")
     say(f"  handle   {entry.handle}")
     for attempt in entry.attempts:
         where = f" in {attempt.queue_id}" if attempt.queue_id != entry.queue_id else ""
@@ -205,7 +205,7 @@ def show_entry(session: Session, entry: Entry) -> None:
     say(f"  payload  {shown(entry.message.payload)}")
 
 
-def _told(entry: Entry) -> str:
+def _describe(entry: Entry) -> str:
     attempts = f"attempts {entry.attempts_count}"
     match entry.state:
         case EntryState.DELAYED:

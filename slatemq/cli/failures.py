@@ -112,8 +112,8 @@ def advice(error: SlateMQError) -> str:
 
 def sentence(error: SlateMQError) -> str:
     """The error and the advice, for people."""
-    told = in_options(error) if isinstance(error, InvalidArgument) else error.message
-    what = told or error.reason
+    result = in_options(error) if isinstance(error, InvalidArgument) else error.message
+    what = result or error.reason
     hint = advice(error)
     return f"{what}\n  {hint}" if hint else what
 

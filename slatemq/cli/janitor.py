@@ -174,7 +174,7 @@ def show(session: Session, run_id: str, follow: bool) -> None:
     if follow and not one.ended:
         _follow(session, one)
         return
-    _tell(session, one)
+    _report(session, one)
     # Whoever follows is told the same, also where the run was quicker.
     if follow and one.state != "done":
         sys.exit(EXIT_REFUSED)
@@ -186,7 +186,7 @@ def show(session: Session, run_id: str, follow: bool) -> None:
 @pass_session
 def cancel(session: Session, run_id: str) -> None:
     """End a run; what it has removed stays removed."""
-    _tell(session, _cancelled(session, run_id))
+    _report(session, _cancelled(session, run_id))
 
 
 def _once(session: Session, call: Callable[[Client], Awaitable[JobRun]]) -> JobRun:
@@ -208,13 +208,13 @@ def _cancelled(session: Session, run_id: str) -> JobRun:
 
 
 def _follow(session: Session, begun: JobRun) -> None:
-    """Wait for the end of a run, and tell it; leaves it alone, or ends it, when interrupted."""
+    """Wait for the end of a run, and report it; leaves it alone, or ends it, when interrupted."""
 
     async def work() -> JobRun:
         async with session.connect() as client:
             try:
-                with _progress(session) as tell:
-                    return await client.wait_job_run(begun, on_progress=tell)
+                with _progress(session) as report:
+                    return await client.wait_job_run(begun, on_progress=report)
             except SlateMQError:
                 note(_how_to_follow(begun))
                 raise
@@ -226,7 +226,7 @@ def _follow(session: Session, begun: JobRun) -> None:
             note(_how_to_follow(begun))
             raise
         ended = _cancelled(session, begun.run_id)
-    _tell(session, ended)
+    _report(session, ended)
     if ended.state != "done":
         sys.exit(EXIT_REFUSED)
 
@@ -250,7 +250,7 @@ def _how_to_follow(begun: JobRun) -> str:
     )
 
 
-def _tell(session: Session, one: JobRun) -> None:
+def _report(session: Session, one: JobRun) -> None:
     if session.json:
         write_json(_fields(one))
         return
@@ -285,11 +285,11 @@ def _counts(one: JobRun) -> str:
 
 
 def _standing(one: JobRun) -> str:
-    told = one.progress
-    if told is None or one.ended:
+    value = one.progress
+    if value is None or one.ended:
         return ""
-    tasks = f", {told.tasks_done} of {told.tasks_count} tasks" if told.tasks_count else ""
-    return f"{told.phase} ({told.phase_number} of {told.phases_count}{tasks})"
+    tasks = f", {value.tasks_done} of {value.tasks_count} tasks" if value.tasks_count else ""
+    return f"{value.phase} ({value.phase_number} of {value.phases_count}{tasks})"
 
 
 def _took(one: JobRun) -> str:
@@ -300,23 +300,23 @@ def _took(one: JobRun) -> str:
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
-    """A bar on stderr, where that is a terminal; gives what to tell how far it is."""
+    """A bar on stderr, where that is a terminal; gives what to report how far it is."""
     with progress(not session.json, "waiting", None, _columns, tasks="") as update:
 
-        def tell(one: JobRun) -> None:
-            told = one.progress
-            if told is None or one.state != "running":
+        def report(one: JobRun) -> None:
+            value = one.progress
+            if value is None or one.state != "running":
                 what = "starting Spark" if one.state == "running" else one.state.value
                 update(description=what, total=None, tasks="")
                 return
             update(
-                description=f"{told.phase} ({told.phase_number} of {told.phases_count})",
-                total=told.tasks_count or None,
-                completed=told.tasks_done,
-                tasks=f"{told.tasks_done}/{told.tasks_count} tasks" if told.tasks_count else "",
+                description=f"{value.phase} ({value.phase_number} of {value.phases_count})",
+                total=value.tasks_count or None,
+                completed=value.tasks_done,
+                tasks=f"{value.tasks_done}/{value.tasks_count} tasks" if value.tasks_count else "",
             )
 
-        yield tell
+        yield report
 
 
 def _columns() -> tuple[ProgressColumn, ...]:

@@ -145,11 +145,11 @@ class _Shown(dict[int, str]):
     """How letters are shown, by their numbers; each is found out once."""
 
     def __missing__(self, code: int) -> str:
-        letter = chr(code)
-        if not letter.isprintable() and letter != "\n":
-            letter = letter.encode("unicode_escape", "surrogatepass").decode()
-        self[code] = letter
-        return letter
+        dead_letter = chr(code)
+        if not dead_letter.isprintable() and dead_letter != "\n":
+            dead_letter = dead_letter.encode("unicode_escape", "surrogatepass").decode()
+        self[code] = dead_letter
+        return dead_letter
 
 
 def line_width() -> int:

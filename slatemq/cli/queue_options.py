@@ -40,12 +40,12 @@ _SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = 
 )
 
 
-def settings_options(told: Callable[[str], str]) -> Callable[[F], F]:
+def settings_options(record: Callable[[str], str]) -> Callable[[F], F]:
     """An option for each setting; `told` makes the end of its help of the default."""
 
     def add(function: F) -> F:
         for name, kind, metavar, what, default in _SETTINGS:
-            function = click.option(name, type=kind, metavar=metavar, help=what + told(default))(
+            function = click.option(name, type=kind, metavar=metavar, help=what + record(default))(
                 function
             )
         return function

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from slatemq.textqueue.editing import entry_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
-from slatemq.textqueue.intents import LINE_BYTES_MAX, mend, unfinished
+from slatemq.textqueue.intents import LINE_BYTES_MAX, repair, unfinished
 from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened, opened_beside, put
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
@@ -145,7 +145,7 @@ def look(path: str, name: str, descriptor: int) -> bool:
     with _list(path) as (log, is_ours):
         if log is None:
             return True
-        keeps = is_ours and mend(path, descriptor, log)
+        keeps = is_ours and repair(path, descriptor, log)
         gone, present = _gone(path, descriptor, log)
         if keeps and present is not None:
             rewrite(log, present)
@@ -164,7 +164,7 @@ def finished(path: str, descriptor: int) -> int:
     torn = under_way(path, descriptor)
     if torn is not None:
         with _list(path) as (log, is_ours):
-            if log is None or not is_ours or not mend(path, descriptor, log):
+            if log is None or not is_ours or not repair(path, descriptor, log):
                 return torn
     return os.fstat(descriptor).st_size
 
@@ -265,8 +265,8 @@ def _settle(descriptor: int) -> None:
     """Wait until nobody is in the middle of saving the file in place."""
     before = None
     for _ in range(SETTLING_ROUNDS_MAX):
-        told = os.fstat(descriptor)
-        now = (told.st_size, told.st_mtime_ns)
+        fstat = os.fstat(descriptor)
+        now = (fstat.st_size, fstat.st_mtime_ns)
         if now == before:
             return
         before = now

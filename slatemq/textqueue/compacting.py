@@ -80,15 +80,15 @@ def beside(path: str) -> str:
 
 
 def _state_of(descriptor: int) -> tuple[int, int]:
-    told = os.fstat(descriptor)
-    return told.st_size, told.st_mtime_ns
+    fstat = os.fstat(descriptor)
+    return fstat.st_size, fstat.st_mtime_ns
 
 
 def _look_alike(old: int, new: int) -> None:
-    told = os.fstat(old)
+    fstat = os.fstat(old)
     with suppress(PermissionError):
-        os.fchown(new, told.st_uid, told.st_gid)
-    os.fchmod(new, told.st_mode & 0o7777)
+        os.fchown(new, fstat.st_uid, fstat.st_gid)
+    os.fchmod(new, fstat.st_mode & 0o7777)
 
 
 def _copy(

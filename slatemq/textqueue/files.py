@@ -237,22 +237,22 @@ class QueueFile:
 
     def _existing(self) -> os.stat_result:
         """What there is. Raises OSError, also where there is nothing."""
-        told = self._expect_file()
-        if told is None:
+        expect_file = self._expect_file()
+        if expect_file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
-        return told
+        return expect_file
 
     def _expect_file(self) -> os.stat_result | None:
         """What there is, if anything. Raises OSError for a folder, a pipe or a device."""
         try:
-            told = os.stat(self.path)
+            result = os.stat(self.path)
         except FileNotFoundError:
             return None
-        if stat.S_ISDIR(told.st_mode):
+        if stat.S_ISDIR(result.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-        if not stat.S_ISREG(told.st_mode):
+        if not stat.S_ISREG(result.st_mode):
             raise OSError(errno.EINVAL, "is no regular file", self.name)
-        return told
+        return result
 
     def sync(self, descriptor: int) -> None:
         """To the disk, where that is wanted."""

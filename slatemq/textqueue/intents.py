@@ -75,7 +75,7 @@ def unfinished(descriptor: int, log: int) -> int | None:
     return intent.first + (last_beginning(written) or 0)
 
 
-def mend(path: str, descriptor: int, log: int) -> bool:
+def repair(path: str, descriptor: int, log: int) -> bool:
     """Take out what a killed writer has not finished; False if we may not. Raises OSError.
 
     Both files are locked for us; the list is open for writing.

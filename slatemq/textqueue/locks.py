@@ -77,19 +77,19 @@ def opened_beside(path: str, like: os.stat_result | None, *, wait: bool = True) 
     nobody else reads what is in it.
     """
     with opened(path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor:
-        told = os.fstat(descriptor)
-        if like is not None and told.st_uid == os.geteuid():
-            _share(descriptor, told, like)
+        fstat = os.fstat(descriptor)
+        if like is not None and fstat.st_uid == os.geteuid():
+            _share(descriptor, fstat, like)
         yield descriptor
 
 
-def _share(descriptor: int, told: os.stat_result, like: os.stat_result) -> None:
+def _share(descriptor: int, value: os.stat_result, like: os.stat_result) -> None:
     mode = stat.S_IMODE(like.st_mode) & FILE_MODE | OWN_MODE
-    if stat.S_IMODE(told.st_mode) != mode:
+    if stat.S_IMODE(value.st_mode) != mode:
         os.fchmod(descriptor, mode)
-    if (told.st_uid, told.st_gid) != (like.st_uid, like.st_gid):
+    if (value.st_uid, value.st_gid) != (like.st_uid, like.st_gid):
         with suppress(PermissionError):  # a group that we are not in
-            os.fchown(descriptor, like.st_uid if told.st_uid == 0 else -1, like.st_gid)
+            os.fchown(descriptor, like.st_uid if value.st_uid == 0 else -1, like.st_gid)
 
 
 def put(descriptor: int, content: bytes, place: int) -> None:

@@ -1041,7 +1041,7 @@ class ResumeRedriveResponse(_message.Message):
 Global___ResumeRedriveResponse: _TypeAlias = ResumeRedriveResponse  # noqa: Y015
 
 @_typing.final
-class RedriveLetter(_message.Message):
+class RedriveDeadLetter(_message.Message):
     """The letter becomes available again in its queue, with no attempts counted and its history kept."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1055,10 +1055,10 @@ class RedriveLetter(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RedriveLetter: _TypeAlias = RedriveLetter  # noqa: Y015
+Global___RedriveDeadLetter: _TypeAlias = RedriveDeadLetter  # noqa: Y015
 
 @_typing.final
-class DropLetter(_message.Message):
+class DropDeadLetter(_message.Message):
     """The letter is done: nobody gets it any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1072,10 +1072,10 @@ class DropLetter(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DropLetter: _TypeAlias = DropLetter  # noqa: Y015
+Global___DropDeadLetter: _TypeAlias = DropDeadLetter  # noqa: Y015
 
 @_typing.final
-class ReplaceLetter(_message.Message):
+class ReplaceDeadLetter(_message.Message):
     """The letter is done, and a new message takes its place, with an ID of its own, no history, and the end of the letter's retention."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1120,7 +1120,7 @@ class ReplaceLetter(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReplaceLetter: _TypeAlias = ReplaceLetter  # noqa: Y015
+Global___ReplaceDeadLetter: _TypeAlias = ReplaceDeadLetter  # noqa: Y015
 
 @_typing.final
 class DeadLetterSettlement(_message.Message):
@@ -1138,24 +1138,24 @@ class DeadLetterSettlement(_message.Message):
     note: _builtins.str
     """Kept in the history of the message in this queue: at most 1,024 bytes of UTF-8; empty = none."""
     @_builtins.property
-    def redrive(self) -> Global___RedriveLetter:
+    def redrive(self) -> Global___RedriveDeadLetter:
         """It comes back."""
 
     @_builtins.property
-    def drop(self) -> Global___DropLetter:
+    def drop(self) -> Global___DropDeadLetter:
         """It goes."""
 
     @_builtins.property
-    def replace(self) -> Global___ReplaceLetter:
+    def replace(self) -> Global___ReplaceDeadLetter:
         """Another comes in its place."""
 
     def __init__(
         self,
         *,
         handle: _builtins.str = ...,
-        redrive: Global___RedriveLetter | None = ...,
-        drop: Global___DropLetter | None = ...,
-        replace: Global___ReplaceLetter | None = ...,
+        redrive: Global___RedriveDeadLetter | None = ...,
+        drop: Global___DropDeadLetter | None = ...,
+        replace: Global___ReplaceDeadLetter | None = ...,
         note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "drop", b"drop", "redrive", b"redrive", "replace", b"replace"]  # noqa: Y015

@@ -355,7 +355,7 @@ class DeadLetterServiceStub:
     `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
 
     Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
     has its place, from 0, as `settlement`.
     """
 
@@ -408,7 +408,7 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
 
     Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
     has its place, from 0, as `settlement`.
     """
 
@@ -494,7 +494,7 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
 
         Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
+        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
         has its place, from 0, as `settlement`.
         """
 

@@ -116,11 +116,11 @@ class Chains:
         found += [f"{n} is lost" for n in range(self.published_count) if b"%d" % n not in self.seen]
         for queue in await stubs.list_queues():
             counts = queue.counts
-            told = Counter(
+            counter = Counter(
                 done=counts.done_count, waiting=counts.available_count, failed=counts.failed_count
             )
-            if told != Counter(done=self.published_count):
-                found.append(f"{queue.queue_id}: {dict(told)}")
+            if counter != Counter(done=self.published_count):
+                found.append(f"{queue.queue_id}: {dict(counter)}")
         self._found = found
 
 

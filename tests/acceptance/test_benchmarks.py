@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]  # starts stacks, and clients
 
 def short_form(folder: Path, *arguments: str) -> Any:
     """Runs the suite; gives what it wrote."""
-    told = folder / "results.json"
-    command = [sys.executable, "-m", "benchmarks.suite", "--short", "--json", str(told)]
+    value = folder / "results.json"
+    command = [sys.executable, "-m", "benchmarks.suite", "--short", "--json", str(value)]
     ran = subprocess.run(
         [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(told.read_text(encoding="utf-8"))
+    return json.loads(value.read_text(encoding="utf-8"))
 
 
 COMPARED = {
@@ -50,62 +50,62 @@ COMPARED = {
 @pytest.mark.parametrize("workloads", ["d", proof("a,b,c,d,e,f")])
 def test_what_is_compared_comes_back_whole(tmp_path: Path, workloads: str) -> None:
     # When
-    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", workloads)
+    result = short_form(tmp_path, "--systems", "slatemq", "--workloads", workloads)
 
     # Then
-    counted = {workload: by_system["slatemq"] for workload, by_system in told["counted"].items()}
+    counted = {workload: by_system["slatemq"] for workload, by_system in result["counted"].items()}
     assert counted == ({"d": COMPARED["d"]} if workloads == "d" else COMPARED)
-    assert told["failures"] == []
+    assert result["failures"] == []
 
 
 @pytest.mark.proof
 def test_backlogs_and_starts_give_each_message_once(tmp_path: Path) -> None:
     # When
-    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "g,limits")
+    result = short_form(tmp_path, "--systems", "slatemq", "--workloads", "g,limits")
 
     # Then: two rounds at each of two sizes, and first claims after two starts; with delayed ones
     # beside them as well
-    assert told["counted"]["g"]["slatemq"] == 2 * (2 * 2 * 1000 + 2 * 100)
-    assert {"g", "limits"} == told["numbers"].keys()
-    assert told["failures"] == []
+    assert result["counted"]["g"]["slatemq"] == 2 * (2 * 2 * 1000 + 2 * 100)
+    assert {"g", "limits"} == result["numbers"].keys()
+    assert result["failures"] == []
 
 
 @pytest.mark.proof
 def test_what_is_routed_and_written_comes_back_whole(tmp_path: Path) -> None:
     # When
-    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "h,i1024,i1024r,icost")
+    result = short_form(tmp_path, "--systems", "slatemq", "--workloads", "h,i1024,i1024r,icost")
 
     # Then: what warms up, then the same for all queues and for ten; a point of the curve
-    counted = {workload: by_system["slatemq"] for workload, by_system in told["counted"].items()}
+    counted = {workload: by_system["slatemq"] for workload, by_system in result["counted"].items()}
     assert counted == {"h": 1000 + 2 * 3 * 1000, "i1024": 5000, "i1024r": 5000, "icost": 200 * 2}
-    assert told["failures"] == []
+    assert result["failures"] == []
 
 
 @pytest.mark.proof
 def test_what_is_published_as_tasks_comes_back_whole(tmp_path: Path) -> None:
     # When
-    told = short_form(tmp_path, "--systems", "slatemq", "--workloads", "k")
+    result = short_form(tmp_path, "--systems", "slatemq", "--workloads", "k")
 
     # Then a turn of bare Redis and one of async on it, whose messages were all there
-    settings = told["chosen"]["k"]["slatemq"]
+    settings = result["chosen"]["k"]["slatemq"]
     if "left out" in settings:  # without Redis
         assert {*settings["left out"]} == {"redis streams"}
         return
-    assert {what.rsplit(", ", 2)[0] for what in told["numbers"]["k"]} == {
+    assert {what.rsplit(", ", 2)[0] for what in result["numbers"]["k"]} == {
         "file://, bare redis streams",
         "file://, async on redis streams",
     }
-    assert told["counted"]["k"]["slatemq"] > 0
-    assert told["failures"] == []
+    assert result["counted"]["k"]["slatemq"] > 0
+    assert result["failures"] == []
 
 
 @pytest.mark.proof
 def test_what_the_peers_are_given_comes_back_whole(tmp_path: Path) -> None:
     # When
-    told = short_form(tmp_path, "--systems", ",".join(PEERS), "--workloads", "a,f")
+    result = short_form(tmp_path, "--systems", ",".join(PEERS), "--workloads", "a,f")
 
     # Then each peer gave it all back, or says why it could not be had
-    assert {*told["settings"], *told["left_out"]} == {*PEERS}
-    assert all(told["left_out"].values())
+    assert {*result["settings"], *result["left_out"]} == {*PEERS}
+    assert all(result["left_out"].values())
     for workload, count in (("a", 2000), ("f", 3 * 500)):
-        assert told["counted"].get(workload, {}) == dict.fromkeys(told["settings"], count)
+        assert result["counted"].get(workload, {}) == dict.fromkeys(result["settings"], count)

@@ -35,21 +35,21 @@ def demo(folder: Path, *arguments: str) -> tuple[int, Any]:
 
 @pytest.mark.slow  # Forgotten messages come back after their lease.
 def test_the_demo_accounts_for_every_entry_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    code, told = demo(tmp_path, "--messages", "800")
+    code, result = demo(tmp_path, "--messages", "800")
 
-    assert (code, told["ok"], told["faults"]) == (0, True, [])
-    assert (told["published"], told["lost"]) == (800, 0)
-    for queue in told["queues"].values():
+    assert (code, result["ok"], result["faults"]) == (0, True, [])
+    assert (result["published"], result["lost"]) == (800, 0)
+    for queue in result["queues"].values():
         assert queue["routed"] == queue["acked"] + queue["failed"] > 0
-    assert sum(queue["redelivered"] for queue in told["queues"].values()) > 0
+    assert sum(queue["redelivered"] for queue in result["queues"].values()) > 0
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_the_demo_fails_when_one_delivery_is_dropped_from_the_notes(tmp_path: Path) -> None:
-    code, told = demo(tmp_path, "--messages", "200", "--sabotage")
+    code, result = demo(tmp_path, "--messages", "200", "--sabotage")
 
-    assert (code, told["ok"], told["lost"]) == (1, False, 1)
+    assert (code, result["ok"], result["lost"]) == (1, False, 1)
 
 
 @pytest.mark.slow  # Two servers are killed; what a dead one had comes again after 30 s.
@@ -59,15 +59,15 @@ def test_the_demo_of_tasks_loses_nothing_and_stores_nothing_twice(
 ) -> None:
     if backend == "redis":
         program("redis-server")
-    code, told = demo(tmp_path, "--events", "--backend", backend, "--messages", "300")
+    code, result = demo(tmp_path, "--events", "--backend", backend, "--messages", "300")
 
-    assert (code, told["ok"], told["faults"]) == (0, True, [])
-    assert told["backend"] == backend
-    assert (told["published"], told["lost"], told["doubled"]) == (300, 0, 0)
-    assert told["applied"] == told["arrived"] == 300
+    assert (code, result["ok"], result["faults"]) == (0, True, [])
+    assert result["backend"] == backend
+    assert (result["published"], result["lost"], result["doubled"]) == (300, 0, 0)
+    assert result["applied"] == result["arrived"] == 300
     # A repeated request of a task that is applied already is none.
-    assert 20 <= told["tasks"] <= 30
-    assert [phase["published"] > 0 for phase in told["phases"].values()] == [True] * 3
+    assert 20 <= result["tasks"] <= 30
+    assert [phase["published"] > 0 for phase in result["phases"].values()] == [True] * 3
     assert list(tmp_path.iterdir()) == []
 
 

@@ -51,9 +51,9 @@ def recipe(target: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("target", ["up", "demo"])
 def test_what_users_run_installs_neither_spark_nor_tools(target: str, tmp_path: Path) -> None:
-    told = recipe(target, tmp_path)
+    result = recipe(target, tmp_path)
 
-    assert re.findall(r"requirements/(\w+)\.txt", told) == ["stack"]
+    assert re.findall(r"requirements/(\w+)\.txt", result) == ["stack"]
     assert not pinned("stack.txt") & {*HEAVY, "pytest", "moto", "ruff", "mypy", "grpcio-tools"}
 
 

@@ -108,5 +108,5 @@ def expected(content: bytes) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    told = json.dumps(expected(Path(sys.argv[1]).read_bytes()), indent=1)
-    sys.stdout.write(told + "\n")
+    dumps = json.dumps(expected(Path(sys.argv[1]).read_bytes()), indent=1)
+    sys.stdout.write(dumps + "\n")

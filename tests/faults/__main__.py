@@ -150,20 +150,20 @@ def _parse() -> argparse.Namespace:
 
 
 def _history(given: argparse.Namespace) -> int:
-    """One random history told to a real broker and to plain queues, compared every 100 commands."""
+    """One random history for a real broker and plain queues, compared every 100 commands."""
     began = time.monotonic()
 
-    told = 0
+    reported = 0
 
-    def tell(done: int) -> None:
-        nonlocal told
-        if done - told >= 5000:
-            told = done
+    def report(done: int) -> None:
+        nonlocal reported
+        if done - reported >= 5000:
+            reported = done
             print(f"{done} commands, {time.monotonic() - began:.0f} s", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="slatemq-history-") as folder:
         done = asyncio.run(
-            run_history(Path(folder), given.seed, given.commands, given.restarts, tell)
+            run_history(Path(folder), given.seed, given.commands, given.restarts, report)
         )
     print(f"{done} commands, {given.restarts} restarts, every list as it should be")
     return 0

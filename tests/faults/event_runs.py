@@ -221,8 +221,10 @@ class _Rig:
         async with self.client() as client:
             for start in range(0, len(tasks), AT_ONCE // 10):
                 some = tasks[start : start + AT_ONCE // 10]
-                told = await asyncio.gather(*(client.wait(task_id, CALL_S) for _, task_id in some))
-                for (number, task_id), task in zip(some, told, strict=True):
+                results = await asyncio.gather(
+                    *(client.wait(task_id, CALL_S) for _, task_id in some)
+                )
+                for (number, task_id), task in zip(some, results, strict=True):
                     if task.state != task_pb2.TASK_STATE_APPLIED:
                         self.run.wrong.append(f"task {task_id} is {task.state}: {task.error}")
                     self.run.answered[number] = ingest_pb2.PublishResponse(

@@ -15,11 +15,11 @@ LOADED_WHEN_NEEDED = {
 
 def test_a_start_loads_only_what_every_process_needs() -> None:
     modules = ", ".join(f"services.{name}.service" for name in SERVICES)
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", f"import sys, {modules}; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
 
-    assert not LOADED_WHEN_NEEDED & set(told.stdout.split())
+    assert not LOADED_WHEN_NEEDED & set(result.stdout.split())

@@ -63,7 +63,7 @@ class Client:
 
     async def _topic_of(self, queue: str) -> str:
         if queue not in self._topic:
-            told = await self._redis.hgetall(f"topic:{queue}")
-            self._topic[queue] = told[b"of"].decode()
-            self._alone[queue] = told[b"n"] == b"1"
+            fields = await self._redis.hgetall(f"topic:{queue}")
+            self._topic[queue] = fields[b"of"].decode()
+            self._alone[queue] = fields[b"n"] == b"1"
         return self._topic[queue]

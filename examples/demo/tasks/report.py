@@ -23,9 +23,9 @@ COUNTS = ("tasks", "published", "applied", "arrived", "lost", "doubled")
 def tasks_as_json(verdict: TasksVerdict, backend: str, seconds: float) -> str:
     """One JSON object, on one line."""
     totals = {name: verdict.total(name) for name in COUNTS}
-    told = {"ok": not verdict.faults, "backend": backend, "seconds": round(seconds, 2), **totals}
+    fields = {"ok": not verdict.faults, "backend": backend, "seconds": round(seconds, 2), **totals}
     phases = {phase.phase: asdict(phase) for phase in verdict.phases}
-    return json.dumps({**told, "phases": phases, "faults": verdict.faults})
+    return json.dumps({**fields, "phases": phases, "faults": verdict.faults})
 
 
 def show_tasks_table(console: Console, verdict: TasksVerdict, backend: str, seconds: float) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from examples.demo.stack import DemoStack
 from examples.demo.tasks.judge import drop_delivery, judge_tasks
 from examples.demo.tasks.report import show_tasks_table, tasks_as_json
-from examples.demo.tasks.script import Tell, play_tasks
+from examples.demo.tasks.script import Report, play_tasks
 from examples.demo.tasks.servers import RedisServer, SlatemqServer, TaskServer
 
 SERVERS: Mapping[str, Callable[[Path], TaskServer]] = {
@@ -29,7 +29,7 @@ def show_tasks(
     backend: str,
     lines: Sequence[bytes],
     words: Console,
-    tell: Tell,
+    report: Report,
     is_json: bool,
     is_sabotaged: bool,
 ) -> int:
@@ -41,15 +41,15 @@ def show_tasks(
         queue = {"enabled": True, "backend": backend, "consistency": "async"}
         # JSON is YAML.
         config.write_text(json.dumps({"queue": {**queue, backend: server.settings}}, indent=2))
-        tell(f"{name} runs: the backend of the tasks")
+        report(f"{name} runs: the backend of the tasks")
         with DemoStack(folder / "stack", config) as stack:
-            tell(f"ingest, router and broker serve at {stack.endpoint}")
-            played = asyncio.run(play_tasks(stack, server, name, lines, tell))
-            tell("each message has arrived: stopping")
+            report(f"ingest, router and broker serve at {stack.endpoint}")
+            played = asyncio.run(play_tasks(stack, server, name, lines, report))
+            report("each message has arrived: stopping")
     deliveries = played.deliveries
     if is_sabotaged:
         deliveries = drop_delivery(deliveries)
-        tell("sabotage: one delivery is gone from the notes")
+        report("sabotage: one delivery is gone from the notes")
     verdict = judge_tasks(played.answers, played.outcomes, deliveries)
     seconds = time.monotonic() - began
     if is_json:

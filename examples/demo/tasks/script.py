@@ -34,7 +34,7 @@ than the 30 s after which a backend gives out again what a killed ingest had tak
 
 WAITS_MAX = 64
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass
@@ -52,15 +52,15 @@ class PlayedTasks:
 
 
 async def play_tasks(
-    stack: DemoStack, server: TaskServer, name: str, lines: Sequence[bytes], tell: Tell
+    stack: DemoStack, server: TaskServer, name: str, lines: Sequence[bytes], report: Report
 ) -> PlayedTasks:
     """Publish the lines, kill the ingest and the backend, and find out what became of it all."""
     played = PlayedTasks()
     async with connect(stack.endpoint, call_timeout=CALL_SECONDS) as client:
         await client.create_queue(QUEUE, filter="true")
         consuming = asyncio.create_task(_consume(client, played))
-        await _publish(client, stack, server, name, lines, played, tell)
-        await _find_outcomes(client, played, tell)
+        await _publish(client, stack, server, name, lines, played, report)
+        await _find_outcomes(client, played, report)
         await _until_arrived(played, len(lines), consuming)
         consuming.cancel()
         await asyncio.wait([consuming])
@@ -81,7 +81,7 @@ async def _publish(
     name: str,
     lines: Sequence[bytes],
     played: PlayedTasks,
-    tell: Tell,
+    report: Report,
 ) -> None:
     """Publish in three phases, with a kill between each two."""
     phase = "at first"
@@ -92,9 +92,9 @@ async def _publish(
     def kill(victim: str) -> str:
         pid = stack.kill("ingest") if victim != name else server.kill()
         answered = sum(len(answer.payloads) for answer in played.answers)
-        tell(f"killed {victim} (SIGKILL, process {pid}) after {answered} messages answered")
+        report(f"killed {victim} (SIGKILL, process {pid}) after {answered} messages answered")
         if victim == name:
-            reviving.append(asyncio.create_task(_revive(server, name, tell)))
+            reviving.append(asyncio.create_task(_revive(server, name, report)))
         return f"{victim} killed".removeprefix("the ")
 
     async def publish_some() -> None:
@@ -109,7 +109,7 @@ async def _publish(
 
     await asyncio.gather(*(publish_some() for _ in range(PUBLISHERS)))
     await asyncio.gather(*reviving)
-    tell(f"all {len(lines)} messages are answered; {played.arrived_count} have arrived so far")
+    report(f"all {len(lines)} messages are answered; {played.arrived_count} have arrived so far")
 
 
 async def _publish_batch(client: Client, phase: str, batch: Sequence[bytes]) -> Answer:
@@ -126,13 +126,13 @@ async def _publish_batch(client: Client, phase: str, batch: Sequence[bytes]) -> 
     )
 
 
-async def _revive(server: TaskServer, name: str, tell: Tell) -> None:
+async def _revive(server: TaskServer, name: str, report: Report) -> None:
     await asyncio.sleep(AWAY_SECONDS)
     await asyncio.to_thread(server.revive)
-    tell(f"{name} is back, on what it had")
+    report(f"{name} is back, on what it had")
 
 
-async def _find_outcomes(client: Client, played: PlayedTasks, tell: Tell) -> None:
+async def _find_outcomes(client: Client, played: PlayedTasks, report: Report) -> None:
     """Wait for every task."""
     places = asyncio.Semaphore(WAITS_MAX)
 
@@ -149,9 +149,9 @@ async def _find_outcomes(client: Client, played: PlayedTasks, tell: Tell) -> Non
         else:
             played.outcomes[task_id] = Outcome(problem=f"{task.state.value} {task.error}")
 
-    tell("waiting for every task; what the killed ingest had taken may take 30 s to come again")
+    report("waiting for every task; what the killed ingest had taken may take 30 s to come again")
     await asyncio.gather(*(find(answer.task_id) for answer in played.answers if answer.task_id))
-    tell(f"{len(played.outcomes)} tasks are known to be over")
+    report(f"{len(played.outcomes)} tasks are known to be over")
 
 
 async def _until_arrived(

@@ -68,8 +68,8 @@ class DeadLetters:
         found: dict[str, FailedTask | UnreadableTask] = {}
         async with self._reader() as consumer:
             for topic in self.topics:
-                async with aclosing(self._read(consumer, topic)) as letters:
-                    async for record in letters:
+                async with aclosing(self._read(consumer, topic)) as dead_letters:
+                    async for record in dead_letters:
                         if len(found) > limit:
                             break
                         dead = _dead_letter_of(record)
@@ -103,8 +103,8 @@ class DeadLetters:
         retried: set[str] = set()
         done: dict[TopicPartition, int] = {}
         async with self._reader() as consumer:
-            async with aclosing(self._read(consumer, self._topic)) as letters:
-                async for record in letters:
+            async with aclosing(self._read(consumer, self._topic)) as dead_letters:
+                async for record in dead_letters:
                     dead = _dead_letter_of(record)
                     if isinstance(dead, UnreadableTask):  # kept where it is not passed over
                         await self.add_unreadable(record.value, dead.error)

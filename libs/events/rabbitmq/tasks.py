@@ -161,10 +161,10 @@ class Tasks:
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Each task among the dead letters once, with its last error; they stay there."""
         found: dict[str, FailedTask | UnreadableTask] = {}
-        async with aclosing(self._dead_letters()) as letters:
-            async for letter in letters:
-                if letter.headers.get("kind") != "event":
-                    dead = self._read(letter, len(found))
+        async with aclosing(self._dead_letters()) as dead_letters:
+            async for dead_letter in dead_letters:
+                if dead_letter.headers.get("kind") != "event":
+                    dead = self._read(dead_letter, len(found))
                     if isinstance(dead, FailedTask):
                         found[dead.task.task_id] = dead.without_payload()
                     else:
@@ -173,12 +173,14 @@ class Tasks:
                         break
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
-    def _read(self, letter: AbstractIncomingMessage, number: int) -> FailedTask | UnreadableTask:
-        headers = letter.headers
+    def _read(
+        self, dead_letter: AbstractIncomingMessage, number: int
+    ) -> FailedTask | UnreadableTask:
+        headers = dead_letter.headers
         error = str(headers.get("error", ""))
         if headers.get("kind") == "task":
             try:
-                return decode_failed_task(letter.body)
+                return decode_failed_task(dead_letter.body)
             except InvalidArgument as wrong:
                 error = cut_error(str(wrong))
         return UnreadableTask(
@@ -193,13 +195,13 @@ class Tasks:
         Also each copy: one of them may be of an attempt that failed since.
         """
         retried: set[str] = set()
-        async with aclosing(self._dead_letters()) as letters:
-            async for letter in letters:
-                dead = self._read(letter, 0)
-                if letter.headers.get("kind") == "task" and isinstance(dead, FailedTask):
+        async with aclosing(self._dead_letters()) as dead_letters:
+            async for dead_letter in dead_letters:
+                dead = self._read(dead_letter, 0)
+                if dead_letter.headers.get("kind") == "task" and isinstance(dead, FailedTask):
                     await self.enqueue(dead.task.renewed())
                     retried.add(dead.task.task_id)
-                    await letter.ack()
+                    await dead_letter.ack()
         return len(retried)
 
     async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
@@ -210,12 +212,12 @@ class Tasks:
             try:
                 queue = await channel.get_queue(self._names.dead)
                 for _ in range(queue.declaration_result.message_count or 0):
-                    letter = await queue.get(fail=False)
-                    if letter is None:
+                    dead_letter = await queue.get(fail=False)
+                    if dead_letter is None:
                         break
                     left += 1
-                    yield letter
-                    left -= letter.processed
+                    yield dead_letter
+                    left -= dead_letter.processed
             finally:
                 await channel.close()
                 await self._until_back(left)

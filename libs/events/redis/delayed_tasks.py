@@ -118,7 +118,7 @@ class DelayedTasks(ABC):
             self._promote_at_ms = next_ms if due_at is None else min(next_ms, int(float(due_at)))
         return max(1, min(BLOCK_MS, self._promote_at_ms - now_ms()))
 
-    def _put_aside(self, pipeline: Pipeline, task: WriteTask, error: str) -> None:
+    def _set_aside(self, pipeline: Pipeline, task: WriteTask, error: str) -> None:
         """Put a task that failed behind its delay, or among the dead letters."""
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms

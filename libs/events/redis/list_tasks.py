@@ -134,7 +134,7 @@ class ListTasks(DelayedTasks):
             return
         task = decode_task(encoded)
         async with self._client.pipeline(transaction=True) as pipeline:
-            self._put_aside(pipeline, task, error)
+            self._set_aside(pipeline, task, error)
             pipeline.lrem(self._processing, 1, encoded)
             await pipeline.execute()
         self._held.drop(task_id)

@@ -114,7 +114,7 @@ class StreamTasks(DelayedTasks):
             return
         entry_id, task = held
         async with self._client.pipeline(transaction=True) as pipeline:
-            self._put_aside(pipeline, task, error)
+            self._set_aside(pipeline, task, error)
             self._group.finish(pipeline, entry_id, remove=True)
             await pipeline.execute()
         self._drop(task_id, entry_id)

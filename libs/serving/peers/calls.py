@@ -52,11 +52,11 @@ def peer_failures() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        told = from_rpc_error(error)
-        kind = _KINDS.get(type(told), PeerFailed)
-        if told.reason == "MESSAGE_TOO_LARGE":
+        problem = from_rpc_error(error)
+        kind = _KINDS.get(type(problem), PeerFailed)
+        if problem.reason == "MESSAGE_TOO_LARGE":
             kind = CallTooLarge
-        raise kind(f"{told.reason}: {told.message}") from error
+        raise kind(f"{problem.reason}: {problem.message}") from error
     except (grpc.aio.BaseError, SlateMQError, StorageError, OSError) as error:
         raise PeerFailed(f"{type(error).__name__}: {error}") from error
     except asyncio.CancelledError:
@@ -92,7 +92,7 @@ class Backoff:
         return random.uniform(0.5, 1.0) * wait_ms / 1000
 
 
-class Presence:
+class PeerHealth:
     """Whether a peer is there, with one log line for each change and none for each attempt."""
 
     def __init__(self, peer: str, doubt: Callable[[], None] | None = None) -> None:

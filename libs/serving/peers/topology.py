@@ -146,12 +146,12 @@ class TopologyDirectory:
 
     async def announce(self, peer: Peer) -> None:
         """Tell everybody where this process is; replaces what its predecessor said."""
-        told = {"service": peer.service, "shard": peer.shard, "address": peer.address}
+        fields = {"service": peer.service, "shard": peer.shard, "address": peer.address}
         if peer.peer_address:
-            told["peer_address"] = peer.peer_address
+            fields["peer_address"] = peer.peer_address
         if peer.payload_bytes_max:
-            told["payload_bytes_max"] = peer.payload_bytes_max
-        await self._objects.put(peer.path, json.dumps(told).encode())
+            fields["payload_bytes_max"] = peer.payload_bytes_max
+        await self._objects.put(peer.path, json.dumps(fields).encode())
         self._read_at = float("-inf")
 
     async def entry(self, peer: Peer) -> Peer | None:
@@ -215,13 +215,13 @@ class TopologyDirectory:
 
     async def _read_one(self, path: str) -> Peer | None:
         try:
-            told = json.loads(await self._objects.get(path))
+            fields = json.loads(await self._objects.get(path))
             return Peer(
-                str(told["service"]),
-                int(told["shard"]),
-                str(told["address"]),
-                str(told.get("peer_address", "")),
-                int(told.get("payload_bytes_max", 0)),
+                str(fields["service"]),
+                int(fields["shard"]),
+                str(fields["address"]),
+                str(fields.get("peer_address", "")),
+                int(fields.get("payload_bytes_max", 0)),
             )
         except ObjectNotFound:
             return None  # Withdrawn since it was listed.

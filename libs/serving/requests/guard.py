@@ -299,10 +299,10 @@ def _cancelled_from_outside(context: Context) -> bool:
 
 def status_of(method: str, error: BaseException) -> Status:
     """What the caller of a method is told of an error, also as a part of an answer."""
-    return to_status(_told(method, error))
+    return to_status(_translated(method, error))
 
 
-def _told(method: str, error: BaseException) -> errors.SlateMQError:
+def _translated(method: str, error: BaseException) -> errors.SlateMQError:
     """What the caller is told of an error, logging what the caller is not."""
     if isinstance(error, errors.SlateMQError):
         if isinstance(error, errors.Internal | errors.DataLoss):

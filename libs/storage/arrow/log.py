@@ -211,11 +211,11 @@ def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBa
 
 def _exact_batch(rows: Iterable[Row], schema: pa.Schema) -> pa.RecordBatch:
     """The same, message by message."""
-    told: list[tuple[int, MessageMetadata]] = []
+    items: list[tuple[int, MessageMetadata]] = []
     for key, value in rows:
         sequence = int.from_bytes(key[-8:], "big")
-        told += [(sequence, message) for message in decode_log_entry(value)]
-    messages = [message for _, message in told]
+        items += [(sequence, message) for message in decode_log_entry(value)]
+    messages = [message for _, message in items]
     for message in messages:
         if message.message_id > MAX_MESSAGE_ID:
             raise CorruptRecord("log entry", f"{message.message_id:#x} is no message ID")
@@ -229,7 +229,7 @@ def _exact_batch(rows: Iterable[Row], schema: pa.Schema) -> pa.RecordBatch:
             _numbers(message.retention_s for message in messages),
             _numbers(message.payload_bytes for message in messages),
         ),
-        sequences=lambda: _numbers(sequence for sequence, _ in told),
+        sequences=lambda: _numbers(sequence for sequence, _ in items),
         delays=lambda: pa.array([message.delay_ms for message in messages], pa.int64()),
         queues=lambda: pa.array(
             [message.direct_queue_id or None for message in messages], pa.string()

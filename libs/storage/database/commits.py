@@ -119,7 +119,7 @@ class GroupCommit:
             self._wake.set()
         self._gathered_bytes += size_bytes
         if failed is not None:
-            self._gathering.done.add_done_callback(partial(_tell_failure, failed))
+            self._gathering.done.add_done_callback(partial(_pass_failure_on, failed))
 
     async def durable(self) -> None:
         """Wait for the newest commit that could hold anything applied so far; none: return at once.
@@ -302,7 +302,7 @@ class GroupCommit:
         self._slots.release()
 
 
-def _tell_failure(failed: Callable[[StorageError], None], done: asyncio.Future[None]) -> None:
+def _pass_failure_on(failed: Callable[[StorageError], None], done: asyncio.Future[None]) -> None:
     error = done.exception()
     if isinstance(error, StorageError):  # as it always is: see `_fail`
         failed(error)

@@ -105,10 +105,10 @@ class _Waiter:
             raise OSError("no semaphore")
         self._status = Status()
         self._status_at = ctypes.addressof(self._status)
-        self._told: SimpleQueue[int] = SimpleQueue()
-        told = self._told.put
-        self._tell = binding._UNIFFI_RUST_FUTURE_CONTINUATION_CALLBACK(lambda _, code: told(code))
-        self._tell_at = ctypes.cast(self._tell, ctypes.c_void_p).value
+        self._ready: SimpleQueue[int] = SimpleQueue()
+        put = self._ready.put
+        self._report = binding._UNIFFI_RUST_FUTURE_CONTINUATION_CALLBACK(lambda _, code: put(code))
+        self._report_at = ctypes.cast(self._report, ctypes.c_void_p).value
 
     def result(self, future: int, kind: str) -> Any:
         """What the future gives, or its error; it is used up."""
@@ -120,11 +120,11 @@ class _Waiter:
             poll(future, library.sem_post, self._at)
             while library.sem_trywait(self._at) != 0 and library.sem_wait(self._at) != 0:
                 pass  # interrupted by a signal
-            poll(future, self._tell_at, 0)
-            while self._told.get() != binding._UNIFFI_RUST_FUTURE_POLL_READY:
+            poll(future, self._report_at, 0)
+            while self._ready.get() != binding._UNIFFI_RUST_FUTURE_POLL_READY:
                 # SlateDB's thread that has just called back holds a lock of the future until it
                 # has the interpreter once more: who polls now must let go of it.
-                poll_again(future, self._tell_at, 0)
+                poll_again(future, self._report_at, 0)
             result = complete(future, self._status_at)
             if self._status.code:
                 raise_of(self._status)

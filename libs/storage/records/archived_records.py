@@ -37,15 +37,15 @@ class ArchivedMessage(NamedTuple):
     run: str
 
     @classmethod
-    def of(cls, letter: FailedMessage, archived_at_ms: int, run: str) -> "ArchivedMessage":
+    def of(cls, dead_letter: FailedMessage, archived_at_ms: int, run: str) -> "ArchivedMessage":
         """The same dead letter, archived."""
         return cls(
-            letter.message_id,
-            letter.failed_at_ms,
+            dead_letter.message_id,
+            dead_letter.failed_at_ms,
             archived_at_ms,
-            letter.attempts,
-            letter.priority,
-            letter.retention_deadline_ms,
+            dead_letter.attempts,
+            dead_letter.priority,
+            dead_letter.retention_deadline_ms,
             run,
         )
 

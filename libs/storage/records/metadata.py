@@ -238,8 +238,8 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
             received,
             visible,
             retention,
-        ), headers, told, sizes, queue in read_log_runs(data)
-        for delay in (None if told == _NO_DELAY else told,)
+        ), headers, log_run, sizes, queue in read_log_runs(data)
+        for delay in (None if log_run == _NO_DELAY else log_run,)
         for message_id, size in enumerate(sizes, first_id)
     ]
 

@@ -120,12 +120,12 @@ def encode_pack(payloads: Sequence[bytes | None], *, compress: bool = True) -> b
         sizes = list(map(len, here))
     else:
         sizes = [ABSENT if one is None else len(one) for one in payloads]
-    told, content = number_array("payloads", "I", sizes), b"".join(here)
+    result, content = number_array("payloads", "I", sizes), b"".join(here)
     if compress and len(content) >= COMPRESSED_BYTES_MIN:
         compressed = _codecs.compress(content)
         if len(compressed) <= len(content) - len(content) // 8:
-            return _COMPRESSED + told + compressed
-    return _PLAIN + told + content
+            return _COMPRESSED + result + compressed
+    return _PLAIN + result + content
 
 
 def plain_pack(data: bytes) -> bytes:
@@ -144,9 +144,11 @@ def plain_pack(data: bytes) -> bytes:
     frame = data[begin:]
     try:
         # First what the frame says itself: damage must not become gigabytes.
-        told = zstandard.frame_content_size(frame)
-        if told != size:
-            raise CorruptRecord("payload pack", f"a frame of {told} bytes, {size} are told")
+        frame_content_size = zstandard.frame_content_size(frame)
+        if frame_content_size != size:
+            raise CorruptRecord(
+                "payload pack", f"a frame of {frame_content_size} bytes, {size} are told"
+            )
         content = _codecs.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecord("payload pack", f"is no Zstandard frame: {error}") from None

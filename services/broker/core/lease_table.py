@@ -12,8 +12,8 @@ from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseOwner
 from services.broker.core.leases.leases import Deadlines, FinishedLeases
 from services.broker.core.leases.token_index import LeaseIndex
 from services.broker.core.lists.attempts import Attempts, attempts_at
-from services.broker.core.queue import Chooser, Queue
-from services.broker.core.waiting.scan import Many
+from services.broker.core.queue import Queue, Selector
+from services.broker.core.waiting.scan import BulkSelector
 
 EXPIRED_LEASE = "lease expired"
 """The outcome of an attempt whose lease ended by the clock."""
@@ -46,11 +46,11 @@ class ShardLeases:
     def claim(
         self,
         queue: Queue,
-        choose: Chooser,
+        choose: Selector,
         lease_ms: int,
         consumer: str,
         now_ms: int,
-        many: Many | None = None,
+        many: BulkSelector | None = None,
     ) -> Claimed:
         """Moves the messages chosen to in flight. May raise NeedsLane. See `Queue.claim`."""
         lease_ms = min(lease_ms, queue.settings.max_lease_ms)  # it may be a long-lived stream's

@@ -22,11 +22,11 @@ from libs.storage.records.states import QueueStateRecord
 from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket, Terms, done
 from services.broker.core.queue_entries import QueueEntries
 from services.broker.core.settings import QueueSettings
-from services.broker.core.waiting.scan import Choice, Chooser, Many, NeedsLane, Segment
+from services.broker.core.waiting.scan import BulkSelector, Choice, NeedsLane, Segment, Selector
 
-__all__ = ["Choice", "Chooser", "NeedsLane", "Notes", "Queue", "Row"]
+__all__ = ["Choice", "NeedsLane", "Notes", "Queue", "Row", "Selector"]
 
-Wanted = Callable[[Sequence[int]], Sequence[int]]
+IdFilter = Callable[[Sequence[int]], Sequence[int]]
 """Those of some messages that are to be looked at, by their IDs."""
 
 ATTEMPTS_USED_UP = "no attempts left"
@@ -67,7 +67,7 @@ class Queue(QueueEntries):
 
     # --- Messages are claimed -----------------------------------------------
 
-    def peek(self, limit: int, wanted: Wanted, now_ms: int) -> list[int]:
+    def peek(self, limit: int, wanted: IdFilter, now_ms: int) -> list[int]:
         """IDs of the wanted messages that come next, at most `limit`. May raise NeedsLane."""
         ids: list[int] = []
 
@@ -77,17 +77,17 @@ class Queue(QueueEntries):
             ids.extend(wanted((item.message_id,)))
             return Choice.SKIP
 
-        self._walk(choose, now_ms, ids, _Look(limit, wanted, ids))
+        self._walk(choose, now_ms, ids, _Peek(limit, wanted, ids))
         return ids
 
     def claim(
         self,
-        choose: Chooser,
+        choose: Selector,
         next_block: Callable[[], int],
         lease_ms: int,
         consumer: str,
         now_ms: int,
-        many: Many | None = None,
+        many: BulkSelector | None = None,
     ) -> Claimed:
         """Moves the messages chosen to in flight. May raise NeedsLane.
 
@@ -110,16 +110,16 @@ class Queue(QueueEntries):
         return claimed
 
     def _walk(
-        self, choose: Chooser, now_ms: int, found: Sequence[object], many: Many | None
+        self, choose: Selector, now_ms: int, found: Sequence[object], many: BulkSelector | None
     ) -> list[Segment]:
         try:
-            return self._available.walk(choose, _Over(self, now_ms), now_ms, found, many)
+            return self._available.walk(choose, _Expiry(self, now_ms), now_ms, found, many)
         finally:
             if self._available.changed:
                 self._available.changed = False
                 self.touch()
 
-    def use_up(self, item: AvailableMessage, now_ms: int) -> None:
+    def exhaust(self, item: AvailableMessage, now_ms: int) -> None:
         """Moves a message that has no attempts left to failed, when a walk comes upon it."""
         failed = FailedMessage(
             item.message_id,
@@ -214,7 +214,7 @@ class Queue(QueueEntries):
         self.touch()
 
 
-class _Over:
+class _Expiry:
     """What is past its retention, or has no attempts left."""
 
     def __init__(self, queue: Queue, now_ms: int) -> None:
@@ -228,7 +228,7 @@ class _Over:
             self._queue.expired_count += 1
             return True
         if item.attempts >= self._max_attempts:
-            self._queue.use_up(item, self._now_ms)
+            self._queue.exhaust(item, self._now_ms)
             return True
         return False
 
@@ -237,12 +237,12 @@ class _Over:
         return attempts >= self._max_attempts or 0 < deadline_ms <= self._now_ms
 
 
-class _Look(Many):
+class _Peek(BulkSelector):
     """A look at what comes next: see `Queue.peek`."""
 
     takes = False
 
-    def __init__(self, limit: int, wanted: Wanted, ids: list[int]) -> None:
+    def __init__(self, limit: int, wanted: IdFilter, ids: list[int]) -> None:
         self._limit = limit
         self._wanted = wanted
         self._ids = ids

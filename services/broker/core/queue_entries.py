@@ -188,11 +188,11 @@ class QueueEntries(ABC):
 
     def add_delayed(self, priority: int, item: AvailableMessage) -> None:
         """As `add_timed`, for a message that comes into the queue: who watches it is told."""
-        self._tell_delayed(item, self._available.add_timed(priority, item))
+        self._journal_delayed(item, self._available.add_timed(priority, item))
         self.touch()
 
-    def _tell_delayed(self, item: AvailableMessage, place: Place) -> None:
-        told = DelayedMessage(
+    def _journal_delayed(self, item: AvailableMessage, place: Place) -> None:
+        delayed_message = DelayedMessage(
             item.message_id,
             place.priority,
             item.visible_at_ms,
@@ -200,7 +200,7 @@ class QueueEntries(ABC):
             order_in_time(place.kind, place.order),
             number_of(place.order),
         )
-        self.delayed.add(told)
+        self.delayed.add(delayed_message)
 
     def seen_until(self, now_ms: int) -> int:
         """A message that is visible after this must wait for its time, not only for a claim."""
@@ -225,7 +225,7 @@ class QueueEntries(ABC):
         """As `enter`, and if the message is delayed, who watches the queue is told."""
         place = self.enter(item, now_ms)
         if place is not None and place.kind is BucketKind.TIMED:
-            self._tell_delayed(item, place)
+            self._journal_delayed(item, place)
         return place
 
     def is_over(self, item: AvailableMessage, now_ms: int) -> bool:

@@ -178,7 +178,9 @@ def moved(
         queue.take_failed(step.order, len(taken), emptied=not left)
         if record.target_queue_id != queue.queue_id:
             gone = [step.messages[place] for place in sorted(taken)]
-            queue.done.add(_transferred(letter, now_ms, record.target_queue_id) for letter in gone)
+            queue.done.add(
+                _transferred(dead_letter, now_ms, record.target_queue_id) for dead_letter in gone
+            )
     whole = step.through >= len(step.messages)
     record = record._replace(
         next_order=step.order + 1 if whole else step.order,
@@ -189,5 +191,5 @@ def moved(
     return record, taken, rows
 
 
-def _transferred(letter: FailedMessage, now_ms: int, into: str) -> DoneMessage:
-    return DoneMessage(letter.message_id, now_ms, letter.attempts, transferred_to=into)
+def _transferred(dead_letter: FailedMessage, now_ms: int, into: str) -> DoneMessage:
+    return DoneMessage(dead_letter.message_id, now_ms, dead_letter.attempts, transferred_to=into)

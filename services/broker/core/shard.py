@@ -50,7 +50,7 @@ __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
 
 @dataclass(slots=True)
-class Written:
+class DrainedChanges:
     """What one drain put into a commit and memory keeps until that is durable."""
 
     generation: int
@@ -90,8 +90,8 @@ class Shard(ShardLeases):
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
         self.lanes = lane_budget.LaneBudget(lane_budget.BYTES_MAX)
-        self._written = Written(1)
-        self._undurable: deque[Written] = deque()
+        self._written = DrainedChanges(1)
+        self._undurable: deque[DrainedChanges] = deque()
         self._lingering: list[Beyond] = []  # of lanes that were being read
 
     # --- Start --------------------------------------------------------------
@@ -368,7 +368,7 @@ class Shard(ShardLeases):
         rows += self.redrives.drain()
         rows += self.events.take_rows()
         if rows:
-            self._written = Written(written.generation + 1)
+            self._written = DrainedChanges(written.generation + 1)
             self._undurable.append(written)
         return rows
 

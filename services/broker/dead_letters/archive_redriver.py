@@ -11,10 +11,15 @@ from typing import NamedTuple
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.records.archived_records import ArchivedMessage
-from services.broker.core.batches.remove import Letter, Outcome, judge_archived, redrive_archived
+from services.broker.core.batches.remove import (
+    DeadLetter,
+    Outcome,
+    judge_archived,
+    redrive_archived,
+)
 from services.broker.core.queue import Queue
 from services.broker.dead_letters.push_rows import outbox_row
-from services.broker.dead_letters.remover import ListedLetter, by_key, turn
+from services.broker.dead_letters.remover import ListedDeadLetter, by_key, turn
 from services.broker.entries.finished_pages import FinishedReader
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
@@ -54,7 +59,7 @@ class ArchiveRedriver:
         self,
         queue: Queue,
         target_id: str,
-        wanted: Sequence[ListedLetter],
+        wanted: Sequence[ListedDeadLetter],
         contents: Sequence[Content],
     ) -> list[Outcome]:
         """Pushes contents to the target, and takes their messages out; outcomes in their order."""
@@ -72,9 +77,9 @@ class ArchiveRedriver:
         async with turn(self._owner, f"archived/{queue.queue_id}"):
             await self._owner.durable()
             for order, numbers in by_order.items():
-                letters = [wanted[number].letter for number in numbers]
+                dead_letters = [wanted[number].dead_letter for number in numbers]
                 carried = [contents[number] for number in numbers]
-                found = await self._row(queue, into, order, letters, carried)
+                found = await self._row(queue, into, order, dead_letters, carried)
                 for number, outcome in zip(numbers, found, strict=True):
                     outcomes[number] = outcome
             await self._owner.durable()
@@ -85,14 +90,14 @@ class ArchiveRedriver:
         queue: Queue,
         into: _Target,
         order: int,
-        letters: Sequence[Letter],
+        dead_letters: Sequence[DeadLetter],
         contents: Sequence[Content],
     ) -> list[Outcome]:
         """Redrives what is wanted of one row."""
         shard = self._owner.shard
         stored = await self._archived.row(queue, order)
         began_ms = self._owner.clock.now_ms()
-        _, places = judge_archived(queue, order, stored, letters, began_ms)
+        _, places = judge_archived(queue, order, stored, dead_letters, began_ms)
         pushes = {
             number: await outbox_row(
                 into.queue_id,
@@ -112,10 +117,10 @@ class ArchiveRedriver:
             if not into.elsewhere and into.queue_id not in shard.queues:
                 raise NotFound("queue", into.queue_id)
             outcomes = redrive_archived(
-                shard, queue, order, stored, letters, pushes, into.ingest_shard, now_ms
+                shard, queue, order, stored, dead_letters, pushes, into.ingest_shard, now_ms
             )
-            each = zip(letters, outcomes, strict=True)
-            ids = (letter.message_id for letter, end in each if end is Outcome.REMOVED)
+            each = zip(dead_letters, outcomes, strict=True)
+            ids = (dead_letter.message_id for dead_letter, end in each if end is Outcome.REMOVED)
             shard.events.redriven(queue, into.queue_id, ids, now_ms)
             return outcomes
 

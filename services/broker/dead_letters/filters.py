@@ -28,12 +28,12 @@ def dead_letter_filter(source: str) -> Filter:
     return compile_filter(source, DEAD_LETTER_VARIABLES)
 
 
-def seen(letter: FailedMessage, content: Message) -> cel.Context:
+def seen(dead_letter: FailedMessage, content: Message) -> cel.Context:
     """What a filter sees of a dead letter."""
     more = {
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "failed_at": timestamp(letter.failed_at_ms),
+        "reason": dead_letter.reason,
+        "attempts": dead_letter.attempts,
+        "failed_at": timestamp(dead_letter.failed_at_ms),
     }
     facts = Facts(
         dict(content.headers),

@@ -10,7 +10,7 @@ from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
 
 
-class Carried(Protocol):
+class MessageContent(Protocol):
     """What a message carries; the protobuf messages that have both fields are of this shape."""
 
     @property
@@ -23,7 +23,7 @@ class Carried(Protocol):
 
 
 async def outbox_row(
-    queue_id: str, content: Carried, retention_deadline_ms: int, blobs: Blobs, now_ms: int
+    queue_id: str, content: MessageContent, retention_deadline_ms: int, blobs: Blobs, now_ms: int
 ) -> bytes:
     """The row that pushes this content into a queue, to end when the dead letter would have.
 

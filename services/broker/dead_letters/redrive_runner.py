@@ -28,7 +28,7 @@ from services.broker.core.redrives import Step, is_its_queue, moved
 from services.broker.dead_letters.filters import dead_letter_filter, seen
 from services.broker.dead_letters.push_rows import outbox_row
 from services.broker.delivery.message_cache import Ingests
-from services.broker.entries.finished_pages import FinishedReader, Span, Spot
+from services.broker.entries.finished_pages import FinishedReader, ListPosition, TimeRange
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
 from services.broker.outbox.targets import OtherBrokers, OutboxTarget
@@ -153,7 +153,7 @@ class RedriveRunner:
     async def _step(self, number: int) -> None:
         record = self._owner.shard.redrives.get(number)
         if record is not None:
-            async with self._owner.letters.of(record.queue_id):
+            async with self._owner.dead_letters.of(record.queue_id):
                 await self._step_alone(number)
 
     async def _step_alone(self, number: int) -> None:
@@ -206,16 +206,18 @@ class RedriveRunner:
         retention_s = queue.settings.failed_retention_s
         kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
         steps: list[Step] = []
-        after = Spot(record.next_order, record.next_place - 1)
-        async for order, messages in self._failed.rows(queue, Span(), after):
+        after = ListPosition(record.next_order, record.next_place - 1)
+        async for order, messages in self._failed.rows(queue, TimeRange(), after):
             if order > record.end_order or left <= 0 or quota <= 0:
                 break
             left -= ROW_COST
             through = record.next_place if order == record.next_order else 0
             chosen: list[int] = []
             while through < len(messages) and left > 0 and len(chosen) < quota:
-                letter = messages[through]
-                if letter.failed_at_ms >= kept_ms and (not wanted or letter.message_id in wanted):
+                dead_letter = messages[through]
+                if dead_letter.failed_at_ms >= kept_ms and (
+                    not wanted or dead_letter.message_id in wanted
+                ):
                     chosen.append(through)
                 through += 1
                 left -= 1
@@ -246,8 +248,8 @@ class RedriveRunner:
             shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
 
         if target is not None and pushes is None:
-            letters = (letter.message_id for letter in _chosen(steps))
-            cold = shard.attempts.needed(letters, queue, target)
+            dead_letters = (dead_letter.message_id for dead_letter in _chosen(steps))
+            cold = shard.attempts.needed(dead_letters, queue, target)
             if cold:
                 raise Needs((), cold)
 
@@ -310,27 +312,27 @@ class RedriveRunner:
         judge = None
         if record.filter:
             judge = await asyncio.to_thread(dead_letter_filter, record.filter)
-        letters: dict[int, list[FailedMessage]] = {}
-        for letter in _chosen(steps):
-            letters.setdefault(letter.message_id, []).append(letter)
+        dead_letters: dict[int, list[FailedMessage]] = {}
+        for dead_letter in _chosen(steps):
+            dead_letters.setdefault(dead_letter.message_id, []).append(dead_letter)
         passed: set[FailedMessage] = set()
         pushes: dict[int, bytes] = {}
-        async for content in self._contents(list(letters)):
-            for letter in letters[content.message_id]:
-                if judge is not None and not judge.matches(seen(letter, content)):
+        async for content in self._contents(list(dead_letters)):
+            for dead_letter in dead_letters[content.message_id]:
+                if judge is not None and not judge.matches(seen(dead_letter, content)):
                     continue
                 if limits is not None:
                     if len(content.payload) > limits.payload_bytes:
                         _log_too_large(content, limits)
                         continue
-                    pushes[letter.message_id] = await outbox_row(
+                    pushes[dead_letter.message_id] = await outbox_row(
                         record.target_queue_id,
                         content,
-                        letter.retention_deadline_ms,
+                        dead_letter.retention_deadline_ms,
                         self._blobs,
                         self._owner.clock.now_ms(),
                     )
-                passed.add(letter)
+                passed.add(dead_letter)
             await asyncio.sleep(0)  # a filter may take some milliseconds for each
         return [
             step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
@@ -350,8 +352,8 @@ class RedriveRunner:
                     raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
                 for message in messages:
                     yield message
-                told = {*gone, *(message.message_id for message in messages)}
-                left = [one for one in left if one not in told]
+                result = {*gone, *(message.message_id for message in messages)}
+                left = [one for one in left if one not in result]
 
     async def _read(
         self, shard: int, ids: Sequence[int]

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from libs.storage.records.archived_records import ArchivedMessage
 from services.broker.core.batches.remove import (
+    DeadLetter,
     DoneRow,
     FailedRow,
-    Letter,
     Outcome,
     archive,
     done_before,
@@ -24,11 +24,11 @@ from services.broker.core.batches.remove import (
     drop_archived,
     drop_waiting,
     prune_done,
-    take_letters,
+    take_dead_letters,
 )
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
-from services.broker.entries.finished_pages import ListReaders, Span
+from services.broker.entries.finished_pages import ListReaders, TimeRange
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import NotFound, Unavailable
 
@@ -63,11 +63,11 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class ListedLetter(NamedTuple):
+class ListedDeadLetter(NamedTuple):
     """A dead letter, and in which row of its list it is."""
 
     order: int
-    letter: Letter
+    dead_letter: DeadLetter
 
 
 class WaitingMessage(NamedTuple):
@@ -148,7 +148,7 @@ class Remover:
         if not before_ms:
             return
         async for order, heads in self._lists.done_heads.rows(
-            queue, Span(until_ms=before_ms), None
+            queue, TimeRange(until_ms=before_ms), None
         ):
             going = [head for head in heads if head[1] < before_ms]
             if not going:
@@ -170,7 +170,7 @@ class Remover:
     # --- Failed -------------------------------------------------------------
 
     async def failed(
-        self, queue: Queue, wanted: Sequence[ListedLetter], run: str = ""
+        self, queue: Queue, wanted: Sequence[ListedDeadLetter], run: str = ""
     ) -> list[Outcome]:
         """Archives letters for a run; without one removes those past the queue's retention."""
         outcomes = [Outcome.GONE] * len(wanted)
@@ -181,14 +181,14 @@ class Remover:
                 rows: list[FailedRow] = []
                 for order in some:
                     stored = await self._lists.failed.row(queue, order)
-                    letters = [wanted[number].letter for number in by_order[order]]
-                    rows.append(FailedRow(order, stored, letters))
+                    dead_letters = [wanted[number].dead_letter for number in by_order[order]]
+                    rows.append(FailedRow(order, stored, dead_letters))
                     count = sum(len(row.stored) for row in rows)
                     if count < LETTERS_AT_ONCE and order != some[-1]:
                         continue
                     found = await self._run(queue, partial(self._take, queue, rows, run), count)
-                    for row, told in zip(rows, found, strict=True):
-                        for number, outcome in zip(by_order[row.order], told, strict=True):
+                    for row, item in zip(rows, found, strict=True):
+                        for number, outcome in zip(by_order[row.order], item, strict=True):
                             outcomes[number] = outcome
                     rows = []
                 await self._owner.durable()
@@ -202,12 +202,14 @@ class Remover:
             retention_s = queue.settings.failed_retention_s
             # What is kept for ever never failed long enough ago.
             failed_by_ms = now_ms - retention_s * 1000 - self._grace_ms if retention_s else -1
-        outcomes, taken = take_letters(self._owner.shard, queue, rows, failed_by_ms=failed_by_ms)
+        outcomes, taken = take_dead_letters(
+            self._owner.shard, queue, rows, failed_by_ms=failed_by_ms
+        )
         if run:
             archive(queue, taken, run, now_ms)
         return outcomes
 
-    async def archived(self, queue: Queue, wanted: Sequence[ListedLetter]) -> list[Outcome]:
+    async def archived(self, queue: Queue, wanted: Sequence[ListedDeadLetter]) -> list[Outcome]:
         """Drops archived letters that nobody wants back."""
         outcomes = [Outcome.GONE] * len(wanted)
         by_order = by_key([one.order for one in wanted])
@@ -216,15 +218,15 @@ class Remover:
                 await self._owner.durable()
                 for order in some:
                     stored = await self._lists.archived.row(queue, order)
-                    letters = [wanted[number].letter for number in by_order[order]]
+                    dead_letters = [wanted[number].dead_letter for number in by_order[order]]
 
                     def drop(
                         _: int,
                         order: int = order,
                         stored: Sequence[ArchivedMessage] = stored,
-                        letters: Sequence[Letter] = letters,
+                        dead_letters: Sequence[DeadLetter] = dead_letters,
                     ) -> list[Outcome]:
-                        return drop_archived(self._owner.shard, queue, order, stored, letters)
+                        return drop_archived(self._owner.shard, queue, order, stored, dead_letters)
 
                     found = await self._run(queue, drop, len(stored))
                     for number, outcome in zip(by_order[order], found, strict=True):
@@ -249,7 +251,7 @@ async def turn(owner: ShardOwner, name: str) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(TURN_S):
-                await stack.enter_async_context(owner.letters.of(name))
+                await stack.enter_async_context(owner.dead_letters.of(name))
         except TimeoutError:
             raise Unavailable(
                 "a redrive holds these rows, retry", reason="ROWS_BUSY", retry_after_ms=1000

@@ -45,7 +45,7 @@ _ACTIONS: Final = {
 }
 
 
-class LetterSettler:
+class DeadLetterSettlements:
     """Settles dead letters of one shard's queues."""
 
     def __init__(
@@ -72,7 +72,7 @@ class LetterSettler:
         self._owner.admit()
         fingerprint = await asyncio.to_thread(_fingerprint, request)
         queue = await self._owner.find(queue_id)
-        async with self._owner.letters.of(queue_id):
+        async with self._owner.dead_letters.of(queue_id):
             if not was_done(self._owner.shard, request.request_id, fingerprint):
                 wanted = Settlements(
                     each, await self._rows(queue, each), {}, 0, who, request.request_id, fingerprint
@@ -93,11 +93,15 @@ class LetterSettler:
             ingest_shard = await self._target.choose()
             limits = self._limits.at(self._target.payload_bytes_max(ingest_shard))
             for number in replaced:
-                told = request.settlements[number].replace
-                _check_payload(number, told, limits)
-                letter = wanted.rows[wanted.each[number].order][places[number]]
+                replace = request.settlements[number].replace
+                _check_payload(number, replace, limits)
+                dead_letter = wanted.rows[wanted.each[number].order][places[number]]
                 pushes[number] = await outbox_row(
-                    queue.queue_id, told, letter.retention_deadline_ms, self._blobs, began_ms
+                    queue.queue_id,
+                    replace,
+                    dead_letter.retention_deadline_ms,
+                    self._blobs,
+                    began_ms,
                 )
         final = Settlements(
             wanted.each,
@@ -134,25 +138,25 @@ class LetterSettler:
             raise InvalidArgument("request_id", f"has more than {REQUEST_ID_BYTES_MAX} bytes")
         queue_id, size_bytes = "", 0
         each: list[Settlement] = []
-        for number, told in enumerate(request.settlements):
+        for number, item in enumerate(request.settlements):
             field = f"settlements[{number}]"
             try:
-                handle = self._letter(f"{field}.handle", told.handle)
+                handle = self._dead_letter(f"{field}.handle", item.handle)
                 queue_id = queue_id or handle.queue_id
                 if handle.queue_id != queue_id:
                     raise InvalidArgument(f"{field}.handle", f"is not of queue {queue_id!r}")
-                size_bytes += told.ByteSize()
+                size_bytes += item.ByteSize()
                 if size_bytes > PUSHES_BYTES_MAX:
                     raise InvalidArgument(
                         field, f"they have more than {PUSHES_BYTES_MAX} bytes together"
                     )
-                each.append(self._settlement(field, told, handle))
+                each.append(self._settlement(field, item, handle))
             except SlateMQError as error:
                 error.metadata.setdefault("settlement", str(number))
                 raise
         return queue_id, each
 
-    def _letter(self, field: str, text: str) -> Handle:
+    def _dead_letter(self, field: str, text: str) -> Handle:
         try:
             handle = parse_handle(text, self._shard)
         except InvalidArgument as error:
@@ -162,23 +166,23 @@ class LetterSettler:
         return handle
 
     def _settlement(
-        self, field: str, told: entry_pb2.DeadLetterSettlement, handle: Handle
+        self, field: str, proto: entry_pb2.DeadLetterSettlement, handle: Handle
     ) -> Settlement:
-        action = _ACTIONS[told.WhichOneof("action")]
-        if len(told.note.encode()) > REASON_BYTES_MAX:
+        action = _ACTIONS[proto.WhichOneof("action")]
+        if len(proto.note.encode()) > REASON_BYTES_MAX:
             raise InvalidArgument(f"{field}.note", f"has more than {REASON_BYTES_MAX} bytes")
-        if action is Action.STAYS and not told.note:
+        if action is Action.STAYS and not proto.note:
             raise InvalidArgument(field, "must say what to do, or have a note")
         if action is Action.IS_REPLACED:
-            self._limits.check_payload(f"{field}.replace.payload", len(told.replace.payload))
-            encoded_headers(f"{field}.replace.headers", 0, dict(told.replace.headers))
+            self._limits.check_payload(f"{field}.replace.payload", len(proto.replace.payload))
+            encoded_headers(f"{field}.replace.headers", 0, dict(proto.replace.headers))
         assert handle.failed is not None, "see _letter"
-        return Settlement(handle.message_id, handle.failed, action, told.note)
+        return Settlement(handle.message_id, handle.failed, action, proto.note)
 
 
-def _check_payload(number: int, told: entry_pb2.ReplaceLetter, limits: PushLimits) -> None:
+def _check_payload(number: int, proto: entry_pb2.ReplaceDeadLetter, limits: PushLimits) -> None:
     try:
-        limits.check_payload(f"settlements[{number}].replace.payload", len(told.payload))
+        limits.check_payload(f"settlements[{number}].replace.payload", len(proto.payload))
     except InvalidArgument as error:
         error.metadata.setdefault("settlement", str(number))
         raise

@@ -19,12 +19,12 @@ from itertools import islice
 from libs.serving.requests.answer_budget import AnswerBudget
 from libs.storage.layout.ids import shard_of
 from services.broker.core.queue import NeedsLane, Queue
-from services.broker.delivery.ingest_health import IngestPresence
+from services.broker.delivery.ingest_health import IngestHealth
 from services.broker.delivery.lost_payloads import fail_gone
-from services.broker.delivery.message_cache import Held, Payloads, size_of
-from services.broker.delivery.selection import Choosing
-from services.broker.delivery.waiter_lines import LOOK_AHEAD, Aheads, Desk
-from services.broker.delivery.waiters import TURN, Given, Waiter, paused
+from services.broker.delivery.message_cache import CachedMessage, Payloads, size_of
+from services.broker.delivery.selection import ClaimSelector
+from services.broker.delivery.waiter_lines import LOOK_AHEAD, PrefetchWindows, WaiterLine
+from services.broker.delivery.waiters import TURN, ClaimBatch, Waiter, paused
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
 
@@ -54,9 +54,9 @@ class Delivery:
         self._owner = owner
         self._payloads = payloads
         self._waiters_max = waiters_max
-        self._desks: dict[Queue, Desk] = {}
-        self._aheads = Aheads()
-        self._ingests = IngestPresence(payloads, self.look_again)
+        self._waiter_lines: dict[Queue, WaiterLine] = {}
+        self._windows = PrefetchWindows()
+        self._ingests = IngestHealth(payloads, self.look_again)
         self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
@@ -92,107 +92,111 @@ class Delivery:
             raise NotFound("queue", queue.queue_id)
         if queue.settings.paused:
             raise paused(queue)
-        desk = self._desks.get(queue)
-        if desk is None:
-            desk = self._desks[queue] = Desk(queue)
-        desk.enter(waiter)
-        self._kick(desk)
+        waiter_line = self._waiter_lines.get(queue)
+        if waiter_line is None:
+            waiter_line = self._waiter_lines[queue] = WaiterLine(queue)
+        waiter_line.enter(waiter)
+        self._kick(waiter_line)
 
     def wait_no_more(self, queue: Queue, waiter: Waiter) -> None:
         """Has a waiter, if it still stands in line, answered when the next look is over."""
-        desk = self._desks.get(queue)
-        if desk is not None and waiter in desk.line:
-            desk.impatient.add(waiter)
-            self._kick(desk)
+        waiter_line = self._waiter_lines.get(queue)
+        if waiter_line is not None and waiter in waiter_line.line:
+            waiter_line.impatient.add(waiter)
+            self._kick(waiter_line)
 
     def remove(self, queue: Queue, waiter: Waiter) -> None:
         """Takes a waiter out of the line; nothing happens if it is out already."""
-        desk = self._desks.get(queue)
-        if desk is not None and waiter in desk.line:
-            desk.leave(waiter)
-            self._tidy(desk)
+        waiter_line = self._waiter_lines.get(queue)
+        if waiter_line is not None and waiter in waiter_line.line:
+            waiter_line.leave(waiter)
+            self._clean_up(waiter_line)
 
     def drain(self, error: SlateMQError) -> None:
         """Ends all waiting with this error, and any that begins from now on."""
         self._closed = error
         for stream in self.streams:
             stream.failed(error)
-        for desk in list(self._desks.values()):
-            self._dismiss(desk, error)
+        for waiter_line in list(self._waiter_lines.values()):
+            self._dismiss(waiter_line, error)
 
     async def close(self) -> None:
         """Ends what still runs; for the end of the process."""
-        tasks = [desk.task for desk in self._desks.values() if desk.task is not None]
-        for desk in list(self._desks.values()):
-            self._dismiss(desk, self._closed)
+        tasks = [
+            waiter_line.task
+            for waiter_line in self._waiter_lines.values()
+            if waiter_line.task is not None
+        ]
+        for waiter_line in list(self._waiter_lines.values()):
+            self._dismiss(waiter_line, self._closed)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._ingests.close()
 
-    def _dismiss(self, desk: Desk, error: SlateMQError | None) -> None:
-        line, desk.line = desk.line, OrderedDict()
-        desk.impatient.clear()
-        self._tidy(desk)
+    def _dismiss(self, waiter_line: WaiterLine, error: SlateMQError | None) -> None:
+        line, waiter_line.line = waiter_line.line, OrderedDict()
+        waiter_line.impatient.clear()
+        self._clean_up(waiter_line)
         for one in line:
             one.failed(error)
 
-    def _tidy(self, desk: Desk) -> None:
-        if not desk.line:
-            if desk.timer is not None:
-                desk.timer.cancel()
-                desk.timer = None
-            if desk.task is None:
-                self._desks.pop(desk.queue, None)
+    def _clean_up(self, waiter_line: WaiterLine) -> None:
+        if not waiter_line.line:
+            if waiter_line.timer is not None:
+                waiter_line.timer.cancel()
+                waiter_line.timer = None
+            if waiter_line.task is None:
+                self._waiter_lines.pop(waiter_line.queue, None)
 
     def turn_away(self, queue: Queue, error: SlateMQError) -> None:
         """Tells everybody who waits on a queue, with credit or without, what became of it."""
         for stream, its_queue in self.streams.items():
             if its_queue is queue:
                 stream.failed(error)
-        desk = self._desks.get(queue)
-        if desk is not None:
-            self._dismiss(desk, error)
+        waiter_line = self._waiter_lines.get(queue)
+        if waiter_line is not None:
+            self._dismiss(waiter_line, error)
 
     # --- Serving ------------------------------------------------------------
 
     def _changed(self, queues: Set[Queue]) -> None:
-        for queue in self._desks.keys() & queues:
-            desk = self._desks[queue]
-            if desk.line:
-                self._kick(desk)
+        for queue in self._waiter_lines.keys() & queues:
+            waiter_line = self._waiter_lines[queue]
+            if waiter_line.line:
+                self._kick(waiter_line)
 
-    def _kick(self, desk: Desk) -> None:
-        desk.again = True
-        if desk.task is None:
-            desk.task = asyncio.create_task(self._serve(desk))
-            desk.task.add_done_callback(lambda task: self._served(desk, task))
+    def _kick(self, waiter_line: WaiterLine) -> None:
+        waiter_line.again = True
+        if waiter_line.task is None:
+            waiter_line.task = asyncio.create_task(self._serve(waiter_line))
+            waiter_line.task.add_done_callback(lambda task: self._served(waiter_line, task))
 
-    def _served(self, desk: Desk, task: asyncio.Task[None]) -> None:
-        desk.task = None
+    def _served(self, waiter_line: WaiterLine, task: asyncio.Task[None]) -> None:
+        waiter_line.task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("serving %s failed", desk.queue.queue_id, exc_info=error)
+            log.error("serving %s failed", waiter_line.queue.queue_id, exc_info=error)
             known = error if isinstance(error, SlateMQError) else None
-            self._dismiss(desk, known or Unavailable("the queue cannot be read now"))
-        elif desk.line and desk.again and not task.cancelled():
-            self._kick(desk)
-        self._tidy(desk)
+            self._dismiss(waiter_line, known or Unavailable("the queue cannot be read now"))
+        elif waiter_line.line and waiter_line.again and not task.cancelled():
+            self._kick(waiter_line)
+        self._clean_up(waiter_line)
 
-    async def _serve(self, desk: Desk) -> None:
-        while desk.line:
-            desk.again = False
-            if await self._step(desk):
+    async def _serve(self, waiter_line: WaiterLine) -> None:
+        while waiter_line.line:
+            waiter_line.again = False
+            if await self._step(waiter_line):
                 await asyncio.sleep(0)  # a step may have been all work and no wait
-            elif not desk.again:
-                self._rest(desk)
+            elif not waiter_line.again:
+                self._rest(waiter_line)
                 return
 
-    async def _step(self, desk: Desk) -> bool:
+    async def _step(self, waiter_line: WaiterLine) -> bool:
         """Claims for those in line what can be claimed; False when that was nothing."""
-        queue = desk.queue
-        desk.away, desk.stuck = None, False
-        wanted = desk.wanted()
+        queue = waiter_line.queue
+        waiter_line.away, waiter_line.stuck = None, False
+        wanted = waiter_line.wanted()
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
         def reachable(ids: Sequence[int]) -> Sequence[int]:
@@ -212,14 +216,14 @@ class Delivery:
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
             if queue.has_room:
-                self._note_away(desk, set(), passed)
+                self._note_away(waiter_line, set(), passed)
             return False
         with self._payloads.hand() as held:
             here, missing = self._payloads.look(ids)
             held.update(here)
             expected_bytes = size_of(here)
             if missing:
-                ahead, asked = self._aheads.of(queue.queue_id), len(missing)
+                ahead, asked = self._windows.of(queue.queue_id), len(missing)
                 if (count := ahead.count(missing[0])) > len(ids):
                     _, missing = self._payloads.look(await self._owner.run(partial(peek, count)))
                 expected_bytes += ahead.expected_bytes(len(missing), self._budget.share_bytes)
@@ -227,28 +231,32 @@ class Delivery:
                 fetched = await self._payloads.fetch(missing, held, fetch_bytes)
                 if missing:
                     ahead.fetched(missing, asked, fetched)
-                self._note_away(desk, fetched.away, passed)
+                self._note_away(waiter_line, fetched.away, passed)
                 self._ingests.found_slow(fetched.slow)
                 if fetched.gone:
                     await fail_gone(self._owner, queue, fetched.gone)
                     return True
-                claimed = await self._claim_in_turns(desk, held)
-                if not claimed and self._budget.is_exceeded and desk.away is None:
-                    desk.away = self._budget.exceeded()
-        desk.stuck = not claimed
+                claimed = await self._claim_in_turns(waiter_line, held)
+                if not claimed and self._budget.is_exceeded and waiter_line.away is None:
+                    waiter_line.away = self._budget.exceeded()
+        waiter_line.stuck = not claimed
         return claimed > 0
 
-    async def _claim_in_turns(self, desk: Desk, held: Mapping[int, Held]) -> int:
+    async def _claim_in_turns(
+        self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage]
+    ) -> int:
         """Has those in line take turns until no claim is cut short; gives how many were claimed."""
         claimed = 0
         while True:
-            desk.cut = False
-            claimed += await self._owner.run(lambda now_ms: self._claim_all(desk, held, now_ms))
-            if not desk.cut:
+            waiter_line.cut = False
+            claimed += await self._owner.run(
+                lambda now_ms: self._claim_all(waiter_line, held, now_ms)
+            )
+            if not waiter_line.cut:
                 return claimed
             await asyncio.sleep(0)
 
-    def sent(self, given: Sequence[Given]) -> None:
+    def sent(self, given: Sequence[ClaimBatch]) -> None:
         """The answers with these messages have gone out, or never will."""
         self._budget.release(sum(one.size_bytes for one in given))
 
@@ -265,35 +273,35 @@ class Delivery:
 
     def look_again(self) -> None:
         """Somebody may have been given less than there is."""
-        self._changed(self._desks.keys())
+        self._changed(self._waiter_lines.keys())
 
-    def _note_away(self, desk: Desk, found: set[int], passed: set[int]) -> None:
+    def _note_away(self, waiter_line: WaiterLine, found: set[int], passed: set[int]) -> None:
         away = found | passed
         if away:
             shards = ", ".join(map(str, sorted(away)))
-            desk.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
-        desk.await_ingests(away)
+            waiter_line.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
+        waiter_line.await_ingests(away)
         self._ingests.found_away(found)
 
-    def _rest(self, desk: Desk) -> None:
+    def _rest(self, waiter_line: WaiterLine) -> None:
         """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""
-        for waiter in list(desk.impatient):
-            desk.leave(waiter)
-            waiter.failed(desk.away)
-        if desk.timer is not None:
-            desk.timer.cancel()
-            desk.timer = None
+        for waiter in list(waiter_line.impatient):
+            waiter_line.leave(waiter)
+            waiter.failed(waiter_line.away)
+        if waiter_line.timer is not None:
+            waiter_line.timer.cancel()
+            waiter_line.timer = None
         # A queue without room has nothing to wait for but an ack, which tells.
-        if desk.line and desk.queue.has_room:
-            delay_ms = self._next_look_ms(desk)
+        if waiter_line.line and waiter_line.queue.has_room:
+            delay_ms = self._next_look_ms(waiter_line)
             if delay_ms is not None:
                 loop = asyncio.get_running_loop()
-                desk.timer = loop.call_later(delay_ms / 1000, self._kick, desk)
+                waiter_line.timer = loop.call_later(delay_ms / 1000, self._kick, waiter_line)
 
-    def _next_look_ms(self, desk: Desk) -> int | None:
-        if desk.stuck:
+    def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
+        if waiter_line.stuck:
             return STUCK_MS
-        due_ms = desk.queue.next_due_ms()
+        due_ms = waiter_line.queue.next_due_ms()
         if due_ms is None:
             return None
         # What was due at this look already cannot be had: not again at once.
@@ -304,46 +312,48 @@ class Delivery:
 
     def hand_over(self, queue: Queue, now_ms: int) -> None:
         """Claims for the waiters of a queue at once what is in memory with its payload."""
-        desk = self._desks.get(queue)
-        if desk is None or not desk.line:
+        waiter_line = self._waiter_lines.get(queue)
+        if waiter_line is None or not waiter_line.line:
             return
-        desk.cut = self._budget.is_full
+        waiter_line.cut = self._budget.is_full
         try:
-            if not desk.cut:
-                self._claim_all(desk, {}, now_ms)
+            if not waiter_line.cut:
+                self._claim_all(waiter_line, {}, now_ms)
         except NeedsLane:
-            desk.cut = True
-        if desk.cut:
-            self._kick(desk)
-        self._tidy(desk)
+            waiter_line.cut = True
+        if waiter_line.cut:
+            self._kick(waiter_line)
+        self._clean_up(waiter_line)
 
     @property
     def is_waited_on(self) -> bool:
         """Whether somebody waits for messages of any queue."""
-        return bool(self._desks)
+        return bool(self._waiter_lines)
 
     def waited_on(self, queue_ids: Sequence[str]) -> Set[str]:
         """Those queues, of these and perhaps of others, that somebody waits for messages of."""
-        if len(queue_ids) < len(self._desks):
+        if len(queue_ids) < len(self._waiter_lines):
             return set(filter(self.has_waiters, queue_ids))
-        return {queue.queue_id for queue, desk in self._desks.items() if desk.line}
+        return {
+            queue.queue_id for queue, waiter_line in self._waiter_lines.items() if waiter_line.line
+        }
 
     def has_waiters(self, queue_id: str) -> bool:
         """Whether somebody waits for messages of this queue."""
         queue = self._owner.shard.queues.get(queue_id)
-        desk = self._desks.get(queue) if queue is not None else None
-        return desk is not None and bool(desk.line)
+        waiter_line = self._waiter_lines.get(queue) if queue is not None else None
+        return waiter_line is not None and bool(waiter_line.line)
 
     async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
         """Fetches new messages that are about to be assigned, if somebody waits for them."""
-        desk = self._desks.get(queue)
-        if desk is None or queue.ready_count:
+        waiter_line = self._waiter_lines.get(queue)
+        if waiter_line is None or queue.ready_count:
             return  # Nobody waits, or older messages come first.
-        wanted = sum(waiter.wants for waiter in islice(desk.line, len(ids)))
+        wanted = sum(waiter.wants for waiter in islice(waiter_line.line, len(ids)))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._ingests.can_give(message_id)]
         if missing:
-            ahead = self._aheads.of(queue.queue_id)
+            ahead = self._windows.of(queue.queue_id)
             fetch_bytes = ahead.expected_bytes(len(missing), self._budget.share_bytes)
             if not self._budget.try_reserve(fetch_bytes):
                 return  # The claims fetch for themselves; what is assigned must not wait.
@@ -353,38 +363,47 @@ class Delivery:
             self._ingests.found_away(fetched.away)
             self._ingests.found_slow(fetched.slow)
 
-    def _claim_all(self, desk: Desk, held: Mapping[int, Held], now_ms: int) -> int:
+    def _claim_all(
+        self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage], now_ms: int
+    ) -> int:
         """Gives those in line a turn, as many as a step has time for; and how many were claimed."""
         claimed = 0
-        share = desk.queue.ready_count // len(desk.line) + 1 if desk.line else 0
-        for _ in range(len(desk.line)):
+        share = (
+            waiter_line.queue.ready_count // len(waiter_line.line) + 1 if waiter_line.line else 0
+        )
+        for _ in range(len(waiter_line.line)):
             if claimed >= TURN:
-                desk.cut = True
+                waiter_line.cut = True
                 break
-            waiter = next(iter(desk.line))
-            given = self._claim(desk.queue, waiter, max(share, SHARE_MIN), held, now_ms)
+            waiter = next(iter(waiter_line.line))
+            given = self._claim(waiter_line.queue, waiter, max(share, SHARE_MIN), held, now_ms)
             if not given.held:
                 if not waiter.has_begun:
                     break
-                desk.leave(waiter)
+                waiter_line.leave(waiter)
                 waiter.failed(None)
                 continue
             claimed += len(given.held)
             self._budget.take(given.size_bytes)
             waiter.take(given)
             if not waiter.wants:
-                desk.leave(waiter)
+                waiter_line.leave(waiter)
                 continue
-            desk.line.move_to_end(waiter)
+            waiter_line.line.move_to_end(waiter)
             if waiter.has_begun:
-                desk.cut = True
-                desk.impatient.add(waiter)
+                waiter_line.cut = True
+                waiter_line.impatient.add(waiter)
         return claimed
 
     def _claim(
-        self, queue: Queue, waiter: Waiter, share: int, held: Mapping[int, Held], now_ms: int
-    ) -> Given:
-        choosing = Choosing(
+        self,
+        queue: Queue,
+        waiter: Waiter,
+        share: int,
+        held: Mapping[int, CachedMessage],
+        now_ms: int,
+    ) -> ClaimBatch:
+        choosing = ClaimSelector(
             min(waiter.wants, TURN, share, queue.room),
             waiter.bytes_left,
             min(waiter.answer_bytes_left, self._budget.share_bytes),
@@ -397,4 +416,4 @@ class Delivery:
         claimed = self._owner.shard.claim(
             queue, choosing.choose, waiter.lease_ms, waiter.consumer, now_ms, choosing
         )
-        return Given(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)
+        return ClaimBatch(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)

@@ -12,7 +12,7 @@ AWAY_MS = 200
 """How often an ingest that could not be asked is asked again."""
 
 
-class IngestPresence:
+class IngestHealth:
     """Ingests that were found away are left alone by all but a probe, until they answer it.
 
     So are single messages whose payloads take long to read: those behind them pass.

@@ -13,7 +13,7 @@ from slatemq.errors import Unavailable
 from slatemq.v1.entry_pb2 import ForgetMessageRequest
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 
-TELL_DEADLINE_S: Final = 5.0
+INVALIDATE_DEADLINE_S: Final = 5.0
 """A broker that has not answered by then counts as away."""
 
 
@@ -37,14 +37,14 @@ class Forgetting:
         except StorageError as error:
             raise Unavailable(f"the topology cannot be read: {error}") from error
         others = [shard for shard in brokers if shard != self._shard]
-        await asyncio.gather(*(self._tell(shard, message_id) for shard in others))
+        await asyncio.gather(*(self._invalidate_at(shard, message_id) for shard in others))
 
-    async def _tell(self, shard: int, message_id: int) -> None:
+    async def _invalidate_at(self, shard: int, message_id: int) -> None:
         request = ForgetMessageRequest(message_id=message_id)
         try:
             with peer_failures():
                 stub = DelayedServiceStub(await self._channels.to("broker", shard))
-                await stub.ForgetMessage(request, timeout=TELL_DEADLINE_S)
+                await stub.ForgetMessage(request, timeout=INVALIDATE_DEADLINE_S)
         except PeerFailed as failed:
             raise Unavailable(
                 f"message {message_id} is replaced, but broker {shard} may hold what it was, "

@@ -53,7 +53,7 @@ REPLACE_DEADLINE_S = 30.0
 """The same for a message that is replaced: its payload may have to be uploaded."""
 
 
-class Tagged(NamedTuple):
+class TaggedMessages(NamedTuple):
     """Messages with their etags, in the same order, and the IDs that are gone."""
 
     messages: Sequence[Message]
@@ -61,7 +61,7 @@ class Tagged(NamedTuple):
     missing_ids: Sequence[int]
 
 
-Held: TypeAlias = tuple[bytes, bytes]
+CachedMessage: TypeAlias = tuple[bytes, bytes]
 """A message in memory: its payload, and what else it has but its ID.
 
 That is a Message in protobuf's wire format, one object for all that share it, and perhaps larger
@@ -69,7 +69,7 @@ than the payload. A plain pair, which `zip` makes: each message has one.
 """
 
 
-def held_of(message: Message) -> Held:
+def held_of(message: Message) -> CachedMessage:
     """The same of a message."""
     common = Message()
     common.CopyFrom(message)
@@ -78,10 +78,10 @@ def held_of(message: Message) -> Held:
     return message.payload, common.SerializeToString()
 
 
-class Came(NamedTuple):
+class IngestMessages(NamedTuple):
     """What an ingest gave: messages, and why others are not to be had (GONE, DAMAGED)."""
 
-    held: dict[int, Held]
+    held: dict[int, CachedMessage]
     size_bytes: int
     """Of the messages, what they share counted for each."""
     gone: dict[int, str]
@@ -89,18 +89,20 @@ class Came(NamedTuple):
     """IDs of those that the ingest is still reading."""
 
     @classmethod
-    def of(cls, held: dict[int, Held], gone: dict[int, str], slow: Sequence[int] = ()) -> Came:
+    def of(
+        cls, held: dict[int, CachedMessage], gone: dict[int, str], slow: Sequence[int] = ()
+    ) -> IngestMessages:
         """These, and the size of them."""
         return cls(held, size_of(held), gone, slow)
 
 
-def size_of(held: dict[int, Held]) -> int:
+def size_of(held: dict[int, CachedMessage]) -> int:
     """Bytes of messages in memory, what they share counted for each."""
     return sum(map(len, chain.from_iterable(held.values())))
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchResult:
     """What became of a fetch, beyond what is now in the cache."""
 
     gone: dict[int, str] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class Ingests(Protocol):
     async def raise_purge_epoch(self, shard: int) -> None:
         """Has an ingest refuse purges that were decided before; raises Unavailable."""
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         """Messages of one shard as bytes, the first that fit; raises Unavailable."""
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
@@ -132,7 +134,7 @@ class Ingests(Protocol):
 
     async def read_with_etags(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
-    ) -> Tagged:
+    ) -> TaggedMessages:
         """The same with the messages' etags; raises Unavailable."""
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
@@ -158,19 +160,19 @@ class IngestClient:
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.RaisePurgeEpoch(RaisePurgeEpochRequest(), timeout=FETCH_DEADLINE_S)
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         """See Ingests."""
         # `encoded` is for ingests that know no runs yet.
         request = BatchGetPayloadsRequest(
             message_ids=ids, max_bytes=max_bytes, runs=True, encoded=True
         )
         answer = await self._read(shard, request)
-        held: dict[int, Held]
+        held: dict[int, CachedMessage]
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
         if answer.encoded_messages:
             messages = map(held_of, map(Message.FromString, answer.encoded_messages))
             held = dict(zip(answer.encoded_ids, messages, strict=True))
-            return Came.of(held, gone, answer.slow_ids)
+            return IngestMessages.of(held, gone, answer.slow_ids)
         held = {}
         size_bytes = 0
         for run in answer.runs:
@@ -183,7 +185,7 @@ class IngestClient:
                 payloads = run.payloads[:]
                 held.update(zip(alike, zip(payloads, repeat(common), strict=False), strict=True))
                 size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
-        return Came(held, size_bytes, gone, answer.slow_ids)
+        return IngestMessages(held, size_bytes, gone, answer.slow_ids)
 
     async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
         """See Ingests."""
@@ -194,12 +196,12 @@ class IngestClient:
 
     async def read_with_etags(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
-    ) -> Tagged:
+    ) -> TaggedMessages:
         """See Ingests."""
         request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=max_bytes, with_etags=True)
         answer = await self._read(shard, request)
         _check_any(answer, shard)
-        return Tagged(answer.messages, answer.etags, answer.missing_ids)
+        return TaggedMessages(answer.messages, answer.etags, answer.missing_ids)
 
     async def _read(self, shard: int, request: BatchGetPayloadsRequest) -> BatchGetPayloadsResponse:
         with self._unavailable(shard):
@@ -227,9 +229,9 @@ class IngestClient:
                 answer = await stub.ReplaceMessage(request, timeout=REPLACE_DEADLINE_S)
         except PeerFailed as failed:
             cause = failed.__cause__
-            told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
-            if isinstance(told, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
-                raise told from None
+            problem = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
+            if isinstance(problem, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
+                raise problem from None
             self._channels.doubt("ingest", shard)
             raise Unavailable(f"ingest {shard} is away: {failed}", reason="INGEST_AWAY") from failed
         return str(answer.etag)
@@ -257,20 +259,20 @@ class Payloads:
         self._ingests = ingests
         self._half_bytes = bytes_max // 2
         self._young_bytes = 0
-        self._young: dict[int, Held] = {}
-        self._old: dict[int, Held] = {}
+        self._young: dict[int, CachedMessage] = {}
+        self._old: dict[int, CachedMessage] = {}
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
-        self._hands: dict[object, dict[int, Held]] = {}
+        self._hands: dict[object, dict[int, CachedMessage]] = {}
 
-    def get(self, message_id: int) -> Held | None:
+    def get(self, message_id: int) -> CachedMessage | None:
         """The message, if it is here."""
         return self._young.get(message_id) or self._old.get(message_id)
 
-    def look(self, ids: Sequence[int]) -> tuple[dict[int, Held], Sequence[int]]:
+    def look(self, ids: Sequence[int]) -> tuple[dict[int, CachedMessage], Sequence[int]]:
         """Those of the IDs whose messages are here, and the others."""
         if self._young.keys().isdisjoint(ids) and self._old.keys().isdisjoint(ids):
             return {}, ids
-        here: dict[int, Held] = {}
+        here: dict[int, CachedMessage] = {}
         missing = []
         for message_id in ids:
             held = self.get(message_id)
@@ -281,13 +283,13 @@ class Payloads:
         return here, missing
 
     @contextmanager
-    def hand(self) -> Iterator[dict[int, Held]]:
+    def hand(self) -> Iterator[dict[int, CachedMessage]]:
         """For messages that are about to be handed out: the cache may lose them to others before.
 
         What is forgotten meanwhile leaves it.
         """
         key = object()
-        held = self._hands[key] = dict[int, Held]()
+        held = self._hands[key] = dict[int, CachedMessage]()
         try:
             yield held
         finally:
@@ -304,17 +306,17 @@ class Payloads:
     async def fetch(
         self,
         ids: Sequence[int],
-        hand: dict[int, Held] | None = None,
+        hand: dict[int, CachedMessage] | None = None,
         max_bytes: int = FETCH_BYTES,
-    ) -> Fetched:
+    ) -> FetchResult:
         """Reads messages into the cache, and a hand: as many of the first as fit."""
         if not ids:
-            return Fetched()
+            return FetchResult()
         by_shard: dict[int, Sequence[int]] = {shard_of(ids[0]): ids}
         if shard_of(min(ids)) != shard_of(max(ids)):  # the shard is in the highest bits
             ordered = sorted(ids, key=shard_of)
             by_shard = {shard: list(part) for shard, part in groupby(ordered, shard_of)}
-        fetched, share = Fetched(), max(max_bytes // len(by_shard), 1)
+        fetched, share = FetchResult(), max(max_bytes // len(by_shard), 1)
         await asyncio.gather(
             *(self._fetch_from(*part, share, fetched, hand) for part in by_shard.items())
         )
@@ -325,8 +327,8 @@ class Payloads:
         shard: int,
         ids: Sequence[int],
         max_bytes: int,
-        fetched: Fetched,
-        hand: dict[int, Held] | None,
+        fetched: FetchResult,
+        hand: dict[int, CachedMessage] | None,
     ) -> None:
         fetch = object()
         forgotten = self._fetches[fetch] = set[int]()
@@ -357,7 +359,7 @@ class Payloads:
         for hand in self._hands.values():
             hand.pop(message_id, None)
 
-    def _keep(self, came: dict[int, Held], size_bytes: int) -> None:
+    def _keep(self, came: dict[int, CachedMessage], size_bytes: int) -> None:
         # With what messages share counted for each: they may outlive one another here.
         size_bytes += len(came) * OVERHEAD_BYTES
         if size_bytes > self._half_bytes:

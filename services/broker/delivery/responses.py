@@ -14,7 +14,7 @@ from libs.serving.protobytes import framed, packed_varints, tag_of, varint, vari
 from services.broker.core.leases.lease_bucket import Claimed, Terms
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
-from services.broker.delivery.waiters import Given
+from services.broker.delivery.waiters import ClaimBatch
 from services.broker.requests.tokens import token_parts, token_text
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, Unavailable
@@ -56,7 +56,7 @@ def stopping() -> Unavailable:
     return Unavailable("the broker is stopping", reason="DRAINING")
 
 
-async def encode_messages(shard: int, given: Sequence[Given], head: bytes = b"") -> bytes:
+async def encode_messages(shard: int, given: Sequence[ClaimBatch], head: bytes = b"") -> bytes:
     """The messages of an answer: `runs` of ClaimResponse and of ConsumeResponse, encoded.
 
     Behind `head`, the other fields of the answer: a megabyte is not to be copied for those. What
@@ -92,7 +92,7 @@ class _Columns(NamedTuple):
     priorities: Sequence[int]
 
 
-def _columns(given: Given) -> _Columns:
+def _columns(given: ClaimBatch) -> _Columns:
     claimed, held, _ = given
     payloads, commons = zip(*held, strict=True)
     message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
@@ -208,7 +208,7 @@ def _heads(
     return _RUNS + varint(size) + about + token, between
 
 
-def too_late(owner: ShardOwner, given: Sequence[Given]) -> bool:
+def too_late(owner: ShardOwner, given: Sequence[ClaimBatch]) -> bool:
     """Whether storing a claim took so much of its leases that it had better be undone."""
     now_ms = owner.clock.now_ms()
     return any(
@@ -217,7 +217,7 @@ def too_late(owner: ShardOwner, given: Sequence[Given]) -> bool:
     )
 
 
-async def release(owner: ShardOwner, given: Sequence[Given]) -> None:
+async def release(owner: ShardOwner, given: Sequence[ClaimBatch]) -> None:
     """Undoes claims of which nobody was told, in as many turns as they were made in."""
     async for one in _in_turns(given):
         # After a failed commit nobody knows what the disk holds: the restart will tell.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.waiting.scan import Choice, Many
-from services.broker.delivery.message_cache import Held
+from services.broker.core.waiting.scan import BulkSelector, Choice
+from services.broker.delivery.message_cache import CachedMessage
 
 ANSWER_BYTES_MAX = 64 << 20
 """Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
 
 
-class Choosing(Many):
+class ClaimSelector(BulkSelector):
     """What one waiter is given at once."""
 
     def __init__(
@@ -21,8 +21,8 @@ class Choosing(Many):
         count: int,
         payload_bytes: int,
         answer_bytes: int,
-        held: Mapping[int, Held],
-        find: Callable[[int], Held | None],
+        held: Mapping[int, CachedMessage],
+        find: Callable[[int], CachedMessage | None],
         kept_back: Mapping[int, int],
         can_give: Callable[[int], bool],
         *,
@@ -34,7 +34,7 @@ class Choosing(Many):
         Messages are in `held` or where `find` looks; of the others those that their ingest can give
         are waited for, the rest and what is kept back passed over.
         """
-        self.chosen: list[Held] = []
+        self.chosen: list[CachedMessage] = []
         self._count = count
         self._payload_bytes_left = payload_bytes
         self._answer_bytes = self._bytes_left = answer_bytes

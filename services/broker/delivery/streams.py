@@ -19,7 +19,7 @@ from services.broker.delivery.responses import (
     too_late,
 )
 from services.broker.delivery.waiters import Stream, paused
-from services.broker.requests.limits import lease_wish
+from services.broker.requests.limits import lease_ms_of
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import Internal, InvalidArgument, SlateMQError
@@ -49,7 +49,7 @@ class Streams:
         with self._delivery.place():
             start = await self._start_of(requests)
             queue_id = checked_id(start.queue_id, "start.queue_id")
-            asked_ms = lease_wish("start.lease_ms", start.lease_ms)
+            asked_ms = lease_ms_of("start.lease_ms", start.lease_ms)
             consumer = consumer_id(start.consumer_id, "start.consumer_id")
             queue = await self._owner.find(queue_id)
             stream = Stream(consumer, lease_length(asked_ms, queue), keep_leases=start.keep_leases)

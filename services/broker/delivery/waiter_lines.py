@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence, Set
 
 from services.broker.core.queue import Queue
-from services.broker.delivery.message_cache import FETCH_BYTES, OVERHEAD_BYTES, Fetched
+from services.broker.delivery.message_cache import FETCH_BYTES, OVERHEAD_BYTES, FetchResult
 from services.broker.delivery.waiters import Waiter, packed_shards
 from slatemq.errors import SlateMQError
 
@@ -35,7 +35,7 @@ AHEADS_MAX = 256
 """Queues that fetch ahead in turns; of more than these, each would only push the others out."""
 
 
-class Ahead:
+class PrefetchWindow:
     """How many messages of a queue to fetch when some are missing."""
 
     __slots__ = ("_count", "_more", "_pause", "_size")
@@ -58,7 +58,7 @@ class Ahead:
             return min(FIRST_BYTES, most)
         return min(max(count * self._size * 5 // 4, FETCH_BYTES_MIN), FETCH_BYTES, most)
 
-    def fetched(self, ids: Sequence[int], asked: int, fetched: Fetched) -> None:
+    def fetched(self, ids: Sequence[int], asked: int, fetched: FetchResult) -> None:
         """Notes that these were fetched, the first ones since they were asked for; what came."""
         self._pause = max(0, self._pause - 1)
         self._more = set(ids[asked:])
@@ -67,22 +67,22 @@ class Ahead:
             self._count = min(AHEAD, AHEAD_BYTES // self._size)
 
 
-class Aheads:
+class PrefetchWindows:
     """Those of the queues that fetched last: each may be 64 KB, and there may be many queues."""
 
     def __init__(self) -> None:
-        self._by_queue: OrderedDict[str, Ahead] = OrderedDict()
+        self._by_queue: OrderedDict[str, PrefetchWindow] = OrderedDict()
 
-    def of(self, queue_id: str) -> Ahead:
+    def of(self, queue_id: str) -> PrefetchWindow:
         """That of a queue."""
-        ahead = self._by_queue.setdefault(queue_id, Ahead())
+        ahead = self._by_queue.setdefault(queue_id, PrefetchWindow())
         self._by_queue.move_to_end(queue_id)
         if len(self._by_queue) > AHEADS_MAX:
             self._by_queue.popitem(last=False)
         return ahead
 
 
-class Desk:
+class WaiterLine:
     """The waiters of one queue, in line."""
 
     __slots__ = (

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from services.broker.core.leases.lease_bucket import Claimed
 from services.broker.core.queue import Queue
-from services.broker.delivery.message_cache import Held
+from services.broker.delivery.message_cache import CachedMessage
 from services.broker.delivery.selection import ANSWER_BYTES_MAX
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
@@ -42,11 +42,11 @@ def packed_shards(shards: Iterable[int]) -> array[int]:
 NO_SHARDS = packed_shards(())
 
 
-class Given(NamedTuple):
+class ClaimBatch(NamedTuple):
     """What one claim gave: leases, their messages in the same order, and what these take."""
 
     claimed: Claimed
-    held: list[Held]
+    held: list[CachedMessage]
     size_bytes: int = 0
 
 
@@ -78,7 +78,7 @@ class Waiter(ABC):
     """Ingest shards that messages of its queue wait for."""
 
     @abstractmethod
-    def take(self, given: Given) -> None:
+    def take(self, given: ClaimBatch) -> None:
         """Is given what was claimed for it, at least one message."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class OneClaim(Waiter):
         self.awaited_shards = known_awaited or NO_SHARDS
         self._ends_early = known_awaited is not None
         self.done = asyncio.Event()
-        self.given: list[Given] = []
+        self.given: list[ClaimBatch] = []
         self.error: SlateMQError | None = None
         self._count = count
         self._bytes = payload_bytes
@@ -123,7 +123,7 @@ class OneClaim(Waiter):
         """See Waiter."""
         return self._bytes
 
-    def take(self, given: Given) -> None:
+    def take(self, given: ClaimBatch) -> None:
         """See Waiter."""
         self.given.append(given)
         self.has_begun = True
@@ -161,8 +161,8 @@ class Stream(Waiter):
         self._bytes_left: int | None = None  # None: never limited
         self._last_credit = False
         self._ended = False
-        self._sending: list[Given] = []
-        self._in_hand: list[Given] = []
+        self._sending: list[ClaimBatch] = []
+        self._in_hand: list[ClaimBatch] = []
         self._sent_shards = NO_SHARDS
         self._wake = asyncio.Event()
 
@@ -221,19 +221,19 @@ class Stream(Waiter):
         self._last_credit = True
         self._wake.set()
 
-    def take(self, given: Given) -> None:
+    def take(self, given: ClaimBatch) -> None:
         """See Waiter."""
         self._in_hand.append(given)
         self._spend((given,), -1)
         self._wake.set()
 
-    def give_back(self) -> Sequence[Given]:
+    def give_back(self) -> Sequence[ClaimBatch]:
         """Takes back what is in hand, with its credit; the caller releases it."""
         given, self._in_hand = self._in_hand, []
         self._spend(given, 1)
         return given
 
-    def _spend(self, given: Sequence[Given], sign: int) -> None:
+    def _spend(self, given: Sequence[ClaimBatch], sign: int) -> None:
         held = [one for part in given for one in part.held]
         self._count_left += sign * len(held)
         if self._bytes_left is not None:
@@ -250,7 +250,7 @@ class Stream(Waiter):
         super().await_ingests(shards)
         self._wake.set()
 
-    async def next(self) -> Sequence[Given] | None:
+    async def next(self) -> Sequence[ClaimBatch] | None:
         """What is in hand: something, or nothing when only `awaited_shards` are to be sent.
 
         None when the stream has ended (see `error`).
@@ -273,7 +273,7 @@ class Stream(Waiter):
         self._sent_shards = self.awaited_shards
         return sorted(self._sent_shards)
 
-    def sent(self) -> Sequence[Given]:
+    def sent(self) -> Sequence[ClaimBatch]:
         """It has gone out: there is room for the next. Gives what it was."""
         sent, self._sending = self._sending, []
         return sent

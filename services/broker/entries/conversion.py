@@ -20,8 +20,8 @@ from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
-from services.broker.entries.finder import Found
-from services.broker.entries.finished_pages import Listed
+from services.broker.entries.finder import EntryLocation
+from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import listed_handle, waiting_handle
 from services.broker.shard.attempts_reader import Store, read_attempts
 from services.broker.shard.owner import ShardOwner
@@ -65,18 +65,20 @@ def waiting_entry(
     )
 
 
-def delayed_entry(queue_id: str, told: DelayedMessage) -> entry_pb2.Entry:
+def delayed_entry(queue_id: str, delayed_message: DelayedMessage) -> entry_pb2.Entry:
     """An entry that the journal of delayed messages has."""
-    order = lane_order(BucketKind.TIMED, told.bucket_order, told.bucket_number)
-    place = Place(told.priority, BucketKind.TIMED, order)
+    order = lane_order(
+        BucketKind.TIMED, delayed_message.bucket_order, delayed_message.bucket_number
+    )
+    place = Place(delayed_message.priority, BucketKind.TIMED, order)
     return entry_pb2.Entry(
-        handle=waiting_handle(queue_id, told.message_id, place),
+        handle=waiting_handle(queue_id, delayed_message.message_id, place),
         queue_id=queue_id,
-        message_id=told.message_id,
+        message_id=delayed_message.message_id,
         state=queue_pb2.ENTRY_STATE_DELAYED,
-        priority=told.priority,
-        visible_at_ms=told.visible_at_ms,
-        retention_deadline_ms=told.retention_deadline_ms,
+        priority=delayed_message.priority,
+        visible_at_ms=delayed_message.visible_at_ms,
+        retention_deadline_ms=delayed_message.retention_deadline_ms,
     )
 
 
@@ -97,7 +99,7 @@ def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
     )
 
 
-def done_entry(queue_id: str, listed: Listed[DoneMessage]) -> entry_pb2.Entry:
+def done_entry(queue_id: str, listed: ListedMessage[DoneMessage]) -> entry_pb2.Entry:
     """An entry that is done."""
     message = listed.message
     return entry_pb2.Entry(
@@ -113,7 +115,7 @@ def done_entry(queue_id: str, listed: Listed[DoneMessage]) -> entry_pb2.Entry:
     )
 
 
-def failed_entry(queue_id: str, listed: Listed[FailedMessage]) -> entry_pb2.Entry:
+def failed_entry(queue_id: str, listed: ListedMessage[FailedMessage]) -> entry_pb2.Entry:
     """A dead letter."""
     message = listed.message
     return entry_pb2.Entry(
@@ -129,7 +131,7 @@ def failed_entry(queue_id: str, listed: Listed[FailedMessage]) -> entry_pb2.Entr
     )
 
 
-def archived_entry(queue_id: str, listed: Listed[ArchivedMessage]) -> entry_pb2.Entry:
+def archived_entry(queue_id: str, listed: ListedMessage[ArchivedMessage]) -> entry_pb2.Entry:
     """An archived dead letter."""
     message, order = listed.message, listed.spot.order
     return entry_pb2.Entry(
@@ -147,7 +149,7 @@ def archived_entry(queue_id: str, listed: Listed[ArchivedMessage]) -> entry_pb2.
     )
 
 
-def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
+def found_entry(found: EntryLocation, now_ms: int) -> entry_pb2.Entry:
     """An entry that was looked for."""
     queue_id = found.queue.queue_id
     if found.waiting is not None:
@@ -162,7 +164,7 @@ def found_entry(found: Found, now_ms: int) -> entry_pb2.Entry:
     return failed_entry(queue_id, found.failed)
 
 
-class EntryTeller:
+class EntryReader:
     """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
 
     def __init__(
@@ -174,7 +176,7 @@ class EntryTeller:
         self._database = database
         self._ingests = ingests
 
-    async def tell(self, entries: Entries, view: View, context: Any) -> int:
+    async def read(self, entries: Entries, view: View, context: Any) -> int:
         """Adds what the view wants; gives how many of the first entries fit into an answer.
 
         Messages count for the budget until the call ends. Raises Unavailable while messages are
@@ -194,7 +196,7 @@ class EntryTeller:
     async def add_messages(self, entries: Entries, view: View) -> tuple[int, int]:
         """Adds messages; gives how many of the first entries fit, and what to `release` later.
 
-        Raises as `tell`.
+        Raises as `read`.
         """
         with_payload = view == entry_pb2.ENTRY_VIEW_FULL
         async with self._budget.fetching(MESSAGES_BYTES_MAX) as bytes_max:
@@ -221,8 +223,8 @@ class EntryTeller:
             stored = await read_attempts(self._database, cold)
             for key, entry in keyed:
                 known = attempts.get(key)  # newer than what is stored
-                told = stored[key] if known is None else known
-                entry.attempts.extend(_attempt(one, entry.queue_id) for one in told)
+                value = stored[key] if known is None else known
+                entry.attempts.extend(_attempt(one, entry.queue_id) for one in value)
         finally:
             attempts.end_read(keys)
 
@@ -236,14 +238,14 @@ class EntryTeller:
         for shard, ids in by_shard.items():
             wanted = list(dict.fromkeys(ids))
             while wanted and left > 0:
-                told = await self._ingests.read_with_etags(shard, wanted, left)
-                for message, etag in zip(told.messages, told.etags, strict=True):
+                with_etags = await self._ingests.read_with_etags(shard, wanted, left)
+                for message, etag in zip(with_etags.messages, with_etags.etags, strict=True):
                     stored[message.message_id] = (message, etag)
                     if not with_payload:
                         message.ClearField("payload")
                     left -= message.ByteSize()
-                gone.update(told.missing_ids)
-                if not told.messages and not told.missing_ids:
+                gone.update(with_etags.missing_ids)
+                if not with_etags.messages and not with_etags.missing_ids:
                     break
                 wanted = [one for one in wanted if one not in stored and one not in gone]
         left = bytes_max

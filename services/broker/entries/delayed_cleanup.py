@@ -110,7 +110,7 @@ class DelayedCleaner:
 
     def _is_over(self, value: bytes) -> bool:
         now_ms = self._owner.clock.now_ms()
-        return not any(is_delayed(told, now_ms) for told in decode_delayed(value))
+        return not any(is_delayed(delayed, now_ms) for delayed in decode_delayed(value))
 
     async def _remove(self) -> None:
         over, self._over = self._over, []

@@ -20,7 +20,7 @@ from libs.storage.layout.buckets import MAX_ORDER, order_of, split_order
 from libs.storage.layout.own_keys import delayed_range, parse_delayed_key
 from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
 from services.broker.core.queue import Queue
-from services.broker.entries.conversion import WITH_MESSAGE, EntryTeller, View, delayed_entry
+from services.broker.entries.conversion import WITH_MESSAGE, EntryReader, View, delayed_entry
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import entry_pb2
@@ -37,7 +37,7 @@ PAGE_ROWS: Final = 100
 """Rows read at once: of a thousand messages each, they have 3 MB."""
 
 
-class Position(NamedTuple):
+class WatchPosition(NamedTuple):
     """The row from which on a stream goes on, and how many of its messages it has passed."""
 
     order: int
@@ -47,15 +47,15 @@ class Position(NamedTuple):
 class _Page(NamedTuple):
     """Messages with the positions behind them, the position behind all, whether more is there."""
 
-    messages: list[tuple[DelayedMessage, Position]]
-    end: Position
+    messages: list[tuple[DelayedMessage, WatchPosition]]
+    end: WatchPosition
     is_last: bool
 
 
 class _Stream:
     """One that watches a queue."""
 
-    def __init__(self, queue: Queue, position: Position) -> None:
+    def __init__(self, queue: Queue, position: WatchPosition) -> None:
         self.queue = queue
         self.position = position
         self.wake = asyncio.Event()
@@ -68,7 +68,7 @@ class DelayedWatches:
         self,
         owner: ShardOwner,
         database: Database,
-        teller: EntryTeller,
+        reader: EntryReader,
         *,
         streams_max: int = STREAMS_MAX,
         heartbeat_s: float = HEARTBEAT_S,
@@ -76,7 +76,7 @@ class DelayedWatches:
         """Watch the queues of this shard."""
         self._owner = owner
         self._database = database
-        self._teller = teller
+        self._reader = reader
         self._streams_max = streams_max
         self._heartbeat_s = heartbeat_s
         self._streams: set[_Stream] = set()
@@ -123,7 +123,7 @@ class DelayedWatches:
                         sent_s = loop.time()
                         yield answers.pop()
                 finally:
-                    self._teller.release(held_bytes)
+                    self._reader.release(held_bytes)
                 if page.is_last and end == page.end:
                     with suppress(TimeoutError):
                         async with asyncio.timeout_at(sent_s + self._heartbeat_s):
@@ -145,14 +145,14 @@ class DelayedWatches:
 
     # --- The journal --------------------------------------------------------
 
-    async def _page(self, queue: Queue, position: Position) -> _Page:
+    async def _page(self, queue: Queue, position: WatchPosition) -> _Page:
         """What is durable from a position on, as far as it is not visible yet."""
         begins = position == _beginning(queue)
         first = queue.delayed.first_in(queue.lane_epoch) if begins else position.order
         # What the store calls durable may not be on the disk yet.
         last = queue.delayed.durable_in(queue.lane_epoch)
         now_ms = self._owner.clock.now_ms()
-        found: list[tuple[DelayedMessage, Position]] = []
+        found: list[tuple[DelayedMessage, WatchPosition]] = []
         count, end = 0, position
         if first > last:
             return _Page(found, end, is_last=True)
@@ -163,15 +163,15 @@ class DelayedWatches:
                 if begins and not count:
                     queue.delayed.first_order = order  # what was before it is gone for ever
                 count += 1
-                for passed, told in enumerate(decode_delayed(value), 1):
+                for passed, item in enumerate(decode_delayed(value), 1):
                     if order == position.order and passed <= position.passed:
                         continue
-                    end = Position(order, passed)
-                    if is_delayed(told, now_ms):
-                        found.append((told, end))
+                    end = WatchPosition(order, passed)
+                    if is_delayed(item, now_ms):
+                        found.append((item, end))
                     if len(found) == PAGE_MESSAGES:
                         return _Page(found, end, is_last=False)
-                end = Position(order + 1, 0)
+                end = WatchPosition(order + 1, 0)
                 await asyncio.sleep(0)  # a row may have a thousand messages
         return _Page(found, end, is_last=count < PAGE_ROWS)
 
@@ -179,15 +179,15 @@ class DelayedWatches:
 
     async def _filled(
         self, queue_id: str, page: _Page, view: View
-    ) -> tuple[list[entry_pb2.WatchDelayedResponse], Position, int]:
+    ) -> tuple[list[entry_pb2.WatchDelayedResponse], WatchPosition, int]:
         """An answer with the first entries of a page, the position behind them, bytes held.
 
         The answer is in a list, out of which it is taken: nothing else may keep it.
         """
-        entries = [delayed_entry(queue_id, told) for told, _ in page.messages]
+        entries = [delayed_entry(queue_id, message) for message, _ in page.messages]
         end, held_bytes = page.end, 0
         if view in WITH_MESSAGE and entries:
-            count, held_bytes = await self._teller.add_messages(entries, view)
+            count, held_bytes = await self._reader.add_messages(entries, view)
             if not count:
                 raise Unavailable("an ingest gave no message", reason="INGEST_AWAY")
             if count < len(entries):
@@ -201,14 +201,14 @@ class DelayedWatches:
         return [answer], end, held_bytes
 
 
-def _beginning(queue: Queue) -> Position:
-    return Position(order_of(queue.lane_epoch, 0, 0), 0)
+def _beginning(queue: Queue) -> WatchPosition:
+    return WatchPosition(order_of(queue.lane_epoch, 0, 0), 0)
 
 
-def is_delayed(told: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:
+def is_delayed(entry: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:
     """Whether a message of the journal cannot be claimed yet, and will be."""
-    ends_ms = told.retention_deadline_ms
-    return told.visible_at_ms > now_ms and not 0 < ends_ms <= now_ms
+    ends_ms = entry.retention_deadline_ms
+    return entry.visible_at_ms > now_ms and not 0 < ends_ms <= now_ms
 
 
 # --- Positions --------------------------------------------------------------
@@ -217,17 +217,17 @@ _POSITION: Final = struct.Struct(">QI")
 _DIGEST_BYTES: Final = 6
 
 
-def encode_position(queue_id: str, position: Position) -> str:
+def encode_position(queue_id: str, position: WatchPosition) -> str:
     """The position as those who watch keep it: 24 characters."""
     data = _POSITION.pack(*position)
     return base64.urlsafe_b64encode(_digest(queue_id, data) + data).decode()
 
 
-def decode_position(queue_id: str, text: str) -> Position:
+def decode_position(queue_id: str, text: str) -> WatchPosition:
     """The inverse; InvalidArgument for what was not given for this queue."""
     try:
         data = base64.b64decode(text, altchars=b"-_", validate=True)
-        position = Position(*_POSITION.unpack(data[_DIGEST_BYTES:]))
+        position = WatchPosition(*_POSITION.unpack(data[_DIGEST_BYTES:]))
         if encode_position(queue_id, position) == text and position.order <= MAX_ORDER:
             return position
     except (ValueError, struct.error):
@@ -239,5 +239,5 @@ def decode_position(queue_id: str, text: str) -> Position:
 
 def _digest(queue_id: str, data: bytes) -> bytes:
     # No secret: it tells a position of this queue from what somebody mistyped or mixed up.
-    told = queue_id.encode() + data
-    return hashlib.blake2s(told, digest_size=_DIGEST_BYTES, person=b"Watch").digest()
+    encode = queue_id.encode() + data
+    return hashlib.blake2s(encode, digest_size=_DIGEST_BYTES, person=b"Watch").digest()

@@ -14,11 +14,11 @@ from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.entries.finished_pages import (
     FinishedReader,
-    Listed,
+    ListedMessage,
+    ListPosition,
     ListReaders,
     M,
-    Span,
-    Spot,
+    TimeRange,
 )
 from services.broker.entries.handles import Handle
 from services.broker.entries.waiting_pages import WaitingReader
@@ -39,22 +39,22 @@ NEAR_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntryLocation:
     """An entry where it is now; one of the five is set."""
 
     queue: Queue
     waiting: tuple[Place, AvailableMessage] | None = None
     lease: Lease | None = None
-    done: Listed[DoneMessage] | None = None
-    failed: Listed[FailedMessage] | None = None
-    archived: Listed[ArchivedMessage] | None = None
+    done: ListedMessage[DoneMessage] | None = None
+    failed: ListedMessage[FailedMessage] | None = None
+    archived: ListedMessage[ArchivedMessage] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchStep:
     """A step of a search: what it found, and the rows that it read."""
 
-    found: Found | None
+    found: EntryLocation | None
     rows_read: int
 
 
@@ -74,7 +74,7 @@ class EntryFinder:
         self._failed = lists.failed
         self._archived = lists.archived
 
-    async def find(self, queue: Queue, handle: Handle) -> Found:
+    async def find(self, queue: Queue, handle: Handle) -> EntryLocation:
         """The entry of a handle.
 
         Raises NotFound (ENTRY_UNKNOWN) when it is in no list of the queue, FailedPrecondition
@@ -82,7 +82,7 @@ class EntryFinder:
         """
         found = await self._at_place(queue, handle)
         if found is None:
-            found = await self._behind(queue, handle.message_id, _told_ms(handle))
+            found = await self._behind(queue, handle.message_id, _since_ms(handle))
         if found is not None:
             return found
         counts = queue.counts(self._now_ms())
@@ -106,12 +106,12 @@ class EntryFinder:
             reason="ENTRY_UNKNOWN",
         )
 
-    async def _at_place(self, queue: Queue, handle: Handle) -> Found | None:
+    async def _at_place(self, queue: Queue, handle: Handle) -> EntryLocation | None:
         message_id = handle.message_id
         if handle.lease is not None:
             lease = self._owner.shard.running(handle.lease)
             if lease is not None and (lease.queue, lease.message_id) == (queue, message_id):
-                return Found(queue, lease=lease)
+                return EntryLocation(queue, lease=lease)
         if handle.waiting is not None:
             waiting = await self._waits(queue, handle.waiting, message_id)
             if waiting is not None:
@@ -119,29 +119,31 @@ class EntryFinder:
         if handle.done is not None:
             done = await _in_row(self._done, queue, handle.done, message_id)
             if done is not None:
-                return Found(queue, done=done)
+                return EntryLocation(queue, done=done)
         if handle.failed is not None:
             failed = await _in_row(self._failed, queue, handle.failed, message_id)
             if failed is not None:
-                return Found(queue, failed=failed)
+                return EntryLocation(queue, failed=failed)
         if handle.archived is not None:
             archived = await _in_row(self._archived, queue, handle.archived, message_id)
             if archived is not None:
-                return Found(queue, archived=archived)
+                return EntryLocation(queue, archived=archived)
         return None
 
-    async def _waits(self, queue: Queue, place: Place, message_id: int) -> Found | None:
+    async def _waits(self, queue: Queue, place: Place, message_id: int) -> EntryLocation | None:
         def find(now_ms: int) -> AvailableMessage | None:
             item = queue.find(place, message_id)
             return None if item is None or queue.is_over(item, now_ms) else item
 
         item = await self._owner.run(find)
-        return None if item is None else Found(queue, waiting=(place, item))
+        return None if item is None else EntryLocation(queue, waiting=(place, item))
 
-    async def _behind(self, queue: Queue, message_id: int, since_ms: int | None) -> Found | None:
+    async def _behind(
+        self, queue: Queue, message_id: int, since_ms: int | None
+    ) -> EntryLocation | None:
         """Where it can have moved since, at a cost that does not grow with the queue."""
         for lease in queue.find_in_flight(message_id):
-            return Found(queue, lease=lease)
+            return EntryLocation(queue, lease=lease)
         if since_ms is None:
             return None
         times = (since_ms, since_ms + NEAR_MS, since_ms + queue.settings.default_delay_ms)
@@ -152,11 +154,13 @@ class EntryFinder:
                 return waiting
         failed = await _followed(self._failed, queue, since_ms, message_id)
         if failed is not None:
-            return Found(queue, failed=failed)
+            return EntryLocation(queue, failed=failed)
         done = await _followed(self._done, queue, since_ms, message_id)
-        return Found(queue, done=done) if done is not None else None
+        return EntryLocation(queue, done=done) if done is not None else None
 
-    async def search(self, queue: Queue, message_id: int, since_ms: int) -> AsyncIterator[Searched]:
+    async def search(
+        self, queue: Queue, message_id: int, since_ms: int
+    ) -> AsyncIterator[SearchStep]:
         """Looks for all entries of a message that came to a queue at `since_ms` or later."""
         began_ms = self._now_ms()
         is_found = False
@@ -168,35 +172,37 @@ class EntryFinder:
         if not is_found and self._owner.owns(queue):
             found = await self._behind(queue, message_id, began_ms)
             if found is not None:
-                yield Searched(found, 0)
+                yield SearchStep(found, 0)
 
-    async def _lists(self, queue: Queue, message_id: int, since_ms: int) -> AsyncIterator[Searched]:
+    async def _lists(
+        self, queue: Queue, message_id: int, since_ms: int
+    ) -> AsyncIterator[SearchStep]:
         for lease in queue.find_in_flight(message_id):
-            yield Searched(Found(queue, lease=lease), 0)
+            yield SearchStep(EntryLocation(queue, lease=lease), 0)
         async for chunk in self._waiting.chunks(queue, since_ms):
-            yield Searched(None, chunk.rows_read)
+            yield SearchStep(None, chunk.rows_read)
             for place, item in chunk.entries:
                 if item.message_id == message_id and not queue.is_over(item, self._now_ms()):
-                    yield Searched(Found(queue, waiting=(place, item)), 0)
-        span = Span(since_ms)
+                    yield SearchStep(EntryLocation(queue, waiting=(place, item)), 0)
+        span = TimeRange(since_ms)
         async for order, failed in self._failed.rows(queue, span, None):
-            yield Searched(None, 1)
-            for letter in _hits(order, failed, message_id):
-                yield Searched(Found(queue, failed=letter), 0)
+            yield SearchStep(None, 1)
+            for dead_letter in _hits(order, failed, message_id):
+                yield SearchStep(EntryLocation(queue, failed=dead_letter), 0)
         async for order, archived in self._archived.rows(queue, span, None):
-            yield Searched(None, 1)
+            yield SearchStep(None, 1)
             for each in _hits(order, archived, message_id):
-                yield Searched(Found(queue, archived=each), 0)
+                yield SearchStep(EntryLocation(queue, archived=each), 0)
         async for order, done in self._done.rows(queue, span, None):
-            yield Searched(None, 1)
+            yield SearchStep(None, 1)
             for one in _hits(order, done, message_id):
-                yield Searched(Found(queue, done=one), 0)
+                yield SearchStep(EntryLocation(queue, done=one), 0)
 
     def _now_ms(self) -> int:
         return self._owner.clock.now_ms()
 
 
-def _told_ms(handle: Handle) -> int | None:
+def _since_ms(handle: Handle) -> int | None:
     """About since when an entry has been where the handle's place says; None: it does not say."""
     if handle.received_ms is not None:
         return max(handle.received_ms - NEAR_MS, 0)
@@ -210,15 +216,15 @@ def _told_ms(handle: Handle) -> int | None:
 
 async def _in_row(
     reader: FinishedReader[M], queue: Queue, order: int, message_id: int
-) -> Listed[M] | None:
+) -> ListedMessage[M] | None:
     return next(_hits(order, await reader.row(queue, order), message_id), None)
 
 
 async def _followed(
     reader: FinishedReader[M], queue: Queue, since_ms: int, message_id: int
-) -> Listed[M] | None:
+) -> ListedMessage[M] | None:
     scanned = 0
-    async for order, messages in reader.rows(queue, Span(since_ms), None):
+    async for order, messages in reader.rows(queue, TimeRange(since_ms), None):
         hit = next(_hits(order, messages, message_id), None)
         scanned += len(messages)
         if hit is not None or scanned >= FOLLOWED_MAX:
@@ -226,7 +232,7 @@ async def _followed(
     return None
 
 
-def _hits(order: int, messages: list[M], message_id: int) -> Iterator[Listed[M]]:
+def _hits(order: int, messages: list[M], message_id: int) -> Iterator[ListedMessage[M]]:
     for place, message in enumerate(messages):
         if message.message_id == message_id:  # type: ignore[attr-defined]
-            yield Listed(Spot(order, place), message)
+            yield ListedMessage(ListPosition(order, place), message)

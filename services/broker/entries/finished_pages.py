@@ -59,14 +59,14 @@ class DurableStore(Protocol):
         """Rows with start ≤ key < end in key order or backwards, at most `limit`, in lists."""
 
 
-class Spot(NamedTuple):
+class ListPosition(NamedTuple):
     """Behind which message of a list to go on: its row, and its place in it."""
 
     order: int
     place: int
 
 
-class Span(NamedTuple):
+class TimeRange(NamedTuple):
     """When the messages wanted were finished: from_ms ≤ time < until_ms (0 = without end)."""
 
     from_ms: int = 0
@@ -77,18 +77,18 @@ class Span(NamedTuple):
         return self.from_ms <= time_ms and (not self.until_ms or time_ms < self.until_ms)
 
 
-class Listed(NamedTuple, Generic[M]):
+class ListedMessage(NamedTuple, Generic[M]):
     """A message and where it is."""
 
-    spot: Spot
+    spot: ListPosition
     message: M
 
 
 class FinishedPage(NamedTuple, Generic[M]):
     """Some messages of a list, and behind which the next ones are; None: there are no more."""
 
-    messages: list[Listed[M]]
-    next: Spot | None
+    messages: list[ListedMessage[M]]
+    next: ListPosition | None
 
 
 class FinishedReader(Generic[M]):
@@ -112,10 +112,16 @@ class FinishedReader(Generic[M]):
         self._time_of = time_of
 
     async def page(
-        self, queue: Queue, span: Span, after: Spot | None, limit: int, *, newest_first: bool
+        self,
+        queue: Queue,
+        span: TimeRange,
+        after: ListPosition | None,
+        limit: int,
+        *,
+        newest_first: bool,
     ) -> FinishedPage[M]:
         """Some messages that were finished within the span. A page may be short of `limit`."""
-        found: list[Listed[M]] = []
+        found: list[ListedMessage[M]] = []
         scanned = 0
         async for order, messages in self.rows(queue, span, after, newest_first=newest_first):
             for one in _behind(order, messages, after, newest_first):
@@ -127,7 +133,12 @@ class FinishedReader(Generic[M]):
         return FinishedPage(found, None)
 
     async def rows(
-        self, queue: Queue, span: Span, after: Spot | None, *, newest_first: bool = False
+        self,
+        queue: Queue,
+        span: TimeRange,
+        after: ListPosition | None,
+        *,
+        newest_first: bool = False,
     ) -> AsyncIterator[tuple[int, list[M]]]:
         """Rows that may have messages within the span, from that of `after` on: (order, messages).
 
@@ -249,10 +260,12 @@ def _order(bucket: int) -> int:
 
 
 def _behind(
-    order: int, messages: Sequence[M], after: Spot | None, newest_first: bool
-) -> list[Listed[M]]:
+    order: int, messages: Sequence[M], after: ListPosition | None, newest_first: bool
+) -> list[ListedMessage[M]]:
     """What of a row is not told yet, in the order wanted."""
-    listed = [Listed(Spot(order, place), message) for place, message in enumerate(messages)]
+    listed = [
+        ListedMessage(ListPosition(order, place), message) for place, message in enumerate(messages)
+    ]
     if newest_first:
         listed.reverse()
     if after is None or after.order != order:

@@ -28,7 +28,7 @@ from slatemq.errors import InvalidArgument
 FIELD = "handle"
 
 _KINDS = {"r": BucketKind.READY, "t": BucketKind.TIMED}
-_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+_LETTERS = {kind: dead_letter for dead_letter, kind in _KINDS.items()}
 _PLACE = re.compile(
     r"p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
     r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,26})"
@@ -105,6 +105,6 @@ def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:
     return f"{queue_id}/{message_id:x}/a{place.priority}.{kind}.{place.order:x}"
 
 
-def listed_handle(queue_id: str, message_id: int, letter: str, order: int) -> str:
+def listed_handle(queue_id: str, message_id: int, dead_letter: str, order: int) -> str:
     """The handle of an entry in flight (`i`), done (`d`), failed (`f`), archived (`x`)."""
-    return f"{queue_id}/{message_id:x}/{letter}{order:x}"
+    return f"{queue_id}/{message_id:x}/{dead_letter}{order:x}"

@@ -13,7 +13,7 @@ from libs.storage.layout.buckets import BucketKind, order_in_time
 from services.broker.core.leases.lease_bucket import Lease
 from services.broker.core.queue import Queue
 from services.broker.entries.conversion import (
-    EntryTeller,
+    EntryReader,
     archived_entry,
     checked_view,
     done_entry,
@@ -21,8 +21,14 @@ from services.broker.entries.conversion import (
     in_flight_entry,
     waiting_entry,
 )
-from services.broker.entries.finished_pages import FinishedReader, Listed, ListReaders, Span, Spot
-from services.broker.entries.waiting_pages import Position, WaitingReader
+from services.broker.entries.finished_pages import (
+    FinishedReader,
+    ListedMessage,
+    ListPosition,
+    ListReaders,
+    TimeRange,
+)
+from services.broker.entries.waiting_pages import QueuePosition, WaitingReader
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, Unavailable
@@ -38,7 +44,7 @@ Numbers: TypeAlias = tuple[int, ...]
 """Behind which entry to go on: of which list is told by the state."""
 
 
-class Told(NamedTuple):
+class EntryList(NamedTuple):
     """Entries, each with the place behind it; `next`: behind which entry the next page begins."""
 
     entries: Sequence[tuple[entry_pb2.Entry, Numbers]]
@@ -53,13 +59,13 @@ class EntryLister:
         owner: ShardOwner,
         waiting: WaitingReader,
         lists: ListReaders,
-        teller: EntryTeller,
+        reader: EntryReader,
     ) -> None:
         """List with these readers."""
         self._owner = owner
         self._waiting = waiting
         self._lists = lists
-        self._teller = teller
+        self._reader = reader
 
     async def page(
         self, request: entry_pb2.ListEntriesRequest, context: Any
@@ -70,23 +76,23 @@ class EntryLister:
         after = _parsed(request)
         queue = await self._owner.find(queue_id)
         await self._owner.durable()
-        told = await self._list(queue, request, after, limit)
-        count = await self._teller.tell([entry for entry, _ in told.entries], view, context)
-        following = told.next
-        if count < len(told.entries):
+        result = await self._list(queue, request, after, limit)
+        count = await self._reader.read([entry for entry, _ in result.entries], view, context)
+        following = result.next
+        if count < len(result.entries):
             if not count:
                 raise Unavailable("no message can be read now", reason="INGEST_AWAY")
-            following = told.entries[count - 1][1]
+            following = result.entries[count - 1][1]
         # What came while this was read is told when a crash cannot take it back.
         await self._owner.durable()
-        answer = entry_pb2.ListEntriesResponse(entries=[one for one, _ in told.entries[:count]])
+        answer = entry_pb2.ListEntriesResponse(entries=[one for one, _ in result.entries[:count]])
         if following is not None:
             answer.next_page_token = _token(request, following)
         return encoded(entry_pb2.ListEntriesResponse, answer.SerializeToString())
 
     async def _list(
         self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
-    ) -> Told:
+    ) -> EntryList:
         asked = (queue, request, after, limit)
         lists, settings = self._lists, queue.settings
         match request.state:
@@ -104,11 +110,11 @@ class EntryLister:
 
     async def _waiting_page(
         self, queue: Queue, state: State, after: Numbers | None, limit: int
-    ) -> Told:
+    ) -> EntryList:
         position = None
         if after is not None:
             priority, order, kind, message_id = after
-            position = Position(priority, order, BucketKind(kind), message_id)
+            position = QueuePosition(priority, order, BucketKind(kind), message_id)
         now_ms = self._owner.clock.now_ms()
         delayed = state == queue_pb2.ENTRY_STATE_DELAYED
         page = await self._waiting.page(
@@ -119,7 +125,7 @@ class EntryLister:
             entry = waiting_entry(queue.queue_id, place, item, now_ms)
             behind = (place.priority, place.order, int(place.kind), item.message_id)
             entries.append((entry, behind))
-        return Told(entries, None if page.next is None else tuple(map(int, page.next)))
+        return EntryList(entries, None if page.next is None else tuple(map(int, page.next)))
 
     async def _finished_page(
         self,
@@ -129,22 +135,22 @@ class EntryLister:
         limit: int,
         reader: FinishedReader[T],
         retention_s: int,
-        entry_of: Callable[[str, Listed[T]], entry_pb2.Entry],
-    ) -> Told:
+        entry_of: Callable[[str, ListedMessage[T]], entry_pb2.Entry],
+    ) -> EntryList:
         span = self._span(request, retention_s)
         page = await reader.page(
             queue, span, _spot(after), limit, newest_first=request.newest_first
         )
         entries = [(entry_of(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
-        return Told(entries, None if page.next is None else tuple(page.next))
+        return EntryList(entries, None if page.next is None else tuple(page.next))
 
-    def _span(self, request: entry_pb2.ListEntriesRequest, retention_s: int) -> Span:
+    def _span(self, request: entry_pb2.ListEntriesRequest, retention_s: int) -> TimeRange:
         """The time asked for, less what the queue does not keep any more."""
         kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
-        return Span(max(request.finished_from_ms, kept_ms), request.finished_until_ms)
+        return TimeRange(max(request.finished_from_ms, kept_ms), request.finished_until_ms)
 
 
-def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> Told:
+def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> EntryList:
     order, token = after or (0, 0)
     leases: list[Lease] = []
     for bucket in queue.in_flight.buckets_from(order):
@@ -158,11 +164,11 @@ def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> Told:
     entries = [
         (in_flight_entry(lease), (lease.bucket.order, lease.token)) for lease in leases[:limit]
     ]
-    return Told(entries, entries[-1][1] if len(leases) > limit else None)
+    return EntryList(entries, entries[-1][1] if len(leases) > limit else None)
 
 
-def _spot(after: Numbers | None) -> Spot | None:
-    return Spot(*after) if after is not None else None
+def _spot(after: Numbers | None) -> ListPosition | None:
+    return ListPosition(*after) if after is not None else None
 
 
 def _checked(request: entry_pb2.ListEntriesRequest) -> int:
@@ -198,8 +204,8 @@ _LENGTHS = {
 
 
 def _token(request: entry_pb2.ListEntriesRequest, after: Numbers) -> str:
-    told = [request.queue_id, request.state, request.newest_first, *after]
-    return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+    items = [request.queue_id, request.state, request.newest_first, *after]
+    return base64.urlsafe_b64encode(json.dumps(items).encode()).decode()
 
 
 def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
@@ -208,8 +214,8 @@ def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
     if len(request.page_token) > TOKEN_CHARS_MAX:
         raise _bad_token()
     try:
-        told = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
-        queue_id, state, newest_first, *numbers = told
+        fields = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
+        queue_id, state, newest_first, *numbers = fields
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise _bad_token() from error
     asked = [request.queue_id, request.state, request.newest_first]

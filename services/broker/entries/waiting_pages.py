@@ -42,7 +42,7 @@ Waiting = tuple[Place, AvailableMessage]
 """A message and where it is."""
 
 
-class Position(NamedTuple):
+class QueuePosition(NamedTuple):
     """Behind which entry to go on: the bucket, in the order of delivery, and the message."""
 
     priority: int
@@ -55,10 +55,10 @@ class Page(NamedTuple):
     """Entries in the order of delivery, and where the next ones are; None: there are no more."""
 
     entries: list[Waiting]
-    next: Position | None
+    next: QueuePosition | None
 
 
-class Piece(NamedTuple):
+class BucketRun(NamedTuple):
     """Some buckets of a lane; there are no others up to the order `through`."""
 
     buckets: list[StoredBucket]
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     rows_read: int
 
 
-class Chunk(NamedTuple):
+class EntryBatch(NamedTuple):
     """Some entries of a queue."""
 
     entries: list[Waiting]
@@ -81,7 +81,7 @@ class WaitingReader:
         self._database = database
 
     async def page(
-        self, queue: Queue, *, delayed: bool, after: Position | None, limit: int, now_ms: int
+        self, queue: Queue, *, delayed: bool, after: QueuePosition | None, limit: int, now_ms: int
     ) -> Page:
         """Some entries that can be claimed at `now_ms`, or (`delayed`) only later.
 
@@ -95,12 +95,12 @@ class WaitingReader:
                 if not 0 < item.retention_deadline_ms <= now_ms:
                     entries.append((place, item))
                 if len(entries) >= limit or scanned >= SCANNED_MAX:
-                    at = Position(place.priority, place.order, place.kind, item.message_id)
+                    at = QueuePosition(place.priority, place.order, place.kind, item.message_id)
                     return Page(entries, at)
         return Page(entries, None)
 
     async def _in_order(
-        self, queue: Queue, delayed: bool, after: Position | None, now_ms: int
+        self, queue: Queue, delayed: bool, after: QueuePosition | None, now_ms: int
     ) -> AsyncIterator[tuple[Place, list[AvailableMessage]]]:
         """Buckets from that of `after` on, in the order of delivery."""
         due = queue.available.due_until(now_ms)
@@ -132,7 +132,7 @@ class WaitingReader:
 
     async def _piece(
         self, queue: Queue, priority: int, kind: BucketKind, first: int
-    ) -> Piece | None:
+    ) -> BucketRun | None:
         """Buckets from an order on; None when there is nothing more."""
         last = _last(queue, kind)
         while True:
@@ -149,9 +149,9 @@ class WaitingReader:
             finally:
                 lane.end_read(first, last)
             if queue.available.lane(priority, kind) is lane:
-                return Piece(lane.merged(rows, first, through), through, len(rows))
+                return BucketRun(lane.merged(rows, first, through), through, len(rows))
 
-    async def chunks(self, queue: Queue, first_ms: int = 0) -> AsyncIterator[Chunk]:
+    async def chunks(self, queue: Queue, first_ms: int = 0) -> AsyncIterator[EntryBatch]:
         """All entries of a queue that came or fall due at `first_ms` or later, lane by lane.
 
         Ends early when the queue is purged meanwhile.
@@ -164,7 +164,7 @@ class WaitingReader:
                 piece = await self._piece(queue, lane.priority, lane.kind, first)
                 if piece is None:
                     break
-                yield Chunk(list(_entries(lane, piece)), piece.rows_read)
+                yield EntryBatch(list(_entries(lane, piece)), piece.rows_read)
                 first = piece.through + 1
 
     async def locate(self, queue: Queue, message_id: int, times_ms: Sequence[int]) -> Place | None:
@@ -212,7 +212,7 @@ def _last(queue: Queue, kind: BucketKind) -> int:
     return last_lane_order(kind, last_order(queue.lane_epoch))
 
 
-def _begins(queue: Queue, after: Position | None) -> tuple[int, int]:
+def _begins(queue: Queue, after: QueuePosition | None) -> tuple[int, int]:
     """Where to go on in the ready and in the timed lane of a priority; None: at the beginning.
 
     Of one order, ready messages come first. A position from before a purge is behind nothing.
@@ -226,14 +226,14 @@ def _begins(queue: Queue, after: Position | None) -> tuple[int, int]:
     return max(ready, order), max(timed, lane_order(BucketKind.TIMED, order))
 
 
-def _from_memory(lane: Lane, first: int, last: int) -> Piece:
+def _from_memory(lane: Lane, first: int, last: int) -> BucketRun:
     known = min(lane.known_until, last)
     buckets = lane.cached_between(first, known)
     part = [(bucket.order, bucket.items[bucket.start :]) for bucket in buckets[:PIECE_BUCKETS]]
-    return Piece(part, part[-1][0] if len(buckets) > PIECE_BUCKETS else known, 0)
+    return BucketRun(part, part[-1][0] if len(buckets) > PIECE_BUCKETS else known, 0)
 
 
-def _entries(lane: Lane, piece: Piece) -> list[Waiting]:
+def _entries(lane: Lane, piece: BucketRun) -> list[Waiting]:
     return [
         (Place(lane.priority, lane.kind, order), item)
         for order, items in piece.buckets
@@ -242,7 +242,7 @@ def _entries(lane: Lane, piece: Piece) -> list[Waiting]:
 
 
 def _behind(
-    place: Place, items: list[AvailableMessage], after: Position | None
+    place: Place, items: list[AvailableMessage], after: QueuePosition | None
 ) -> list[AvailableMessage]:
     """What of a bucket is not told yet: all of it, where the last one told is gone."""
     if after is None or after[:3] != (place.priority, place.order, place.kind):

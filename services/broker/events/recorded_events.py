@@ -98,22 +98,22 @@ class RecordedEvents(ShardEvents):
     def collect(self, queues: Iterable[Queue]) -> None:
         """See ShardEvents."""
         for queue in queues:
-            letters = queue.failed.take_unseen() if queue.failed.has_new else ()
-            if not letters or self._is_own(queue):
+            dead_letters = queue.failed.take_unseen() if queue.failed.has_new else ()
+            if not dead_letters or self._is_own(queue):
                 continue
             queue_id = queue.queue_id
             self._outbox.record(
                 [
                     Happening(
-                        letter.failed_at_ms,
+                        dead_letter.failed_at_ms,
                         MessageDeadLettered(
-                            message_id=letter.message_id,
+                            message_id=dead_letter.message_id,
                             queue=queue_id,
-                            attempts=letter.attempts,
-                            reason=letter.reason,
+                            attempts=dead_letter.attempts,
+                            reason=dead_letter.reason,
                         ),
                     )
-                    for letter in letters
+                    for dead_letter in dead_letters
                 ]
             )
 

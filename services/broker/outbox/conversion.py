@@ -24,7 +24,7 @@ from services.broker.core.batches.execute import (
     Transfer,
 )
 from services.broker.core.settings import MAX_LEASE_MS
-from services.broker.requests.limits import REASON_BYTES_MAX, lease_wish, within
+from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within
 from services.broker.requests.queues import checked_id
 from services.broker.requests.tokens import parse_token
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError
@@ -142,11 +142,11 @@ def _draft(
     if action is None:
         raise InvalidArgument(field, "must say what to do")
     field = f"{field}.{action}"
-    told = getattr(command, action)
+    result = getattr(command, action)
     if action == "push":
-        return _push(field, told, limits, now_ms)
-    token = _lease(f"{field}.lease_token", told.lease_token, shard)
-    return _FINISHING[action](field, told, token)
+        return _push(field, result, limits, now_ms)
+    token = _lease(f"{field}.lease_token", result.lease_token, shard)
+    return _FINISHING[action](field, result, token)
 
 
 def _lease(field: str, text: str, shard: int) -> int:
@@ -156,30 +156,30 @@ def _lease(field: str, text: str, shard: int) -> int:
     return lease
 
 
-def _complete(field: str, told: consumer_pb2.CompleteCommand, token: int) -> Command:
+def _complete(field: str, complete_command: consumer_pb2.CompleteCommand, token: int) -> Command:
     return Complete(token)
 
 
-def _fail(field: str, told: consumer_pb2.FailCommand, token: int) -> Command:
-    if len(told.reason.encode()) > REASON_BYTES_MAX:
+def _fail(field: str, fail_command: consumer_pb2.FailCommand, token: int) -> Command:
+    if len(fail_command.reason.encode()) > REASON_BYTES_MAX:
         raise InvalidArgument(f"{field}.reason", f"has more than {REASON_BYTES_MAX} bytes")
-    return Fail(token, told.reason)
+    return Fail(token, fail_command.reason)
 
 
-def _release(field: str, told: consumer_pb2.ReleaseCommand, token: int) -> Command:
-    return Release(token, within(f"{field}.delay_ms", told.delay_ms, 0, MAX_LEASE_MS))
+def _release(field: str, release_command: consumer_pb2.ReleaseCommand, token: int) -> Command:
+    return Release(token, within(f"{field}.delay_ms", release_command.delay_ms, 0, MAX_LEASE_MS))
 
 
-def _extend(field: str, told: consumer_pb2.ExtendCommand, token: int) -> Command:
-    return Extend(token, lease_wish(f"{field}.lease_ms", told.lease_ms))
+def _extend(field: str, extend_command: consumer_pb2.ExtendCommand, token: int) -> Command:
+    return Extend(token, lease_ms_of(f"{field}.lease_ms", extend_command.lease_ms))
 
 
-def _transfer(field: str, told: consumer_pb2.TransferCommand, token: int) -> Command:
-    target = checked_id(told.target_queue_id, f"{field}.target_queue_id")
+def _transfer(field: str, transfer_command: consumer_pb2.TransferCommand, token: int) -> Command:
+    target = checked_id(transfer_command.target_queue_id, f"{field}.target_queue_id")
     priority = None
-    if told.HasField("priority"):
-        priority = within(f"{field}.priority", told.priority, 0, MAX_PRIORITY)
-    delay_ms = within(f"{field}.delay_ms", told.delay_ms, 0, MAX_LEASE_MS)
+    if transfer_command.HasField("priority"):
+        priority = within(f"{field}.priority", transfer_command.priority, 0, MAX_PRIORITY)
+    delay_ms = within(f"{field}.delay_ms", transfer_command.delay_ms, 0, MAX_LEASE_MS)
     return Transfer(token, target, priority, delay_ms)
 
 
@@ -193,29 +193,29 @@ _FINISHING: dict[str, Callable[[str, Any, int], Command]] = {
 
 
 def _push(
-    field: str, told: consumer_pb2.PushCommand, limits: PushLimits, now_ms: int
+    field: str, push_command: consumer_pb2.PushCommand, limits: PushLimits, now_ms: int
 ) -> OutboxRecord:
-    queue_id = checked_id(told.queue_id, f"{field}.queue_id")
-    payload_bytes = len(told.payload)
+    queue_id = checked_id(push_command.queue_id, f"{field}.queue_id")
+    payload_bytes = len(push_command.payload)
     limits.check_payload(f"{field}.payload", payload_bytes)
-    headers = dict(told.headers)
+    headers = dict(push_command.headers)
     encoded_headers(f"{field}.headers", 0, headers)
     telemetry.inject(headers)
-    present = {descriptor.name for descriptor, _ in told.ListFields()}
+    present = {descriptor.name for descriptor, _ in push_command.ListFields()}
     if {"delay_ms", "visible_at_ms"} <= present:
         raise InvalidArgument(f"{field}.delay_ms", "not together with visible_at_ms")
     if "delay_ms" in present:
-        check_delay_ms(f"{field}.delay_ms", told.delay_ms, limits.delay_ms)
+        check_delay_ms(f"{field}.delay_ms", push_command.delay_ms, limits.delay_ms)
     bounds = {"retention_s": RETENTION_S_MAX, "delay_ms": None, "visible_at_ms": None}
     given = {
-        name: within(f"{field}.{name}", getattr(told, name), 0, most)
+        name: within(f"{field}.{name}", getattr(push_command, name), 0, most)
         for name, most in bounds.items()
         if name in present
     }
     return OutboxRecord(
         now_ms,
         queue_id,
-        told.payload,
+        push_command.payload,
         payload_bytes,
         headers,
         given.get("retention_s", NOT_SET),

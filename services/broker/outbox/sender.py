@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
-from libs.serving.peers.calls import Backoff, PeerFailed, Presence
+from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.layout.own_keys import outbox_range, parse_outbox_key
@@ -127,7 +127,7 @@ class _Line:
     async def run(self) -> None:
         """Sends until cancelled."""
         backoff, halted = Backoff(), Backoff(HALTED_MS_MAX)
-        presence = Presence(f"ingest {self._ingest_shard}, where pushes go,")
+        presence = PeerHealth(f"ingest {self._ingest_shard}, where pushes go,")
         while True:
             self.wake.clear()
             if not self._outbox.waiting_count(self._ingest_shard):
@@ -161,7 +161,7 @@ class _Line:
         try:
             aside_count, rows = await _decoded(values)
         except CorruptRecord as error:
-            await self._put_aside(values[0], f"its row is damaged: {error}")
+            await self._set_aside(values[0], f"its row is damaged: {error}")
             return
         if rows:
             self._outbox.seen(ingest_shard, rows[0].pushed_at_ms)
@@ -179,7 +179,7 @@ class _Line:
             if sent_count > 1:
                 self._rows_max = sent_count // 2  # until the one at fault goes alone
             elif rows:
-                await self._put_aside(values[0], str(error))
+                await self._set_aside(values[0], str(error))
             else:
                 raise
             return
@@ -201,7 +201,7 @@ class _Line:
                 last_number,
             )
 
-    async def _put_aside(self, value: bytes, reason: str) -> None:
+    async def _set_aside(self, value: bytes, reason: str) -> None:
         """Takes the push out of the oldest row, so that those behind it go on."""
         first = self._outbox.counter(self._ingest_shard).first_waiting
         if len(self._outbox.refused) >= REFUSED_MAX:
@@ -218,10 +218,10 @@ class _Line:
 
     async def _halt(self, error: Exception, seconds: float) -> None:
         """Says why nothing is sent, once, and waits."""
-        told = str(error)
-        if self._outbox.halts.get(self._ingest_shard) != told:
-            log.error("the outbox for ingest %d is halted: %s", self._ingest_shard, told)
-        self._outbox.halts[self._ingest_shard] = told
+        text = str(error)
+        if self._outbox.halts.get(self._ingest_shard) != text:
+            log.error("the outbox for ingest %d is halted: %s", self._ingest_shard, text)
+        self._outbox.halts[self._ingest_shard] = text
         self._resuming = False
         self._look_again.clear()
         try:

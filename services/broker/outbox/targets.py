@@ -80,8 +80,8 @@ class IngestPushes:
     def payload_bytes_max(self, ingest_shard: int) -> int | None:
         """See OutboxTarget. What fits into a record is never too large."""
         topology = self._directory.last()
-        told = topology.payload_bytes_max(ingest_shard) if topology else None
-        return max(told, INLINE_PAYLOAD_MAX_BYTES) if told else None
+        payload_bytes_max = topology.payload_bytes_max(ingest_shard) if topology else None
+        return max(payload_bytes_max, INLINE_PAYLOAD_MAX_BYTES) if payload_bytes_max else None
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
         """See OutboxTarget."""
@@ -134,8 +134,8 @@ class OtherBrokers:
         others = [shard for shard in topology.brokers if shard != self._shard]
         questions = [(queue_id, shard) for queue_id in sorted(wanted) for shard in others]
         questions = [question for question in questions if question not in answers]
-        told = await asyncio.gather(*(self._has(*question) for question in questions))
-        answers.update(zip(questions, told, strict=True))
+        results = await asyncio.gather(*(self._has(*question) for question in questions))
+        answers.update(zip(questions, results, strict=True))
 
     async def _has(self, queue_id: str, shard: int) -> bool | None:
         """Whether the queue is there; None when that broker could not be asked."""
@@ -154,15 +154,15 @@ class OtherBrokers:
 
 def _push_failure(failed: PeerFailed) -> PeerFailed:
     cause = failed.__cause__
-    told = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
-    if told is None:
+    problem = from_rpc_error(cause) if isinstance(cause, grpc.RpcError) else None
+    if problem is None:
         return failed
-    said = f"{told.reason}: {told.message}"
-    if isinstance(told, FailedPrecondition) and told.reason == "OUTBOX_GAP":
-        return NumbersDiffer(said, int(told.metadata["last_number"]))
+    said = f"{problem.reason}: {problem.message}"
+    if isinstance(problem, FailedPrecondition) and problem.reason == "OUTBOX_GAP":
+        return NumbersDiffer(said, int(problem.metadata["last_number"]))
     # Any other field is about the call: no row is at fault.
-    row = isinstance(told, InvalidArgument) and told.field.startswith("messages[")
-    return RowRefused(said) if row or told.reason == "MESSAGE_TOO_LARGE" else failed
+    row = isinstance(problem, InvalidArgument) and problem.field.startswith("messages[")
+    return RowRefused(said) if row or problem.reason == "MESSAGE_TOO_LARGE" else failed
 
 
 async def _topology(directory: TopologyDirectory) -> Topology:

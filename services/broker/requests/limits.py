@@ -26,7 +26,7 @@ def within_count(field: str, count: int, most: int) -> None:
         )
 
 
-def lease_wish(field: str, asked_ms: int) -> int:
+def lease_ms_of(field: str, asked_ms: int) -> int:
     """The lease asked for, 0 = none; InvalidArgument when it is too short."""
     if asked_ms and asked_ms < LEASE_MS_MIN:
         raise InvalidArgument(

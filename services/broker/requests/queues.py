@@ -121,23 +121,23 @@ def _within(least: float, most: float, name: str, value: float) -> float:
     return value
 
 
-def _backoff(name: str, told: queue_pb2.Backoff) -> Backoff | None:
-    if told == queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE):
+def _backoff(name: str, backoff: queue_pb2.Backoff) -> Backoff | None:
+    if backoff == queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE):
         return None
-    if told.kind not in _KINDS:
-        if told.kind == queue_pb2.Backoff.KIND_NONE:
+    if backoff.kind not in _KINDS:
+        if backoff.kind == queue_pb2.Backoff.KIND_NONE:
             raise InvalidArgument(f"queue.{name}", "of KIND_NONE has no other field")
         kinds = ", ".join(queue_pb2.Backoff.Kind.Name(kind) for kind in (*_KINDS, *_NO_WAIT))
         raise InvalidArgument(f"queue.{name}.kind", f"must be one of {kinds}")
-    _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", told.initial_ms)
-    max_ms = told.max_ms or BACKOFF_MS_MAX
-    _within(told.initial_ms, BACKOFF_MS_MAX, f"{name}.max_ms", max_ms)
-    if told.multiplier and told.kind != queue_pb2.Backoff.KIND_EXPONENTIAL:
+    _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", backoff.initial_ms)
+    max_ms = backoff.max_ms or BACKOFF_MS_MAX
+    _within(backoff.initial_ms, BACKOFF_MS_MAX, f"{name}.max_ms", max_ms)
+    if backoff.multiplier and backoff.kind != queue_pb2.Backoff.KIND_EXPONENTIAL:
         raise InvalidArgument(f"queue.{name}.multiplier", "is for KIND_EXPONENTIAL only")
-    multiplier = told.multiplier or MULTIPLIER_DEFAULT
+    multiplier = backoff.multiplier or MULTIPLIER_DEFAULT
     _within(1, MULTIPLIER_MAX, f"{name}.multiplier", multiplier)
-    _within(0, 1, f"{name}.jitter", told.jitter)
-    return Backoff(_KINDS[told.kind], told.initial_ms, max_ms, multiplier, told.jitter)
+    _within(0, 1, f"{name}.jitter", backoff.jitter)
+    return Backoff(_KINDS[backoff.kind], backoff.initial_ms, max_ms, multiplier, backoff.jitter)
 
 
 _KINDS = {
@@ -195,7 +195,7 @@ def public(
     queue_id: str, settings: QueueSettings, shard: int, replay: Ranges = ()
 ) -> queue_pb2.Queue:
     """A queue of these settings as its users see it, without counts."""
-    told = queue_pb2.Queue(
+    queue = queue_pb2.Queue(
         queue_id=queue_id,
         filter=settings.filter,
         priority=settings.priority,
@@ -215,13 +215,13 @@ def public(
         failed_retention_s=settings.failed_retention_s,
         paused=settings.paused,
     )
-    told.backoff.CopyFrom(_public_backoff(settings.backoff))
+    queue.backoff.CopyFrom(_public_backoff(settings.backoff))
     if settings.quarantine:
-        told.quarantine.reason = settings.quarantine
-        told.quarantine.since_ms = settings.quarantined_at_ms
+        queue.quarantine.reason = settings.quarantine
+        queue.quarantine.since_ms = settings.quarantined_at_ms
     if closed := [one for one in replay if one.end != OPEN_END]:
-        told.replay.CopyFrom(_replay(closed))
-    return told
+        queue.replay.CopyFrom(_replay(closed))
+    return queue
 
 
 def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
@@ -308,12 +308,12 @@ def pages_of(
     page: list[queue_pb2.QueueChange] = []
     size_bytes = 0
     for change in changes:
-        told = _change(change, replays, shard)
-        size = told.ByteSize()
+        result = _change(change, replays, shard)
+        size = result.ByteSize()
         if len(page) == CHANGES_MAX or (page and size_bytes + size > CHANGES_BYTES_MAX):
             yield page
             page, size_bytes = [], 0
-        page.append(told)
+        page.append(result)
         size_bytes += size
     yield page
 

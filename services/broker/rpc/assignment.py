@@ -338,13 +338,13 @@ def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
         message_id(piece.ingest_shard, MAX_SEQUENCE),
     )
     assignments: list[Assignment] = []
-    for told in piece.assignments:
+    for item in piece.assignments:
         assignment = Assignment(
-            told.queue_id,
-            told.message_ids[:],
-            column[:] if (column := told.priorities) else (),
-            column[:] if (column := told.retention_deadlines_ms) else (),
-            column[:] if (column := told.visible_at_ms) else (),
+            item.queue_id,
+            item.message_ids[:],
+            column[:] if (column := item.priorities) else (),
+            column[:] if (column := item.retention_deadlines_ms) else (),
+            column[:] if (column := item.visible_at_ms) else (),
         )
         # There may be one for each of ten thousand queues: names are made for what is wrong only.
         if not _is_sound(assignment, *bounds):

@@ -31,7 +31,7 @@ from services.broker.outbox.executor import Executor
 from services.broker.requests.limits import (
     KNOWN_AWAITED_MAX,
     REASON_BYTES_MAX,
-    lease_wish,
+    lease_ms_of,
     within,
     within_count,
 )
@@ -99,7 +99,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         queue_id = checked_id(request.queue_id, "queue_id")
         count = within("max_messages", request.max_messages, 0, MESSAGES_MAX) or 1
         size = within("max_bytes", request.max_bytes, 0) or CLAIM_BYTES
-        asked_ms = lease_wish("lease_ms", request.lease_ms)
+        asked_ms = lease_ms_of("lease_ms", request.lease_ms)
         wait_ms = within("wait_ms", request.wait_ms, 0, WAIT_MS_MAX)
         consumer = consumer_id(request.consumer_id)
         queue = await self._owner.find(queue_id)
@@ -195,13 +195,13 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 _check_nack(index, item)
         texts = [item.lease_token for item in items]
         tokens, results = self._leases(texts, "items[{}].lease_token")
-        told = [item for item, status in zip(items, results, strict=True) if status is None]
+        rows = [item for item, status in zip(items, results, strict=True) if status is None]
 
         def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
             nacks = [_nack(token, item) for token, item in pairs]
             return self._owner.shard.nack(nacks, now_ms, came_ms)
 
-        pairs = list(zip(tokens, told, strict=True))
+        pairs = list(zip(tokens, rows, strict=True))
         done = await self._in_steps(pairs, nack, request.ByteSize())
         await self._owner.durable()
         return consumer_pb2.NackResponse(results=merged(results, map(_status, done)))
@@ -210,7 +210,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self, request: consumer_pb2.ExtendLeaseRequest, context: Any
     ) -> consumer_pb2.ExtendLeaseResponse:
         """See the proto."""
-        lease_ms = lease_wish("lease_ms", request.lease_ms)
+        lease_ms = lease_ms_of("lease_ms", request.lease_ms)
         _check_count("lease_tokens", len(request.lease_tokens))
         tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
 

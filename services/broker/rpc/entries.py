@@ -11,9 +11,9 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
-from services.broker.entries.conversion import EntryTeller, checked_view, found_entry
+from services.broker.entries.conversion import EntryReader, checked_view, found_entry
 from services.broker.entries.editor import WRONG_STATE, Find
-from services.broker.entries.finder import SKEW_MS, EntryFinder, Found, Searched
+from services.broker.entries.finder import SKEW_MS, EntryFinder, EntryLocation, SearchStep
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.entries.lister import EntryLister
 from services.broker.requests.queues import checked_id
@@ -43,7 +43,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         owner: ShardOwner,
         finder: EntryFinder,
         lister: EntryLister,
-        teller: EntryTeller,
+        reader: EntryReader,
         ingests: Ingests,
     ) -> None:
         """Serve this broker shard."""
@@ -51,7 +51,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         self._owner = owner
         self._finder = finder
         self._lister = lister
-        self._teller = teller
+        self._reader = reader
         self._ingests = ingests
 
     async def ListEntries(  # noqa: N802 - the RPC's name
@@ -66,19 +66,19 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         """See the proto."""
         view = checked_view(request.view)
         found = await self._find(parse_handle(request.handle, self._shard))
-        return entry_pb2.GetEntryResponse(entry=await self._told(found, view, context))
+        return entry_pb2.GetEntryResponse(entry=await self._entry_of(found, view, context))
 
-    async def _told(
-        self, found: Found, view: entry_pb2.EntryView.ValueType, context: Any
+    async def _entry_of(
+        self, found: EntryLocation, view: entry_pb2.EntryView.ValueType, context: Any
     ) -> entry_pb2.Entry:
         entry = found_entry(found, self._owner.clock.now_ms())
-        if not await self._teller.tell([entry], view, context):
+        if not await self._reader.read([entry], view, context):
             raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
         # What came while this was read is told when a crash cannot take it back.
         await self._owner.durable()
         return entry
 
-    async def _find(self, handle: Handle) -> Found:
+    async def _find(self, handle: Handle) -> EntryLocation:
         queue = await self._owner.find(handle.queue_id)
         await self._owner.durable()
         try:
@@ -116,7 +116,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
             raise InvalidArgument("visible_at_ms", "must not be negative", reason="OUT_OF_RANGE")
         queue, place = await self._waiting(handle)
 
-        def reschedule(now_ms: int) -> Found:
+        def reschedule(now_ms: int) -> EntryLocation:
             self._check_owned(queue)
             moved = queue.reschedule(place, handle.message_id, request.visible_at_ms, now_ms)
             item = queue.find(moved, handle.message_id) if moved is not None else None
@@ -125,7 +125,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
             self._owner.shard.events.rescheduled(
                 queue, handle.message_id, item.visible_at_ms, now_ms
             )
-            return Found(queue, waiting=(moved, item))
+            return EntryLocation(queue, waiting=(moved, item))
 
         found = await self._owner.run(reschedule)
         entry = found_entry(found, self._owner.clock.now_ms())
@@ -179,18 +179,18 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         await self._owner.durable()
         since_ms = await self._received_ms(request.message_id)
         answer = entry_pb2.FindMessageResponse(queues_count=len(ids))
-        told_at = time.monotonic()
+        reported_at = time.monotonic()
         async for step in self._searched(ids, request.message_id, since_ms, answer):
             answer.rows_read_count += step.rows_read
             if step.found is not None:
                 answer.entries.append(
-                    await self._told(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS, context)
+                    await self._entry_of(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS, context)
                 )
-            if answer.entries or time.monotonic() - told_at >= PROGRESS_S:
+            if answer.entries or time.monotonic() - reported_at >= PROGRESS_S:
                 await self._owner.durable()
                 yield answer
                 del answer.entries[:]
-                told_at = time.monotonic()
+                reported_at = time.monotonic()
             await asyncio.sleep(0)
         # That it is not in a queue holds when a crash cannot bring it back.
         await self._owner.durable()
@@ -202,7 +202,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         message_id: int,
         since_ms: int,
         progress: entry_pb2.FindMessageResponse,
-    ) -> AsyncIterator[Searched]:
+    ) -> AsyncIterator[SearchStep]:
         """The steps through all queues, and one after each; counts these in `progress`."""
         for queue_id in ids:
             queue = self._owner.shard.queues.get(queue_id)
@@ -210,15 +210,15 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
                 async for step in self._finder.search(queue, message_id, since_ms):
                     yield step
             progress.queues_searched_count += 1
-            yield Searched(None, 0)
+            yield SearchStep(None, 0)
 
     async def _received_ms(self, message_id: int) -> int:
         """From when on the message can be in a queue; 0 where its ingest does not know."""
         try:
-            told = await self._ingests.read_with_etags(shard_of(message_id), [message_id])
+            with_etags = await self._ingests.read_with_etags(shard_of(message_id), [message_id])
         except Unavailable:
             return 0
-        received_ms = told.messages[0].received_at_ms if told.messages else 0
+        received_ms = with_etags.messages[0].received_at_ms if with_etags.messages else 0
         return max(received_ms - SKEW_MS, 0)
 
 
@@ -230,7 +230,7 @@ def _moved(handle: Handle) -> FailedPrecondition:
     )
 
 
-def _wrong_state(found: Found, handle: Handle) -> FailedPrecondition:
+def _wrong_state(found: EntryLocation, handle: Handle) -> FailedPrecondition:
     states = {"in flight": found.lease, "done": found.done, "archived": found.archived}
     state = next((state for state, there in states.items() if there), "failed")
     return FailedPrecondition(

@@ -63,7 +63,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
                 )
                 for ingest_shard in sorted(outbox.ingest_shards)
             ],
-            refused_pushes=[self._told(*one) for one in sorted(outbox.refused.items())],
+            refused_pushes=[self._refused_push(*one) for one in sorted(outbox.refused.items())],
         )
         await self._owner.durable()
         return answer
@@ -76,7 +76,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         push = self._owner.shard.outbox.refused[place]
         record = decode_outbox(await self._stored(request.push_id, place))
         return outbox_pb2.GetRefusedPushResponse(
-            push=self._told(place, push),
+            push=self._refused_push(place, push),
             payload=await self._payload(record),
             headers=record.headers,
         )
@@ -155,7 +155,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         await self._owner.durable()
         raise NotFound("refused push", push_id)
 
-    def _told(self, place: Place, push: RefusedPush) -> outbox_pb2.RefusedPush:
+    def _refused_push(self, place: Place, push: RefusedPush) -> outbox_pb2.RefusedPush:
         ingest_shard, number = place
         return outbox_pb2.RefusedPush(
             push_id=f"{self._shard:x}-{ingest_shard:x}-{number:x}",

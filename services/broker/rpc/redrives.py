@@ -11,7 +11,7 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.dead_letters.filters import dead_letter_filter
 from services.broker.dead_letters.redrive_runner import RedriveRunner
-from services.broker.dead_letters.settler import LetterSettler
+from services.broker.dead_letters.settler import DeadLetterSettlements
 from services.broker.outbox.targets import OtherBrokers
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
@@ -36,7 +36,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         owner: ShardOwner,
         runner: RedriveRunner,
         others: OtherBrokers,
-        settler: LetterSettler,
+        settler: DeadLetterSettlements,
     ) -> None:
         """Serve this broker shard."""
         self._shard = shard
@@ -88,10 +88,10 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             )
 
         number = await self._owner.run(start)
-        told = self._redrive(number)
+        redrive = self._redrive(number)
         await self._owner.durable()
         self._runner.wake()
-        return entry_pb2.StartRedriveResponse(redrive=told)
+        return entry_pb2.StartRedriveResponse(redrive=redrive)
 
     async def _checked(self, request: entry_pb2.StartRedriveRequest) -> tuple[str, str]:
         queue_id = checked_id(request.queue_id, "queue_id")
@@ -125,9 +125,9 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         self, request: entry_pb2.GetRedriveRequest, context: Any
     ) -> entry_pb2.GetRedriveResponse:
         """See the proto."""
-        told = self._redrive(await self._number(request.redrive_id))
+        redrive = self._redrive(await self._number(request.redrive_id))
         await self._owner.durable()
-        return entry_pb2.GetRedriveResponse(redrive=told)
+        return entry_pb2.GetRedriveResponse(redrive=redrive)
 
     async def ListRedrives(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ListRedrivesRequest, context: Any
@@ -166,19 +166,19 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     ) -> entry_pb2.CancelRedriveResponse:
         """See the proto."""
         number = await self._set(request.redrive_id, RedriveState.CANCELLED)
-        told = self._redrive(number)
+        redrive = self._redrive(number)
         await self._owner.durable()
-        return entry_pb2.CancelRedriveResponse(redrive=told)
+        return entry_pb2.CancelRedriveResponse(redrive=redrive)
 
     async def ResumeRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ResumeRedriveRequest, context: Any
     ) -> entry_pb2.ResumeRedriveResponse:
         """See the proto."""
         number = await self._set(request.redrive_id, RedriveState.RUNNING)
-        told = self._redrive(number)
+        redrive = self._redrive(number)
         await self._owner.durable()
         self._runner.wake()
-        return entry_pb2.ResumeRedriveResponse(redrive=told)
+        return entry_pb2.ResumeRedriveResponse(redrive=redrive)
 
     async def SettleDeadLetters(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.SettleDeadLettersRequest, context: Any

@@ -15,11 +15,11 @@ from libs.storage.layout.buckets import (
     lane_order,
 )
 from libs.storage.layout.ids import MAX_MESSAGE_ID
-from services.broker.core.batches.remove import Letter, Outcome
+from services.broker.core.batches.remove import DeadLetter, Outcome
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.dead_letters.archive_redriver import ArchiveRedriver, Content
-from services.broker.dead_letters.remover import ListedLetter, Remover, WaitingMessage
+from services.broker.dead_letters.remover import ListedDeadLetter, Remover, WaitingMessage
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX, PushLimits
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
@@ -78,19 +78,19 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
                 count, more = await self._remover.done(queue, before_ms)
                 return removal_pb2.RemoveEntriesResponse(removed_count=count, more=more)
             case "archive":
-                letters = _letters("archive.rows", request.archive.rows)
+                dead_letters = _dead_letters_now("archive.rows", request.archive.rows)
                 run = _run("archive.run", request.archive.run)
                 queue = await self._queue(queue_id, request.created_revision)
-                return _removed(letters, await self._remover.failed(queue, letters, run))
+                return _removed(dead_letters, await self._remover.failed(queue, dead_letters, run))
             case "failed_expired":
-                letters = _letters("failed_expired.rows", request.failed_expired.rows)
+                dead_letters = _dead_letters_now("failed_expired.rows", request.failed_expired.rows)
                 queue = await self._queue(queue_id, request.created_revision)
-                return _removed(letters, await self._remover.failed(queue, letters))
+                return _removed(dead_letters, await self._remover.failed(queue, dead_letters))
             case "archived":
-                letters = _letters("archived.rows", request.archived.rows)
+                dead_letters = _dead_letters_now("archived.rows", request.archived.rows)
                 queue = await self._queue(queue_id, request.created_revision)
-                outcomes = await self._remover.archived(queue, letters)
-                answer = _removed(letters, outcomes)
+                outcomes = await self._remover.archived(queue, dead_letters)
+                answer = _removed(dead_letters, outcomes)
                 answer.gone_rows.extend(_gone(outcomes))
                 return answer
         raise InvalidArgument("removal", "must say what to remove")
@@ -106,11 +106,11 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
         wanted, contents = self._archived(request.rows)
         queue = await self._queue(queue_id, request.created_revision)
         outcomes = await self._redriver.redrive(queue, target_id, wanted, contents)
-        told = _removed(wanted, outcomes)
+        removed = _removed(wanted, outcomes)
         return removal_pb2.RedriveArchivedResponse(
-            redriven_count=told.removed_count,
-            gone_count=told.gone_count,
-            refused=told.refused,
+            redriven_count=removed.removed_count,
+            gone_count=removed.gone_count,
+            refused=removed.refused,
             gone_rows=_gone(outcomes),
         )
 
@@ -129,13 +129,13 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
 
     def _archived(
         self, rows: Sequence[removal_pb2.ArchivedRow]
-    ) -> tuple[list[ListedLetter], list[Content]]:
+    ) -> tuple[list[ListedDeadLetter], list[Content]]:
         _check_count("rows", rows, REDRIVEN_MAX)
         wanted, contents = [], []
         size_bytes = 0
         for number, row in enumerate(rows):
             field = f"rows[{number}]"
-            letter = _letter(field, row.message_id, row.failed_at_ms, row.bucket_order)
+            dead_letter = _dead_letter(field, row.message_id, row.failed_at_ms, row.bucket_order)
             run = _run(f"{field}.run", row.run)
             self._limits.check_payload(f"{field}.payload", len(row.payload))
             headers = dict(row.headers)
@@ -145,7 +145,9 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
                 raise InvalidArgument(
                     field, f"they have more than {PUSHES_BYTES_MAX} bytes together"
                 )
-            wanted.append(letter._replace(letter=letter.letter._replace(run=run)))
+            wanted.append(
+                dead_letter._replace(dead_letter=dead_letter.dead_letter._replace(run=run))
+            )
             contents.append(Content(row.payload, headers))
         return wanted, contents
 
@@ -166,19 +168,19 @@ def _waiting(rows: Sequence[removal_pb2.WaitingRow]) -> list[WaitingMessage]:
     return wanted
 
 
-def _letters(field: str, rows: Sequence[removal_pb2.FailedRow]) -> list[ListedLetter]:
+def _dead_letters_now(field: str, rows: Sequence[removal_pb2.FailedRow]) -> list[ListedDeadLetter]:
     _check_count(field, rows, ROWS_MAX)
     return [
-        _letter(f"{field}[{number}]", row.message_id, row.failed_at_ms, row.bucket_order)
+        _dead_letter(f"{field}[{number}]", row.message_id, row.failed_at_ms, row.bucket_order)
         for number, row in enumerate(rows)
     ]
 
 
-def _letter(field: str, message_id: int, failed_at_ms: int, order: int) -> ListedLetter:
+def _dead_letter(field: str, message_id: int, failed_at_ms: int, order: int) -> ListedDeadLetter:
     within(f"{field}.message_id", message_id, 1, MAX_MESSAGE_ID)
     within(f"{field}.failed_at_ms", failed_at_ms, 1, MAX_ORDER_MS)
     within(f"{field}.bucket_order", order, 1, MAX_ORDER)
-    return ListedLetter(order, Letter(message_id, failed_at_ms))
+    return ListedDeadLetter(order, DeadLetter(message_id, failed_at_ms))
 
 
 def _run(field: str, run: str) -> str:
@@ -197,7 +199,7 @@ def _gone(outcomes: Sequence[Outcome]) -> list[int]:
 
 
 def _removed(
-    wanted: Sequence[WaitingMessage | ListedLetter], outcomes: Sequence[Outcome]
+    wanted: Sequence[WaitingMessage | ListedDeadLetter], outcomes: Sequence[Outcome]
 ) -> removal_pb2.RemoveEntriesResponse:
     """The answer: how many are removed or gone, and which stay."""
     answer = removal_pb2.RemoveEntriesResponse(
@@ -205,6 +207,6 @@ def _removed(
     )
     for row, (one, outcome) in enumerate(zip(wanted, outcomes, strict=True)):
         if outcome in _REASONS:
-            message_id = (one.letter if isinstance(one, ListedLetter) else one).message_id
+            message_id = (one.dead_letter if isinstance(one, ListedDeadLetter) else one).message_id
             answer.refused.add(message_id=message_id, reason=_REASONS[outcome], row=row)
     return answer

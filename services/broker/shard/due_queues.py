@@ -23,7 +23,7 @@ class DueQueues:
         self._at_ms: dict[Queue, int] = {}
         self._places: list[tuple[int, int, Queue]] = []
         self._numbers = count()  # so that queues are never compared
-        self._tidy_at = SPARE
+        self._clean_up_at = SPARE
         for queue in queues:
             self.note(queue)
 
@@ -34,8 +34,8 @@ class DueQueues:
             return
         self._at_ms[queue] = at_ms
         heapq.heappush(self._places, (at_ms, next(self._numbers), queue))
-        if len(self._places) > self._tidy_at:
-            self._tidy()
+        if len(self._places) > self._clean_up_at:
+            self._clean_up()
 
     def take(self, now_ms: int) -> list[Queue]:
         """The queues whose time has come; note them again when they are looked at."""
@@ -47,12 +47,12 @@ class DueQueues:
                 due.append(queue)
         return [queue for queue in due if self._owns(queue)]
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         # The messages of a queue that was deleted may be due in a hundred years.
         self._at_ms = {queue: at_ms for queue, at_ms in self._at_ms.items() if self._owns(queue)}
         self._places = [place for place in self._places if self._at_ms.get(place[2]) == place[0]]
         heapq.heapify(self._places)
-        self._tidy_at = 2 * len(self._places) + SPARE
+        self._clean_up_at = 2 * len(self._places) + SPARE
 
 
 def _next_ms(queue: Queue) -> int | None:

@@ -25,7 +25,7 @@ from services.broker.core.range_application import RangeApplication
 from services.broker.core.shard import Needs, Shard
 from services.broker.shard.due_queues import DueQueues
 from services.broker.shard.loading import Loader
-from services.broker.shard.queue_locks import LetterTurns
+from services.broker.shard.queue_locks import QueueLocks
 from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class ShardOwner:
         """Own this state; more than `bytes_max` not yet committed is refused (see `admit`)."""
         self.shard = shard
         self.clock = clock
-        self.letters = LetterTurns()
+        self.dead_letters = QueueLocks()
         self.commits = GroupCommit(database, clock, self, interval_ms)
         self.commits.on_durable(self._durable)
         self.on_change: Callable[[Set[Queue]], None] = lambda queues: None
@@ -243,8 +243,8 @@ class ShardOwner:
         self.durable_configs.add(changes)
         if revision != self.durable_revision:
             self.durable_revision = revision
-            for told in self.on_revision:
-                told()
+            for item in self.on_revision:
+                item()
 
     # --- Time ---------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 
-class LetterTurns:
+class QueueLocks:
     """The turns of one shard's queues."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, queue_pb2
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[["ingest_pb2_grpc.IngestServiceAsyncStub"], Awaitable[int]]
+IngestCall = Callable[["ingest_pb2_grpc.IngestServiceAsyncStub"], Awaitable[int]]
 
 AHEAD_MS_MAX = 60_000
 """How far ahead of the broker's clock a start may be: "now" by somebody else's clock. More is a
@@ -126,7 +126,7 @@ class ReplayStarts:
             log.warning("a replay of log %d waits for its ingest: %s", shard, error)
             return None
 
-    async def _ask(self, shard: int, call: Ask) -> int:
+    async def _ask(self, shard: int, call: IngestCall) -> int:
         try:
             with peer_failures():
                 stub = ingest_pb2_grpc.IngestServiceStub(await self._channels.to("ingest", shard))

@@ -32,8 +32,8 @@ class PurgeEpoch:
     @classmethod
     async def load(cls, database: Database, publisher: Publisher) -> PurgeEpoch:
         """As the last commit left it."""
-        told = await database.get(PURGE_EPOCH_KEY)
-        return cls(0 if told is None else decode_purge_epoch(told), publisher)
+        value = await database.get(PURGE_EPOCH_KEY)
+        return cls(0 if value is None else decode_purge_epoch(value), publisher)
 
     def check(self, number: int) -> None:
         """Raises FailedPrecondition unless this is the epoch, one that is being raised included.

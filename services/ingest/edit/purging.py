@@ -44,7 +44,7 @@ from services.ingest.edit.changes import Change, Changes
 from services.ingest.edit.purge_epoch import PurgeEpoch
 from services.ingest.edit.purge_rules import ALL_ANNOUNCED, Reason, Rules, Unannounced
 from services.ingest.edit.turns import Turns
-from services.ingest.read.entries import Found, entries_of
+from services.ingest.read.entries import StoredEntry, entries_of
 from services.ingest.read.rows import PACKS, read_rows
 from services.ingest.read.tailing import MetadataLog
 
@@ -101,7 +101,7 @@ class _Step(NamedTuple):
     removed: list[tuple[int, int]]
 
 
-class _Sorted(NamedTuple):
+class _PurgePlan(NamedTuple):
     """What a piece becomes."""
 
     steps: list[_Step]
@@ -175,7 +175,7 @@ class Purger:
         return purged
 
     async def _purge_piece(
-        self, wanted: Purge, ids: list[int], piece: list[Found], purged: Purged, own: int
+        self, wanted: Purge, ids: list[int], piece: list[StoredEntry], purged: Purged, own: int
     ) -> int:
         """Tells how many commits it took, after `own` ones of the same call."""
         commits, uris, is_first = 0, list[str](), False
@@ -185,9 +185,9 @@ class Purger:
                 now_ms = self._clock.now_ms()
                 holds = self._rules.holds(wanted.reason, now_ms)
                 waiting = self.unannounced(now_ms)
-                told = await asyncio.to_thread(_sort_out, piece, ids, holds, waiting)
-                purged.refused_ids += told.refused_ids
-                steps = iter(told.steps)
+                result = await asyncio.to_thread(_sort_out, piece, ids, holds, waiting)
+                purged.refused_ids += result.refused_ids
+                steps = iter(result.steps)
                 while (going := await self._next_going(steps)).removed:
                     uris += await self._remove(wanted, going, purged)
                     is_first = is_first or None in going.entries.values()
@@ -259,7 +259,7 @@ class Purger:
         purged.size_bytes += sum(size_bytes for _, size_bytes in going.removed)
         return uris
 
-    async def _as_now(self, piece: list[Found], number: int) -> list[Found]:
+    async def _as_now(self, piece: list[StoredEntry], number: int) -> list[StoredEntry]:
         """The entries as they are now that it is our turn; without those that are gone."""
         old = [found.sequence for found in piece if found.number != number]
         if not old:
@@ -300,9 +300,9 @@ class Purger:
             log.warning("a purged payload is left to the janitor: %s", error)
 
 
-async def _next_piece(entries: AsyncIterator[Found], ids: list[int]) -> list[Found]:
+async def _next_piece(entries: AsyncIterator[StoredEntry], ids: list[int]) -> list[StoredEntry]:
     """The entries that go in one commit."""
-    piece: list[Found] = []
+    piece: list[StoredEntry] = []
     size_bytes = messages_count = 0
     async for found in entries:
         piece.append(found)
@@ -316,13 +316,13 @@ async def _next_piece(entries: AsyncIterator[Found], ids: list[int]) -> list[Fou
 
 
 def _sort_out(
-    piece: list[Found],
+    piece: list[StoredEntry],
     ids: list[int],
     holds: Callable[[int, int], bool],
     waiting: Unannounced,
-) -> _Sorted:
+) -> _PurgePlan:
     """Take out of each entry those of its messages that are to go, and may."""
-    told = _Sorted([], [])
+    result = _PurgePlan([], [])
     for sequence, value, last_id, _ in piece:
         wanted = set(ids[bisect_left(ids, sequence) : bisect_right(ids, last_id)])
         refused: list[int] = []
@@ -343,12 +343,12 @@ def _sort_out(
             removal = remove_messages(value, wanted, goes)
         except CorruptRecord as error:
             log.error("the log entry %d stays as it is: %s", sequence, error)
-            told.refused_ids.extend(wanted)
+            result.refused_ids.extend(wanted)
             continue
-        told.refused_ids.extend(refused)
+        result.refused_ids.extend(refused)
         if removal.removed:
-            told.steps.extend(_steps(sequence, value, removal))
-    return told
+            result.steps.extend(_steps(sequence, value, removal))
+    return result
 
 
 def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_Step]:

@@ -184,8 +184,11 @@ class Replacer:
             return True
         if message.payload_bytes != len(wanted.payload):
             return False
-        told = decode_payload(stored)  # each upload has a name of its own
-        return isinstance(told, PayloadUri) and await self._reader.read_blob(told) == wanted.payload
+        payload = decode_payload(stored)  # each upload has a name of its own
+        return (
+            isinstance(payload, PayloadUri)
+            and await self._reader.read_blob(payload) == wanted.payload
+        )
 
 
 def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:

@@ -73,15 +73,15 @@ class S3Events:
         task_ids = [answer.task_id for answer in answers if answer.task_id]
         duplicates = sum(len(answer.duplicates) for answer in answers)
         accepted = sum(len(answer.message_ids) for answer in answers if answer.task_id)
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "published_count": len(messages) - duplicates - accepted,
             "duplicate_count": duplicates,
             "skipped_count": notifications.skipped_count,
         }
         if not task_ids:
-            return HttpReply(HTTPStatus.OK, told)
-        told |= {"accepted_count": accepted, "task_ids": task_ids}
-        return HttpReply(HTTPStatus.ACCEPTED, told)
+            return HttpReply(HTTPStatus.OK, fields)
+        fields |= {"accepted_count": accepted, "task_ids": task_ids}
+        return HttpReply(HTTPStatus.ACCEPTED, fields)
 
     async def _publish(self, messages: Sequence[OutgoingMessage]) -> list[PublishResponse]:
         """Publish all, by shard."""

@@ -68,7 +68,7 @@ class ShardEvents:
             aclosing(self._published.batches()) as published,
             aclosing(self._edited.batches_after()) as edited,
         ):
-            messages, edits = _Ahead(published), _Ahead(edited)
+            messages, edits = _Lookahead(published), _Lookahead(edited)
             try:
                 while True:
                     await asyncio.wait(
@@ -94,7 +94,7 @@ class ShardEvents:
                 await edits.close()
 
 
-class _Ahead(Generic[T]):
+class _Lookahead(Generic[T]):
     """The next one of a stream, which is not asked for before the last one is done."""
 
     def __init__(self, stream: AsyncGenerator[T, None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
-__all__ = ["Metadata", "Room", "fitting"]
+__all__ = ["Metadata", "ResponseBudget", "fitting"]
 
 
 class Metadata(Protocol):
@@ -36,7 +36,7 @@ class Metadata(Protocol):
         """The size of its payload."""
 
 
-class Room:
+class ResponseBudget:
     """What still fits into an answer: the first message whatever its size, then up to the bounds.
 
     `payload_bytes` bounds the payloads, `answer_bytes` payloads and headers together.
@@ -49,13 +49,13 @@ class Room:
         self._answer_bytes = answer_bytes
         self._empty = True
 
-    def copy(self) -> Room:
+    def copy(self) -> ResponseBudget:
         """Another one that is as full."""
-        other = Room(0, 0)
+        other = ResponseBudget(0, 0)
         other.become(self)
         return other
 
-    def become(self, other: Room) -> None:
+    def become(self, other: ResponseBudget) -> None:
         """Be as full as the other one."""
         self._payload_bytes = other._payload_bytes
         self._answer_bytes = other._answer_bytes
@@ -84,7 +84,9 @@ _FIXED_BYTES: Final = 64
 """Tags, lengths and numbers of a message or a header on the wire, at most."""
 
 
-def fitting(message_ids: Iterable[int], found: Mapping[int, Metadata], room: Room) -> Iterator[int]:
+def fitting(
+    message_ids: Iterable[int], found: Mapping[int, Metadata], room: ResponseBudget
+) -> Iterator[int]:
     """The IDs before the one that no longer fits; missing ones take no room."""
     headers: Mapping[str, str] | None = None
     about_bytes = 0

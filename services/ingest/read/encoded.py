@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 from libs.serving.protobytes import field, number_field, packed_varints, varint
 from services.ingest.batches import NOT_SET
 from services.ingest.read.payload_cache import PayloadCache, Run
-from services.ingest.read.reading import Metadata, Reader, Room
+from services.ingest.read.reading import Metadata, Reader, ResponseBudget
 
 __all__ = ["Alike", "Encoded", "EncodedReader"]
 
@@ -131,7 +131,7 @@ class EncodedReader:
         self._reader = reader
         self._cache = cache
 
-    async def read(self, message_ids: Sequence[int], room: Room) -> Encoded:
+    async def read(self, message_ids: Sequence[int], room: ResponseBudget) -> Encoded:
         """The messages with these IDs, up to the one that no longer fits into `room`."""
         encoded = Encoded([], [], [], [])
         at, count = 0, len(message_ids)
@@ -148,7 +148,7 @@ class EncodedReader:
         return encoded
 
     def _take(
-        self, run: Run, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded
+        self, run: Run, message_ids: Sequence[int], at: int, room: ResponseBudget, encoded: Encoded
     ) -> int:
         """Encode what comes next and is in this run; tells how many, or -1: no more fits."""
         first_id, count, asked = run.first_id, len(run.payloads), len(message_ids)
@@ -176,7 +176,7 @@ class EncodedReader:
         return len(payloads)
 
     async def _read_stored(
-        self, message_ids: Sequence[int], at: int, room: Room, encoded: Encoded
+        self, message_ids: Sequence[int], at: int, room: ResponseBudget, encoded: Encoded
     ) -> int:
         """The same for what comes next and is not in the cache."""
         stored = list(message_ids[at:])
@@ -197,8 +197,8 @@ class EncodedReader:
         encoded.missing_ids.extend(read.missing_ids)
         encoded.damaged_ids.extend(read.damaged_ids)
         encoded.slow_ids.extend(read.slow_ids)
-        told = len(read.messages) + len(read.missing_ids) + len(read.slow_ids)
-        return told if told == len(stored) else -1
+        count = len(read.messages) + len(read.missing_ids) + len(read.slow_ids)
+        return count if count == len(stored) else -1
 
 
 def _about(message: tuple[Metadata, bytes]) -> tuple[Mapping[str, str], int, int, int]:
@@ -212,7 +212,7 @@ def _about(message: tuple[Metadata, bytes]) -> tuple[Mapping[str, str], int, int
     )
 
 
-def _fitting(payloads: list[bytes], common: bytes, room: Room) -> int:
+def _fitting(payloads: list[bytes], common: bytes, room: ResponseBudget) -> int:
     """How many of these fit, the first ones; takes their places.
 
     What they have in common counts for each: brokers of earlier versions are sent it so.

@@ -18,7 +18,7 @@ from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import last_message_id
 from services.ingest.batches import ENTRY_MESSAGES_MAX
 
-__all__ = ["Found", "entries_of", "entry_before"]
+__all__ = ["StoredEntry", "entries_of", "entry_before"]
 
 NEAR: Final = 64
 """IDs at most so far apart are looked for on the way: a row costs 7 µs there, a new scan 300."""
@@ -32,7 +32,7 @@ INLINE_BYTES_MAX: Final = 64 << 10
 """Entries up to this size are looked through on the event loop: 1 ms."""
 
 
-class Found(NamedTuple):
+class StoredEntry(NamedTuple):
     """A stored entry that may have some of the messages asked for.
 
     It has none above `last_message_id`, and perhaps not that one either: where the entry after it
@@ -60,7 +60,7 @@ async def entry_before(
 
 async def entries_of(
     database: Database, message_ids: Sequence[int], counted: Callable[[], int]
-) -> AsyncGenerator[Found, None]:
+) -> AsyncGenerator[StoredEntry, None]:
     """The durable entries that may have these messages, each once; IDs and entries ascend.
 
     They are read a little ahead: `counted` is asked before each reading.
@@ -83,7 +83,7 @@ async def entries_of(
             rows = [(parse_log_key(key), value) async for some in scan for key, value in some]
             for (sequence, value), (following, _) in pairwise(rows):
                 last = min(following, sequence + ENTRY_MESSAGES_MAX) - 1
-                found = Found(sequence, value, last, number)
+                found = StoredEntry(sequence, value, last, number)
                 if _is_among(message_ids, found):
                     yield found
             if rows:
@@ -109,12 +109,12 @@ def _run_end(message_ids: Sequence[int], at: int) -> int:
     return message_ids[at]
 
 
-def _is_among(message_ids: Sequence[int], found: Found) -> bool:
+def _is_among(message_ids: Sequence[int], found: StoredEntry) -> bool:
     at = bisect_left(message_ids, found.sequence)
     return at < len(message_ids) and message_ids[at] <= found.last_message_id
 
 
-async def _found(database: Database, sequence: int, value: bytes, number: int) -> Found:
+async def _found(database: Database, sequence: int, value: bytes, number: int) -> StoredEntry:
     try:
         if len(value) <= INLINE_BYTES_MAX:
             last = last_message_id(value)
@@ -122,7 +122,7 @@ async def _found(database: Database, sequence: int, value: bytes, number: int) -
             last = await asyncio.to_thread(last_message_id, value)
     except CorruptRecord:
         last = await _last_possible(database, sequence)
-    return Found(sequence, value, last, number)
+    return StoredEntry(sequence, value, last, number)
 
 
 async def _last_possible(database: Database, sequence: int) -> int:

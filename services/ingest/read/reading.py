@@ -15,7 +15,7 @@ from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
 from libs.storage.records.payloads import PayloadUri, decode_payload, encode_inline
-from services.ingest.read.answer_room import Metadata, Room, fitting
+from services.ingest.read.answer_room import Metadata, ResponseBudget, fitting
 from services.ingest.read.blob_reads import BlobReads
 from services.ingest.read.entry_cache import DecodedEntry, EntryCache, decoded
 from services.ingest.read.etags import etag_of
@@ -23,7 +23,7 @@ from services.ingest.read.payload_cache import PayloadCache
 from services.ingest.read.rows import PACKS, PAYLOADS, read_rows
 from services.ingest.read.tailing import MetadataLog
 
-__all__ = ["Metadata", "Read", "Reader", "Room"]
+__all__ = ["Metadata", "Read", "Reader", "ResponseBudget"]
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Reader:
     async def read(
         self,
         message_ids: Sequence[int],
-        room: Room,
+        room: ResponseBudget,
         *,
         with_etags: bool = False,
     ) -> Read:
@@ -115,7 +115,9 @@ class Reader:
         finally:
             del self._reading[number]
 
-    async def _read(self, message_ids: Sequence[int], room: Room, with_etags: bool) -> Read:
+    async def _read(
+        self, message_ids: Sequence[int], room: ResponseBudget, with_etags: bool
+    ) -> Read:
         read = Read([], [], [], [])
         damaged: set[int] = set()
         slow: set[int] = set()

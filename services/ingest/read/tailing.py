@@ -77,8 +77,8 @@ class Update(NamedTuple):
 
 async def read_log_bounds(database: Database, shard: int) -> LogBoundsRecord:
     """Where a shard's log begins and ends: at its rows, or where it did before some were purged."""
-    told = await database.get(LOG_BOUNDS_KEY)
-    bounds = LogBoundsRecord() if told is None else decode_log_bounds(told)
+    result = await database.get(LOG_BOUNDS_KEY)
+    bounds = LogBoundsRecord() if result is None else decode_log_bounds(result)
     first, last = message_id(shard, 1), message_id(shard, MAX_SEQUENCE)
     span = log_range(max(first, bounds.first_sequence), last)
     async for rows in database.scan(*span, limit=1, descending=True):

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from opentelemetry import trace
 
 from libs.serving import limits
-from libs.serving import telemetry as told
+from libs.serving import telemetry as conventions
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.requests.answer_budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded
@@ -19,7 +19,7 @@ from libs.storage.layout.ids import message_id
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.read.entry_parts import part_behind
-from services.ingest.read.reading import Room
+from services.ingest.read.reading import ResponseBudget
 from services.ingest.read.tailing import Update
 from services.ingest.rpc.publish_streams import PublishStreams, Requests, published
 from services.ingest.shard import Shard
@@ -38,9 +38,9 @@ HASHES_INLINE_MAX: Final = 4096
 """Hashes of dedupe keys computed on the event loop: 4 ms."""
 
 SPAN: Final = {
-    told.MESSAGING_SYSTEM: "slatemq",
-    told.MESSAGING_OPERATION_NAME: "publish",
-    told.MESSAGING_OPERATION_TYPE: "send",
+    conventions.MESSAGING_SYSTEM: "slatemq",
+    conventions.MESSAGING_OPERATION_NAME: "publish",
+    conventions.MESSAGING_OPERATION_TYPE: "send",
 }
 """What the span of a publish and the count of its messages have."""
 
@@ -68,7 +68,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self._answers = AnswerBudget(config.answers_bytes_max, "answers_bytes_max")
         self._telemetry = telemetry
         self._sent = telemetry.meter.create_counter(
-            told.SENT_MESSAGES, unit="{message}", description="Messages answered, repeats included"
+            conventions.SENT_MESSAGES,
+            unit="{message}",
+            description="Messages answered, repeats included",
         )
         self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.traces)
 
@@ -124,7 +126,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         return self._telemetry.tracer.start_as_current_span(
             "publish",
             kind=trace.SpanKind.PRODUCER,
-            attributes={**SPAN, told.MESSAGING_BATCH_MESSAGE_COUNT: count},
+            attributes={**SPAN, conventions.MESSAGING_BATCH_MESSAGE_COUNT: count},
         )
 
     async def BatchGetPayloads(  # noqa: N802 - the RPC's name
@@ -150,7 +152,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, shard: Shard, request: ingest_pb2.BatchGetPayloadsRequest, bytes_max: int
     ) -> bytes:
         message_ids = list(request.message_ids)
-        room = Room(bytes_max, limits.message_bytes_max(self._config.instance.payload_bytes_max))
+        room = ResponseBudget(
+            bytes_max, limits.message_bytes_max(self._config.instance.payload_bytes_max)
+        )
         end = shard.log.end
         if request.encoded or request.runs:
             if request.with_etags:
@@ -158,7 +162,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 raise InvalidArgument(name, "may not be given together with with_etags")
             found = await shard.encoded.read(message_ids, room)
             await shard.confirm_missing(found.missing_ids, end.last_message_id)
-            return wire_for_brokers.told(found, in_runs=request.runs)
+            return wire_for_brokers.encode_response(found, in_runs=request.runs)
         read = await shard.reader.read(message_ids, room, with_etags=request.with_etags)
         await shard.confirm_missing(read.missing_ids, end.last_message_id)
         answer = ingest_pb2.BatchGetPayloadsResponse(

@@ -90,10 +90,10 @@ class TaskBodies:
         """The paths of this backend's objects that are orphans, unless a task names them."""
         found = await self._objects.describe(self._of_shard)
         own = [info for info in found if info.path.startswith(f"{self._folder}/")]
-        self._tell_of_others(len(found) - len(own))
+        self._log_others(len(found) - len(own))
         return {info.path for info in own if info.modified_ms < now_ms - ORPHAN_MS}
 
-    def _tell_of_others(self, count: int) -> None:
+    def _log_others(self, count: int) -> None:
         if count > self._others_count:
             log.warning(
                 "%s has %d bodies of publishes that another backend has the tasks of: these "

@@ -75,14 +75,14 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
         self, request: task_pb2.GetTaskRequest, context: Any
     ) -> task_pb2.GetTaskResponse:
         """See the proto."""
-        return task_pb2.GetTaskResponse(task=_told(await self._tasks.get(request.task_id)))
+        return task_pb2.GetTaskResponse(task=_task_of(await self._tasks.get(request.task_id)))
 
     async def WaitTask(  # noqa: N802 - the RPC's name
         self, request: task_pb2.WaitTaskRequest, context: Any
     ) -> task_pb2.WaitTaskResponse:
         """See the proto."""
         known = await self._tasks.wait(request.task_id, seconds_to_wait(context))
-        return task_pb2.WaitTaskResponse(task=_told(known))
+        return task_pb2.WaitTaskResponse(task=_task_of(known))
 
     async def ListFailedTasks(  # noqa: N802 - the RPC's name
         self, request: task_pb2.ListFailedTasksRequest, context: Any
@@ -91,7 +91,7 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
         if not 0 <= request.limit <= FAILED_MAX:
             raise InvalidArgument("limit", f"0 to {FAILED_MAX}, not {request.limit}")
         found = await self._tasks.failed(request.limit or FAILED_DEFAULT)
-        return task_pb2.ListFailedTasksResponse(tasks=map(_told, found))
+        return task_pb2.ListFailedTasksResponse(tasks=map(_task_of, found))
 
     async def RetryFailedTasks(  # noqa: N802 - the RPC's name
         self, request: task_pb2.RetryFailedTasksRequest, context: Any
@@ -124,7 +124,7 @@ def answered_of(applied: AppliedTask) -> Answered:
     )
 
 
-def _told(known: KnownTask) -> task_pb2.Task:
+def _task_of(known: KnownTask) -> task_pb2.Task:
     task = task_pb2.Task(task_id=known.task_id, accepted_at_ms=known.accepted_at_ms)
     outcome = known.outcome
     if isinstance(outcome, AppliedTask):

@@ -13,7 +13,7 @@ from typing import Any, Final
 from opentelemetry import trace
 
 from libs.events.tasks import WriteTask
-from libs.serving import telemetry as told
+from libs.serving import telemetry as conventions
 from libs.serving.telemetry import Telemetry
 from services.ingest.batches import Accepted, Columns
 from services.ingest.wire import publishes as wire
@@ -23,9 +23,9 @@ __all__ = ["TaskTraces"]
 _TRACE: Final = "trace"
 
 _APPLY: Final = {
-    told.MESSAGING_SYSTEM: "slatemq",
-    told.MESSAGING_OPERATION_NAME: "apply",
-    told.MESSAGING_OPERATION_TYPE: "process",
+    conventions.MESSAGING_SYSTEM: "slatemq",
+    conventions.MESSAGING_OPERATION_NAME: "apply",
+    conventions.MESSAGING_OPERATION_TYPE: "process",
 }
 
 
@@ -47,7 +47,7 @@ class TaskTraces:
         """The members of a task's payload that carry the current context."""
         carrier: dict[str, str] = {}
         if self._telemetry.traces:
-            told.inject(carrier)
+            conventions.inject(carrier)
         return {_TRACE: carrier} if carrier else {}
 
     @contextmanager
@@ -59,12 +59,12 @@ class TaskTraces:
         carrier = task.payload.get(_TRACE)
         facts: dict[str, str | int] = {
             **_APPLY,
-            told.MESSAGING_BATCH_MESSAGE_COUNT: len(accepted.payloads),
+            conventions.MESSAGING_BATCH_MESSAGE_COUNT: len(accepted.payloads),
             "slatemq.task_id": task.task_id,
         }
         with self._telemetry.tracer.start_as_current_span(
             "apply",
-            context=told.extract(carrier if isinstance(carrier, dict) else {}),
+            context=conventions.extract(carrier if isinstance(carrier, dict) else {}),
             kind=trace.SpanKind.CONSUMER,
             attributes=facts,
         ):

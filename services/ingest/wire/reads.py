@@ -110,7 +110,7 @@ def to_replacement(
     )
 
 
-def told(found: Encoded, *, in_runs: bool) -> bytes:
+def encode_response(found: Encoded, *, in_runs: bool) -> bytes:
     """An encoded answer with these messages; who asks for no runs has each for itself."""
     answer = BatchGetPayloadsResponse(
         missing_ids=found.missing_ids, damaged_ids=found.damaged_ids, slow_ids=found.slow_ids

@@ -382,13 +382,13 @@ class Publisher:
         for then in commit.then:
             then()
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Do a little of what can wait; call it some times a second."""
-        self._requests.tidy(self._clock.now_ms())
+        self._requests.clean_up(self._clock.now_ms())
         if self._requests.has_expired:
             self.commits.mark_dirty()
 
-    async def tidy_keys(self) -> None:
+    async def clean_up_keys(self) -> None:
         """The same for dedupe keys, which need to be looked up."""
         if await self._dedupe_keys.find_ended(self._clock.now_ms()):
             self.commits.mark_dirty()

@@ -246,7 +246,7 @@ class RequestIds:
             pending = self._pending.pop(request_id)
             pending.outcome.set_result(answered)
 
-    def tidy(self, now_ms: int) -> None:
+    def clean_up(self, now_ms: int) -> None:
         """Do a little of what can wait: seal one table of a minute that is over."""
         self._expire(now_ms)
         for minute in self._minutes:

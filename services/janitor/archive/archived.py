@@ -24,7 +24,7 @@ from services.janitor.spark.packages import check_installed
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 
-__all__ = ["ArchivedLetters", "Asked"]
+__all__ = ["ArchiveQuery", "ArchivedDeadLetters"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ArchiveQuery:
     """Which letters are wanted: see ReadArchivedRequest."""
 
     queue_id: str
@@ -58,7 +58,7 @@ class Asked:
     max_entries: int = 0
 
 
-class ArchivedLetters:
+class ArchivedDeadLetters:
     """Reads the archived letters of an instance's queues."""
 
     def __init__(self, objects: Objects, directory: TopologyDirectory, channels: Channels) -> None:
@@ -67,7 +67,7 @@ class ArchivedLetters:
         self._directory = directory
         self._channels = channels
 
-    async def read(self, asked: Asked) -> AsyncGenerator[entry_pb2.Entry, None]:
+    async def read(self, asked: ArchiveQuery) -> AsyncGenerator[entry_pb2.Entry, None]:
         """The entries, with content. Raises SlateMQError, StorageError."""
         async with aclosing(self._listed(asked)) as windows:
             async for window in windows:
@@ -82,7 +82,7 @@ class ArchivedLetters:
 
     # --- What is archived ---------------------------------------------------
 
-    async def _listed(self, asked: Asked) -> AsyncGenerator[list[entry_pb2.Entry], None]:
+    async def _listed(self, asked: ArchiveQuery) -> AsyncGenerator[list[entry_pb2.Entry], None]:
         """What the broker lists, a window at a time."""
         if asked.handles:
             yield await self._named(asked)
@@ -104,7 +104,7 @@ class ArchivedLetters:
                 return
 
     async def _page(
-        self, shard: int, asked: Asked, token: str, size: int
+        self, shard: int, asked: ArchiveQuery, token: str, size: int
     ) -> entry_pb2.ListEntriesResponse:
         request = entry_pb2.ListEntriesRequest(
             queue_id=asked.queue_id,
@@ -125,14 +125,14 @@ class ArchivedLetters:
         missing: NotFound | None = None
         for shard in (await self._directory.read()).brokers:
             try:
-                await self._page(shard, Asked(queue_id), "", 1)
+                await self._page(shard, ArchiveQuery(queue_id), "", 1)
             except NotFound as error:
                 missing = error
             else:
                 return shard
         raise missing or NotFound("queue", queue_id)
 
-    async def _named(self, asked: Asked) -> list[entry_pb2.Entry]:
+    async def _named(self, asked: ArchiveQuery) -> list[entry_pb2.Entry]:
         """Those of the handles that are archived."""
         shard = await self._shard(asked.queue_id)
         found = []
@@ -163,14 +163,14 @@ class ArchivedLetters:
             parts = [info for info in await self._objects.describe(path) if archive.is_part(info)]
             try:
                 for part in parts:
-                    reading = archive.letters_of(self._objects, part.path, tuple(wanted))
+                    reading = archive.dead_letters_of(self._objects, part.path, tuple(wanted))
                     while (some := await asyncio.to_thread(next, reading, None)) is not None:
-                        for letter in some:
+                        for dead_letter in some:
                             entry = wanted.pop(
-                                (letter["message_id"], _ms(letter["failed_at"])), None
+                                (dead_letter["message_id"], _ms(dead_letter["failed_at"])), None
                             )
                             if entry is not None:
-                                yield _with_content(entry, letter)
+                                yield _with_content(entry, dead_letter)
                     if not wanted:
                         return
             except archive.UNREADABLE as error:
@@ -186,23 +186,23 @@ class ArchivedLetters:
             yield entry
 
 
-def _with_content(entry: entry_pb2.Entry, letter: dict[str, Any]) -> entry_pb2.Entry:
+def _with_content(entry: entry_pb2.Entry, dead_letter: dict[str, Any]) -> entry_pb2.Entry:
     """The entry, with what its part tells."""
-    entry.reason = letter["reason"]
-    for one in letter["history"] or ():
+    entry.reason = dead_letter["reason"]
+    for one in dead_letter["history"] or ():
         entry.attempts.add(
             consumer_id=one["consumer"] or "",
             claimed_at_ms=_ms(one["claimed_at"]),
             outcome=one["outcome"] or "",
             queue_id=one["failed_in"] or entry.queue_id,
         )
-    if letter["payload"] is not None and letter["headers"] is not None:
+    if dead_letter["payload"] is not None and dead_letter["headers"] is not None:
         entry.message.message_id = entry.message_id
-        entry.message.payload = letter["payload"]
-        entry.message.headers.update(letter["headers"])
-        entry.message.created_at_ms = _ms(letter["created_at"])
-        entry.message.received_at_ms = _ms(letter["received_at"])
-        entry.message.retention_s = letter["retention_s"] or 0
+        entry.message.payload = dead_letter["payload"]
+        entry.message.headers.update(dead_letter["headers"])
+        entry.message.created_at_ms = _ms(dead_letter["created_at"])
+        entry.message.received_at_ms = _ms(dead_letter["received_at"])
+        entry.message.retention_s = dead_letter["retention_s"] or 0
     return entry
 
 

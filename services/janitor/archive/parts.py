@@ -13,7 +13,7 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.archive import KEY, KEY_COLUMNS, day_path, is_part, keys_of
 
-__all__ = ["UNREADABLE", "day_path", "is_part", "letters_of"]
+__all__ = ["UNREADABLE", "day_path", "dead_letters_of", "is_part"]
 
 UNREADABLE: Final = (ObjectNotFound, OSError, pa.ArrowException)
 """What reading a part raises that is not there any more, or changes, or is damaged."""
@@ -22,7 +22,7 @@ SOME: Final = 1_000
 """Letters that become Python objects at once."""
 
 
-def letters_of(
+def dead_letters_of(
     objects: Objects, path: str, wanted: Collection[tuple[int, int]]
 ) -> Iterator[list[dict[str, Any]]]:
     """The letters of a part that are wanted, some at a time; for code that may wait.

@@ -27,7 +27,7 @@ In reading order; a file imports only files above it:
 `work`         A job at work: its tables, its phases, how far it is, and whether it is still wanted
 `clearing`     The jobs that remove: `retention`, `unreferenced` and `done`, over an instance
 `dead_letters` Which dead letters are old enough for the archive, and all that is known of them
-`letters`      The jobs over dead letters: into the archive, and back from it
+`dead_letter_jobs` The jobs over dead letters: into the archive, and back from it
 `report`       What happened in each queue on each day, in numbers
 `report_page`  The page of a report: one file without anything from elsewhere, for phones and large
                screens

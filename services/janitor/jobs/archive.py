@@ -134,22 +134,22 @@ class DayFolder:
         self._last_number = 0
         self._look()
 
-    def missing(self, letters: pa.Table) -> pa.Table:
+    def missing(self, dead_letters: pa.Table) -> pa.Table:
         """Those of the letters that no part has."""
         known = np.concatenate([keys_of(part) for part in self._known.values()] or [_NO_KEYS])
-        return letters.filter(pa.array(~np.isin(keys_of(letters), known)))
+        return dead_letters.filter(pa.array(~np.isin(keys_of(dead_letters), known)))
 
-    def add(self, letters: pa.Table) -> None:
+    def add(self, dead_letters: pa.Table) -> None:
         """Add those of the letters that no part has; durable on return. Raises StorageError."""
         while True:
             if time.monotonic() - self._looked_at > LOOK_S:
                 self._look()
-            letters = self.missing(letters)
-            if not letters.num_rows:
+            dead_letters = self.missing(dead_letters)
+            if not dead_letters.num_rows:
                 return
             small = [part for part in self._parts if part.size_bytes < SMALL_BYTES]
             # In the order of their failures, so that readers of a time pass over row groups.
-            whole = pa.concat_tables([*(self._read(part.path) for part in small), letters])
+            whole = pa.concat_tables([*(self._read(part.path) for part in small), dead_letters])
             data = _encode(whole.sort_by("failed_at"), [_name(part) for part in small])
             path = f"{self.path}/part-{self._last_number + 1:06}.parquet"
             added = self._waits.run(self._objects.put_if_absent(path, data))
@@ -179,8 +179,8 @@ class DayFolder:
     def _keys_of(self, path: str, absorbed: set[str]) -> pa.Table:
         with self._objects.open(path) as file:
             part = pq.ParquetFile(file)
-            told = (part.schema_arrow.metadata or {}).get(_ABSORBS)
-            absorbed.update(json.loads(told) if told else ())
+            value = (part.schema_arrow.metadata or {}).get(_ABSORBS)
+            absorbed.update(json.loads(value) if value else ())
             return part.read(columns=KEY_COLUMNS)
 
     def _read(self, path: str) -> pa.Table:
@@ -210,11 +210,11 @@ KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at", "<i8")])
 _NO_KEYS: Final = np.empty(0, KEY)
 
 
-def keys_of(letters: pa.Table) -> npt.NDArray[Any]:
+def keys_of(dead_letters: pa.Table) -> npt.NDArray[Any]:
     """What tells letters of one queue apart: which message, and when it failed."""
-    keys = np.empty(letters.num_rows, KEY)
-    keys["message_id"] = letters["message_id"].to_numpy()
-    keys["failed_at"] = letters["failed_at"].cast(pa.int64()).to_numpy()
+    keys = np.empty(dead_letters.num_rows, KEY)
+    keys["message_id"] = dead_letters["message_id"].to_numpy()
+    keys["failed_at"] = dead_letters["failed_at"].cast(pa.int64()).to_numpy()
     return keys
 
 
@@ -231,11 +231,11 @@ def is_part(info: ObjectInfo) -> bool:
     return _PART.fullmatch(_name(info)) is not None
 
 
-def _encode(letters: pa.Table, absorbs: Sequence[str]) -> bytes:
-    told = letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
-    rows = max(1, letters.num_rows * GROUP_BYTES // max(letters.nbytes, 1))
+def _encode(dead_letters: pa.Table, absorbs: Sequence[str]) -> bytes:
+    replace_schema_metadata = dead_letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
+    rows = max(1, dead_letters.num_rows * GROUP_BYTES // max(dead_letters.nbytes, 1))
     out = io.BytesIO()
-    pq.write_table(told, out, row_group_size=rows, compression="zstd")
+    pq.write_table(replace_schema_metadata, out, row_group_size=rows, compression="zstd")
     return out.getvalue()
 
 

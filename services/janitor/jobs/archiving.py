@@ -27,7 +27,7 @@ from services.janitor.spark.planning import SnapshotName
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import removal_pb2, removal_pb2_grpc
 
-__all__ = ["LetterArchive", "LetterRestore"]
+__all__ = ["DeadLetterArchive", "DeadLetterRestore"]
 
 RESTORE_ROWS: Final = 1000
 RESTORE_BYTES: Final = 32 << 20
@@ -38,7 +38,7 @@ SOUGHT: Final = 50_000
 
 
 @dataclass(frozen=True)
-class LetterArchive:
+class DeadLetterArchive:
     """Letters go into the archive: the columns of LETTERS but the payload, and those of their rows.
 
     In the order of `day` within each queue.
@@ -85,26 +85,28 @@ class LetterArchive:
         for start in range(0, table.num_rows, BATCH_ROWS):
             rows = failed_rows(table.slice(start, BATCH_ROWS))
             archive = removal_pb2.ArchiveRemoval(rows=rows, run=self.run)
-            told = remove_entries(owners, table.slice(start, BATCH_ROWS), archive=archive)
-            counts["letters_archived"] += told.removed_count
-            counts["letters_gone"] += told.gone_count
-            counts["letters_refused"] += len(told.refused)
+            result = remove_entries(owners, table.slice(start, BATCH_ROWS), archive=archive)
+            counts["letters_archived"] += result.removed_count
+            counts["letters_gone"] += result.gone_count
+            counts["letters_refused"] += len(result.refused)
         return counts
 
-    def can_be_known(self, letters: pa.Table) -> pa.Table:
+    def can_be_known(self, dead_letters: pa.Table) -> pa.Table:
         """Those of the letters whose message may be in the snapshots."""
-        ids = letters["message_id"].to_pylist()
-        return letters.filter(pa.array([one <= self.last_ids.get(shard_of(one), 0) for one in ids]))
+        ids = dead_letters["message_id"].to_pylist()
+        return dead_letters.filter(
+            pa.array([one <= self.last_ids.get(shard_of(one), 0) for one in ids])
+        )
 
-    def _with_payloads(self, contents: Contents, letters: pa.Table) -> Iterator[pa.Table]:
+    def _with_payloads(self, contents: Contents, dead_letters: pa.Table) -> Iterator[pa.Table]:
         """The letters as they are archived, about a part at a time."""
-        ids = letters["message_id"].to_pylist()
-        sizes = [size or 0 for size in letters["payload_bytes"].to_pylist()]
-        letters = letters.append_column("run", pa.repeat(self.run, letters.num_rows))
+        ids = dead_letters["message_id"].to_pylist()
+        sizes = [size or 0 for size in dead_letters["payload_bytes"].to_pylist()]
+        dead_letters = dead_letters.append_column("run", pa.repeat(self.run, dead_letters.num_rows))
         waiting: list[pa.Table] = []
         start = 0
         for payloads in contents.payloads(list(zip(ids, sizes, strict=True))):
-            piece = letters.slice(start, len(payloads))
+            piece = dead_letters.slice(start, len(payloads))
             start += len(payloads)
             piece = piece.append_column("payload", pa.array(payloads, pa.binary()))
             waiting.append(piece.select(LETTERS.names).cast(LETTERS))
@@ -120,7 +122,7 @@ def _parts(folder: DayFolder | None) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class LetterRestore:
+class DeadLetterRestore:
     """Archived letters go back into queues: ENTRY_KEYS, `day` and the columns of `archived`.
 
     In the order of `day` within each queue.
@@ -158,7 +160,7 @@ class LetterRestore:
             queue_id=queue, created_revision=revision, target_queue_id=self.target, rows=rows
         )
         try:
-            told = owners.call(
+            response = owners.call(
                 "broker",
                 shard,
                 lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RedriveArchived(
@@ -170,9 +172,9 @@ class LetterRestore:
                 raise
             return Counter(letters_gone=len(rows))
         return Counter(
-            letters_restored=told.redriven_count,
-            letters_gone=told.gone_count,
-            letters_refused=len(told.refused),
+            letters_restored=response.redriven_count,
+            letters_gone=response.gone_count,
+            letters_refused=len(response.refused),
         )
 
 
@@ -187,10 +189,10 @@ def _in_requests(
     some: list[removal_pb2.ArchivedRow | None] = []
     size = 0
     for found in folder.rows_of(table, ("payload", "headers")):
-        for letter in found.to_pylist():
-            row = wanted[letter["message_id"], letter["failed_at"]]
-            some.append(_row(row, letter))
-            size += len(letter["payload"] or b"")
+        for dead_letter in found.to_pylist():
+            row = wanted[dead_letter["message_id"], dead_letter["failed_at"]]
+            some.append(_row(row, dead_letter))
+            size += len(dead_letter["payload"] or b"")
             if len(some) == RESTORE_ROWS or size >= RESTORE_BYTES:
                 yield some
                 some, size = [], 0
@@ -198,14 +200,14 @@ def _in_requests(
         yield some
 
 
-def _row(row: dict[str, Any], letter: dict[str, Any]) -> removal_pb2.ArchivedRow | None:
-    if letter["payload"] is None or letter["headers"] is None:
+def _row(row: dict[str, Any], dead_letter: dict[str, Any]) -> removal_pb2.ArchivedRow | None:
+    if dead_letter["payload"] is None or dead_letter["headers"] is None:
         return None
     return removal_pb2.ArchivedRow(
         message_id=row["message_id"],
         failed_at_ms=round(row["failed_at"].timestamp() * 1000),
         bucket_order=row["bucket_order"],
         run=row["run"],
-        payload=letter["payload"],
-        headers=dict(letter["headers"]),
+        payload=dead_letter["payload"],
+        headers=dict(dead_letter["headers"]),
     )

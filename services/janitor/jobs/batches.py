@@ -118,8 +118,8 @@ def totals_by_queue(frame: DataFrame, **sums: str) -> dict[str, int]:
     """As `totals`; and, as NAME/QUEUE, the first sum of the queues where it is the greatest."""
     first, rows = next(iter(sums)), frame.groupBy("queue").agg(*_summed(sums)).collect()
     rows.sort(key=lambda row: (-row[first], row["queue"]))
-    told = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}
-    return {name: sum(int(row[name] or 0) for row in rows) for name in sums} | told
+    fields = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}
+    return {name: sum(int(row[name] or 0) for row in rows) for name in sums} | fields
 
 
 def _summed(sums: Mapping[str, str]) -> list[Column]:

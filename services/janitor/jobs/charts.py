@@ -30,10 +30,10 @@ class Series(NamedTuple):
     values: Sequence[float | None]
 
 
-def bars(days: Sequence[date], series: Sequence[Series], told: Format) -> str:
+def bars(days: Sequence[date], series: Sequence[Series], record: Format) -> str:
     """Bars beside each other, day by day."""
     top = _rounded(max((value or 0 for one in series for value in one.values), default=0))
-    parts = _frame([(share, told(top * share)) for share in (0, 0.5, 1)], days)
+    parts = _frame([(share, record(top * share)) for share in (0, 0.5, 1)], days)
     slot = (WIDTH - LEFT) / len(days)
     width = max(slot * 0.8 / len(series), 1)
     for number, one in enumerate(series):
@@ -44,17 +44,17 @@ def bars(days: Sequence[date], series: Sequence[Series], told: Format) -> str:
                 parts.append(
                     f'<rect x="{x:.1f}" y="{HEIGHT - BOTTOM - height:.1f}" width="{width:.1f}" '
                     f'height="{height:.1f}" fill="var(--c{number + 1})">'
-                    f"<title>{days[at]}: {told(value)} {escape(one.name)}</title></rect>"
+                    f"<title>{days[at]}: {record(value)} {escape(one.name)}</title></rect>"
                 )
     return _drawn(parts, HEIGHT) + (_key(series) if len(series) > 1 else "")
 
 
-def lines(days: Sequence[date], series: Sequence[Series], told: Format) -> str:
+def lines(days: Sequence[date], series: Sequence[Series], record: Format) -> str:
     """Lines, on a scale on which each step is ten times the one before; 1 is its lowest."""
     highest = max((value or 0 for one in series for value in one.values), default=0)
     steps = max(1, math.ceil(math.log10(max(highest, 10))))
     every = math.ceil(steps / 4)
-    parts = _frame([(at / steps, told(10**at)) for at in range(0, steps + 1, every)], days)
+    parts = _frame([(at / steps, record(10**at)) for at in range(0, steps + 1, every)], days)
     slot = (WIDTH - LEFT) / len(days)
     for number, one in enumerate(series):
         points = [
@@ -69,13 +69,13 @@ def lines(days: Sequence[date], series: Sequence[Series], told: Format) -> str:
         )
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}">'
-            f"<title>{day}: {told(value)} ({escape(one.name)})</title></circle>"
+            f"<title>{day}: {record(value)} ({escape(one.name)})</title></circle>"
             for x, y, day, value in points
         ]
     return _drawn(parts, HEIGHT) + _key(series)
 
 
-def ranks(rows: Sequence[tuple[str, float]], told: Format) -> str:
+def ranks(rows: Sequence[tuple[str, float]], record: Format) -> str:
     """Bars below each other, each with its name."""
     if not rows:
         return "<p>None.</p>"
@@ -89,7 +89,7 @@ def ranks(rows: Sequence[tuple[str, float]], told: Format) -> str:
         parts.append(
             f'<text x="0" y="{y + 16}">{escape(short)}<title>{escape(name)}</title></text>'
             f'<rect x="{left}" y="{y + 5}" width="{width:.1f}" height="14" fill="var(--c1)"/>'
-            f'<text x="{left + width + 5:.1f}" y="{y + 16}">{told(value)}</text>'
+            f'<text x="{left + width + 5:.1f}" y="{y + 16}">{record(value)}</text>'
         )
     return _drawn(parts, ROW * len(rows) + 4)
 

@@ -63,10 +63,10 @@ def retention(work: Work) -> Counter[str]:
         ordered = in_list_order(entries, "priority", "timed")
         counts.update(_removed(work, entries, ordered, task, entries_removed=_ONE))
     with work.phase("dead letters"):
-        letters = expired_failed(failed, queues, now_ms, grace_ms)
+        dead_letters = expired_failed(failed, queues, now_ms, grace_ms)
         task = EntryRemoval(work.url, failed=True)
-        ordered = in_list_order(letters)
-        counts.update(_removed(work, letters, ordered, task, failed_removed=_ONE))
+        ordered = in_list_order(dead_letters)
+        counts.update(_removed(work, dead_letters, ordered, task, failed_removed=_ONE))
     with work.phase("messages"):
         if work.options.queues is None:  # a message is in others, too
             logged, few = work.table("messages", *EXPIRING), work.has_few_entries()

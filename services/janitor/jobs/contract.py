@@ -17,7 +17,7 @@ __all__ = [
     "JobOptions",
     "JobResult",
     "Progress",
-    "Tell",
+    "Report",
 ]
 
 JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
@@ -117,7 +117,7 @@ class Progress:
     tasks_count: int = 0
 
 
-Tell = Callable[[Progress], None]
+Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)

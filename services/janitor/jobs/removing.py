@@ -69,7 +69,7 @@ class MessagePurge:
             reason=self.reason,
             message_ids=table["message_id"].to_numpy(),
         )
-        told = owners.call(
+        response = owners.call(
             "ingest",
             shard,
             lambda channel: purge_pb2_grpc.PurgeServiceStub(channel).PurgeMessages(
@@ -77,10 +77,10 @@ class MessagePurge:
             ),
         )
         return Counter(
-            messages_purged=told.purged_count,
-            messages_gone=told.gone_count,
-            messages_refused=len(told.refused_ids),
-            payload_bytes=told.purged_bytes,
+            messages_purged=response.purged_count,
+            messages_gone=response.gone_count,
+            messages_refused=len(response.refused_ids),
+            payload_bytes=response.purged_bytes,
         )
 
 
@@ -104,15 +104,15 @@ class EntryRemoval:
             for table in grouped(batches, ENTRY_KEYS):
                 removal: dict[str, Any]
                 if self.failed:
-                    letters = removal_pb2.FailedExpiredRemoval(rows=failed_rows(table))
-                    removal = {"failed_expired": letters}
+                    dead_letters = removal_pb2.FailedExpiredRemoval(rows=failed_rows(table))
+                    removal = {"failed_expired": dead_letters}
                 else:
                     removal = {"expired": removal_pb2.ExpiredRemoval(rows=waiting_rows(table))}
-                told = remove_entries(owners, table, **removal)
+                result = remove_entries(owners, table, **removal)
                 kind = "failed" if self.failed else "entries"
-                counts[f"{kind}_removed"] += told.removed_count
-                counts[f"{kind}_gone"] += told.gone_count
-                counts[f"{kind}_refused"] += len(told.refused)
+                counts[f"{kind}_removed"] += result.removed_count
+                counts[f"{kind}_gone"] += result.gone_count
+                counts[f"{kind}_refused"] += len(result.refused)
         yield counts_batch(counts)
 
 
@@ -135,10 +135,10 @@ class DonePruning:
                 done = removal_pb2.DoneRemoval(done_before_ms=before_ms)
                 more, removed = True, 0
                 while more:
-                    told = remove_entries(owners, table, done=done)
-                    removed += told.removed_count
+                    result = remove_entries(owners, table, done=done)
+                    removed += result.removed_count
                     # A call that removes nothing would do so again.
-                    more = told.more and told.removed_count > 0
+                    more = result.more and result.removed_count > 0
                 counts["done_removed"] += removed
                 counts["queues_pruned"] += removed > 0
         yield counts_batch(counts)

@@ -76,8 +76,8 @@ def _ended(
 ) -> DataFrame:
     never = sf.lit(None).cast("timestamp")
     fields = ("queue", "day", "message_id", "attempts", "done_at", "first_claimed_at")
-    letters = failed.withColumns({"done_at": never, "first_claimed_at": never})
-    entries = acked.select(*fields).unionByName(letters.select(*fields))
+    dead_letters = failed.withColumns({"done_at": never, "first_claimed_at": never})
+    entries = acked.select(*fields).unionByName(dead_letters.select(*fields))
     timed = entries.where(sf.col("day") >= first_day).join(
         messages.select("message_id", "received_at"), "message_id", "left"
     )
@@ -106,6 +106,6 @@ def _since_received(column: str) -> Column:
 
 def _percentiles(value: Column, name: str) -> list[Column]:
     return [
-        sf.percentile_approx(value, point, ACCURACY).alias(f"{name}_{told}")
-        for point, told in _POINTS
+        sf.percentile_approx(value, point, ACCURACY).alias(f"{name}_{item}")
+        for point, item in _POINTS
     ]

@@ -60,7 +60,7 @@ def page(
         if row["queue"] is not None:
             queues.setdefault(row["queue"], []).append(row)
     some = queues_count is not None and queues_count > len(queues)
-    told = f"<p>{len(queues)} of {queues_count}: the busiest, and those that wait the longest.</p>"
+    text = f"<p>{len(queues)} of {queues_count}: the busiest, and those that wait the longest.</p>"
     title = f"SlateMQ, {days[0].isoformat()} to {days[-1].isoformat()}"
     return f"""\
 <!DOCTYPE html>
@@ -73,7 +73,7 @@ def page(
 <p>As of {now:%Y-%m-%d %H:%M:%S} UTC. What is no longer kept is not counted. Run {escape(run)}.</p>
 <div class="cards">{_cards(together.values(), now)}</div>
 <div class="charts">{_charts(days, together, queues, now)}</div>
-<section><h2>Queues</h2>{told if some else ""}
+<section><h2>Queues</h2>{text if some else ""}
 <div class="table">{_table(queues, now)}</div></section>
 </body></html>
 """
@@ -81,7 +81,7 @@ def page(
 
 def _cards(rows: Iterable[Row], now: datetime) -> str:
     rows = list(rows)
-    told = [
+    items = [
         (f"{_sum(rows, 'published_count'):,}", "published"),
         (f"{_sum(rows, 'acked_count'):,}", "acked"),
         (f"{_sum(rows, 'failed_count'):,}", "failed"),
@@ -90,7 +90,7 @@ def _cards(rows: Iterable[Row], now: datetime) -> str:
         (size(_sum(rows, "published_bytes")), "published"),
     ]
     return "".join(
-        f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in told
+        f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in items
     )
 
 
@@ -117,7 +117,7 @@ def _charts(
     waits = sorted(
         ((queue, _waited_ms(some, now)) for queue, some in queues.items()), key=lambda one: -one[1]
     )
-    told = [
+    items = [
         ("Messages a day", bars(days, series(_FLOW), _number)),
         ("From publishing to the first claim", lines(days, series(_CLAIM), duration)),
         ("From publishing to the ack", lines(days, series(_ACK), duration)),
@@ -128,7 +128,7 @@ def _charts(
             ranks([one for one in waits if one[1]][:RANKS_SHOWN], duration),
         ),
     ]
-    return "".join(f"<section><h2>{title}</h2>{chart}</section>" for title, chart in told)
+    return "".join(f"<section><h2>{title}</h2>{chart}</section>" for title, chart in items)
 
 
 def _table(queues: Mapping[str, Sequence[Row]], now: datetime) -> str:

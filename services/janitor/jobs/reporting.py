@@ -45,9 +45,9 @@ def report(work: Work) -> Counter[str]:
             parquet, html = (f"{FOLDER}/{work.run}/{name}" for name in (PARQUET, HTML))
             counts = written(days, work.url, parquet)
             rows, queues_count = _shown(days)
-            told = page(work.run, work.now_ms, rows, work.options.days, queues_count)
+            result = page(work.run, work.now_ms, rows, work.options.days, queues_count)
             objects = work.root.objects
-            asyncio.run(objects.put(html, told.encode()))
+            asyncio.run(objects.put(html, result.encode()))
             work.artifacts += [parquet, html]
             if gone := asyncio.run(forget_reports(objects, work.options.reports_kept)):
                 counts["reports_removed"] = gone

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import SparkSession
 
 from libs.storage.database.roots import Root
-from services.janitor.jobs import clearing, letters, reporting
+from services.janitor.jobs import clearing, dead_letter_jobs, reporting
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
@@ -25,7 +25,7 @@ from services.janitor.jobs.contract import (
     JobOptions,
     JobResult,
     Progress,
-    Tell,
+    Report,
 )
 from services.janitor.jobs.work import Work
 from services.janitor.spark.instance import held_snapshots
@@ -61,8 +61,8 @@ _JOBS: Final[Mapping[str, _Job]] = {
     "retention": _Job(clearing.retention, ("entries", "dead letters", "messages")),
     "unreferenced": _Job(clearing.unreferenced, ("messages", "objects"), clearing.note_store_time),
     "done": _Job(clearing.done, ("done lists",)),
-    "dead-letters": _Job(letters.dead_letters, ("dead letters",)),
-    "restore": _Job(letters.restore, ("archived letters",)),
+    "dead-letters": _Job(dead_letter_jobs.dead_letters, ("dead letters",)),
+    "restore": _Job(dead_letter_jobs.restore, ("archived letters",)),
     "report": _Job(reporting.report, ("report",)),
 }
 
@@ -74,7 +74,7 @@ def run_job(
     job: str,
     instance: JobInstance,
     options: JobOptions | None = None,
-    progress: Tell = lambda _: None,
+    progress: Report = lambda _: None,
 ) -> JobResult:
     """Run a job, in a Spark session of its own.
 
@@ -107,7 +107,7 @@ def run_on(
     job: str,
     instance: JobInstance,
     options: JobOptions,
-    progress: Tell = lambda _: None,
+    progress: Report = lambda _: None,
     started: tuple[str, float] = (STARTING, 0.0),
 ) -> JobResult:
     """The same in a session that is there already; raises what `run_job` does."""

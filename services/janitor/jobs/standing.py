@@ -51,8 +51,8 @@ async def read_last_ids(root: Root, names: Sequence[SnapshotName]) -> dict[int, 
 async def _last_id(root: Root, name: SnapshotName) -> int:
     reader = await root.open_snapshot(name.database, name.snapshot_id)
     try:
-        told = await reader.get(LOG_BOUNDS_KEY)
-        last_id = 0 if told is None else decode_log_bounds(told).last_message_id
+        result = await reader.get(LOG_BOUNDS_KEY)
+        last_id = 0 if result is None else decode_log_bounds(result).last_message_id
         span = log_range(message_id(name.shard, 1), message_id(name.shard, MAX_SEQUENCE))
         async for rows in reader.scan(*span, limit=1, descending=True):
             key, value = rows[0]

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StorageError
-from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Tell
+from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Report
 from services.janitor.spark.failures import cause_of
 from services.janitor.spark.instance import table_of
 from services.janitor.spark.planning import SnapshotName
@@ -51,7 +51,7 @@ class Work:
         options: JobOptions,
         run: str,
         phases_count: int,
-        tell: Tell,
+        report: Report,
     ) -> None:
         self.spark = spark
         self.url = url
@@ -63,7 +63,7 @@ class Work:
         self.store_time_ms = 0
         self._taken: TakenSnapshots | None = None
         self._phases_count = phases_count
-        self._tell = tell
+        self._report = report
 
     def work_on(self, taken: TakenSnapshots) -> None:
         """These are the snapshots of all shards."""
@@ -141,9 +141,9 @@ class Work:
             return JobFailed(self._taken.lost.result())
         return None
 
-    def tell(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """Tell how far the job is."""
-        self._tell(progress)
+        self._report(progress)
 
 
 class _Watch:
@@ -158,7 +158,7 @@ class _Watch:
         self._thread = threading.Thread(target=self._look, name=f"watch {name}", daemon=True)
 
     def __enter__(self) -> None:
-        self._work.tell(self._progress)
+        self._work.report(self._progress)
         self._context.setJobGroup(self._group, self._progress.phase, interruptOnCancel=True)
         self._thread.start()
 
@@ -172,15 +172,17 @@ class _Watch:
             raise over
 
     def _look(self) -> None:
-        told = self._progress
+        progress = self._progress
         while not self._ended.wait(LOOK_S):
             if self._work.why_over() is not None:
                 self._context.cancelJobGroup(self._group)
             done, count = self._tasks()
-            now = Progress(told.phase, told.phase_number, told.phases_count, done, count)
-            if now != told:
-                self._work.tell(now)
-                told = now
+            now = Progress(
+                progress.phase, progress.phase_number, progress.phases_count, done, count
+            )
+            if now != progress:
+                self._work.report(now)
+                progress = now
 
     def _tasks(self) -> tuple[int, int]:
         """How many tasks are done, of how many that are known of."""

@@ -7,11 +7,19 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from libs.serving.peers.channels import Channels
-from services.janitor.archive.archived import ArchivedLetters
+from services.janitor.archive.archived import ArchivedDeadLetters
 from services.janitor.asking import asking
 from services.janitor.rpc.queues import NamedQueues
-from services.janitor.rpc.requests import ask_of, checked_job, checked_run_id, letters_asked
-from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger, is_run_id, seen_now
+from services.janitor.rpc.requests import archive_query, ask_of, checked_job, checked_run_id
+from services.janitor.runs.history import (
+    Run,
+    RunRequest,
+    RunStore,
+    State,
+    Trigger,
+    is_run_id,
+    seen_now,
+)
 from services.janitor.runs.runner import Runner
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
@@ -46,7 +54,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         self,
         runner: Runner,
         store: RunStore,
-        archived: ArchivedLetters,
+        archived: ArchivedDeadLetters,
         queues: NamedQueues,
         channels: Channels,
         now_ms: Callable[[], int],
@@ -71,16 +79,16 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
             known = await self._runner.begun(ask.job, request.request_id)
             if known is None:
                 raise
-            return janitor_pb2.RunJobResponse(run=_told(known))
+            return janitor_pb2.RunJobResponse(run=_run_of(known))
         run = await self._runner.begin(ask, Trigger.REQUEST, request.request_id)
-        return janitor_pb2.RunJobResponse(run=_told(run))
+        return janitor_pb2.RunJobResponse(run=_run_of(run))
 
     async def GetRun(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.GetRunRequest, context: Any
     ) -> janitor_pb2.GetRunResponse:
         """See the proto."""
         run = await self._runner.find(checked_run_id(request.run_id))
-        return janitor_pb2.GetRunResponse(run=_told(run))
+        return janitor_pb2.GetRunResponse(run=_run_of(run))
 
     async def ListRuns(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.ListRunsRequest, context: Any
@@ -100,7 +108,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         page = await self._store.read(left[:size])
         now_ms = self._now_ms()
         return janitor_pb2.ListRunsResponse(
-            runs=[_told(self._runner.current(seen_now(one.run, now_ms))) for one in page],
+            runs=[_run_of(self._runner.current(seen_now(one.run, now_ms))) for one in page],
             next_page_token=left[size - 1] if len(left) > size else "",
         )
 
@@ -110,13 +118,13 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         """See the proto."""
         run = await self._runner.find(checked_run_id(request.run_id))
         if run.state is State.CANCELLED:
-            return janitor_pb2.CancelRunResponse(run=_told(run))
+            return janitor_pb2.CancelRunResponse(run=_run_of(run))
         if run.ended:
             raise FailedPrecondition(
                 "RUN_ENDED", f"run {run.run_id} is {run.state}", subject=run.run_id
             )
         if self._runner.is_here(run):
-            return janitor_pb2.CancelRunResponse(run=_told(self._runner.cancel(run.run_id)))
+            return janitor_pb2.CancelRunResponse(run=_run_of(self._runner.cancel(run.run_id)))
         number = self._runner.elsewhere(run)
         with asking("janitor", number):
             stub = janitor_pb2_grpc.JanitorServiceStub(await self._channels.to("janitor", number))
@@ -129,22 +137,22 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         last = None
         async with aclosing(self._runner.watch(checked_run_id(request.run_id))) as runs:
             async for run in runs:
-                told = _told(run)
-                if told != last:
-                    yield janitor_pb2.WatchRunResponse(run=told)
-                last = told
+                result = _run_of(run)
+                if result != last:
+                    yield janitor_pb2.WatchRunResponse(run=result)
+                last = result
 
     async def ReadArchived(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.ReadArchivedRequest, context: Any
     ) -> AsyncGenerator[janitor_pb2.ReadArchivedResponse, None]:
         """See the proto."""
-        async with aclosing(self._archived.read(letters_asked(request))) as entries:
+        async with aclosing(self._archived.read(archive_query(request))) as entries:
             async for entry in entries:
                 yield janitor_pb2.ReadArchivedResponse(entry=entry)
 
 
-def _told(run: Run) -> janitor_pb2.Run:
-    told = janitor_pb2.Run(
+def _run_of(run: Run) -> janitor_pb2.Run:
+    record = janitor_pb2.Run(
         run_id=run.run_id,
         request=_asked(run.ask),
         trigger=_TRIGGERS[run.trigger],
@@ -162,15 +170,15 @@ def _told(run: Run) -> janitor_pb2.Run:
         error=run.error,
     )
     if run.progress is not None:
-        told.progress.phase = run.progress.phase
-        told.progress.phase_number = run.progress.phase_number
-        told.progress.phases_count = run.progress.phases_count
-        told.progress.tasks_done = run.progress.tasks_done
-        told.progress.tasks_count = run.progress.tasks_count
-    return told
+        record.progress.phase = run.progress.phase
+        record.progress.phase_number = run.progress.phase_number
+        record.progress.phases_count = run.progress.phases_count
+        record.progress.tasks_done = run.progress.tasks_done
+        record.progress.tasks_count = run.progress.tasks_count
+    return record
 
 
-def _asked(ask: Ask) -> janitor_pb2.RunJobRequest:
+def _asked(ask: RunRequest) -> janitor_pb2.RunJobRequest:
     return janitor_pb2.RunJobRequest(
         job=ask.job,
         dry_run=ask.dry_run,

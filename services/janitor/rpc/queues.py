@@ -9,7 +9,7 @@ from typing import Final
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from services.janitor.asking import asking
-from services.janitor.runs.history import Ask
+from services.janitor.runs.history import RunRequest
 from slatemq.errors import NotFound
 from slatemq.v1 import queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
@@ -27,7 +27,7 @@ class NamedQueues:
         self._directory = directory
         self._channels = channels
 
-    async def check(self, ask: Ask) -> None:
+    async def check(self, ask: RunRequest) -> None:
         """Raises NotFound for a queue that no broker has, Unavailable, StoreUnavailable."""
         named = [*ask.queue_ids, *filter(None, [ask.target_queue_id])]
         left = list(dict.fromkeys(named))

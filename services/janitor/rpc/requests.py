@@ -6,14 +6,14 @@ import re
 from typing import Final
 
 from libs.storage.layout.ids import MAX_MESSAGE_ID
-from services.janitor.archive.archived import Asked
+from services.janitor.archive.archived import ArchiveQuery
 from services.janitor.config import U32_MAX
 from services.janitor.jobs.contract import JOBS
-from services.janitor.runs.history import Ask, is_run_id
+from services.janitor.runs.history import RunRequest, is_run_id
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import janitor_pb2
 
-__all__ = ["ask_of", "checked_job", "checked_run_id", "letters_asked"]
+__all__ = ["archive_query", "ask_of", "checked_job", "checked_run_id"]
 
 QUEUES_MAX: Final = 1_000
 MESSAGES_MAX: Final = 10_000
@@ -25,7 +25,7 @@ _QUEUE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _LATEST_MS: Final = (1 << 48) - 1
 
 
-def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
+def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
     """What is asked for. Raises InvalidArgument naming the field."""
     job = checked_job("job", request.job)
     _only("older_than_s", request.HasField("older_than_s"), job, "dead-letters")
@@ -50,7 +50,7 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
         raise InvalidArgument("failed_until_ms", "must be after failed_from_ms")
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
         raise InvalidArgument("request_id", f"has at most {REQUEST_ID_BYTES_MAX} bytes")
-    return Ask(
+    return RunRequest(
         job=job,
         dry_run=request.dry_run,
         queue_ids=tuple(request.queue_ids),
@@ -63,7 +63,7 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> Ask:
     )
 
 
-def letters_asked(request: janitor_pb2.ReadArchivedRequest) -> Asked:
+def archive_query(request: janitor_pb2.ReadArchivedRequest) -> ArchiveQuery:
     """Which archived letters are wanted. Raises InvalidArgument naming the field."""
     _check_queue("queue_id", request.queue_id)
     _check_count("handles", len(request.handles), HANDLES_MAX)
@@ -78,7 +78,7 @@ def letters_asked(request: janitor_pb2.ReadArchivedRequest) -> Asked:
     for field in ("archived_from_ms", "archived_until_ms", "newest_first", "max_entries"):
         if request.handles and getattr(request, field):
             raise InvalidArgument(field, "is for letters that are not named by handles")
-    return Asked(
+    return ArchiveQuery(
         request.queue_id,
         tuple(request.handles),
         request.archived_from_ms,

@@ -9,11 +9,11 @@ from typing import Any
 from services.janitor.runs.child import Child
 from services.janitor.runs.history import Run, State, Stored
 
-__all__ = ["Active", "Kept"]
+__all__ = ["Active", "HistoryLimits"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class HistoryLimits:
     """How much of the history is kept: so many runs, each so long after its end (0: for ever)."""
 
     runs: int

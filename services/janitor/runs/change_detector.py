@@ -32,7 +32,7 @@ from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
-__all__ = ["AGES_MS", "SCHEDULED", "Ages", "Looker", "is_news"]
+__all__ = ["AGES_MS", "SCHEDULED", "Ages", "ChangeDetector", "has_changed"]
 
 SCHEDULED: Final = ("retention", "unreferenced", "done", "dead-letters", "report")
 """The jobs that may have a schedule."""
@@ -57,12 +57,12 @@ class Ages:
     grace_s: int
 
 
-def is_news(evidence: Evidence, before: Evidence | None, since_ms: int) -> bool:
+def has_changed(probe: Evidence, before: Evidence | None, since_ms: int) -> bool:
     """Whether evidence says that there is work, given that of the last run, `since_ms` ago."""
-    return bool(evidence) and (before is None or evidence != before or since_ms >= AGES_MS)
+    return bool(probe) and (before is None or probe != before or since_ms >= AGES_MS)
 
 
-class Looker:
+class ChangeDetector:
     """Looks; raises Unavailable and the like when a shard is away, StoreUnavailable."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Looker:
             case "retention":
                 return {
                     **await self._logs(now_ms - YOUNG_MS - grace_ms),
-                    **await self._letters(now_ms - grace_ms, archive=False),
+                    **await self._dead_letters_now(now_ms - grace_ms, archive=False),
                 }
             case "unreferenced":
                 window_ms = self._ages.replay_window_s * 1000
@@ -90,7 +90,7 @@ class Looker:
             case "done":
                 return await self._done(now_ms - grace_ms)
             case "dead-letters":
-                return await self._letters(now_ms, archive=True)
+                return await self._dead_letters_now(now_ms, archive=True)
             case "report":
                 return {**await self._logs(), **await self._states()}
         raise ValueError(f"{job} has no schedule")
@@ -131,7 +131,7 @@ class Looker:
                 found[name] = found.get(name, 0) + queue.counts.done_count
         return found
 
-    async def _letters(self, now_ms: int, *, archive: bool) -> Evidence:
+    async def _dead_letters_now(self, now_ms: int, *, archive: bool) -> Evidence:
         """Whether a dead letter is due for the archive, or past its queue's retention."""
         due, found = False, dict[str, int]()
         async for shard, queue in self._queues():

@@ -41,10 +41,10 @@ LINE_BYTES_MAX: Final = 16 << 20
 class Child:
     """One child, for one run."""
 
-    def __init__(self, command: Sequence[str], tell: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, command: Sequence[str], report: Callable[[Mapping[str, Any]], None]) -> None:
         """Prepare; `tell` gets what it says before its end."""
         self._command = command
-        self._tell = tell
+        self._report = report
         self._process: Popen[bytes] | None = None
         self._cancelled = False
 
@@ -100,13 +100,13 @@ class Child:
         )
         async for line in lines:
             try:
-                told = json.loads(line)
+                fields = json.loads(line)
             except ValueError:
                 log.warning("ignoring what is no message of Spark's process: %r", line[:200])
                 continue
-            if "end" in told:
-                return dict(told)
-            self._tell(told)
+            if "end" in fields:
+                return dict(fields)
+            self._report(fields)
         return None
 
 

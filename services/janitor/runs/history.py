@@ -35,8 +35,8 @@ __all__ = [
     "EVENTS_OWED",
     "EVENTS_PUBLISHED",
     "STALE_MS",
-    "Ask",
     "Run",
+    "RunRequest",
     "RunStore",
     "State",
     "Stored",
@@ -93,7 +93,7 @@ class Trigger(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Ask:
+class RunRequest:
     """What was asked for: the fields of RunJobRequest."""
 
     job: str
@@ -121,7 +121,7 @@ class Run:
     """
 
     run_id: str
-    ask: Ask
+    ask: RunRequest
     trigger: Trigger
     state: State
     janitor: int
@@ -274,28 +274,28 @@ def interrupted(run: Run, at_ms: int, why: str) -> Run:
 # --- The object -------------------------------------------------------------
 
 
-_ASKED: Final = frozenset(one.name for one in fields(Ask))
+_ASKED: Final = frozenset(one.name for one in fields(RunRequest))
 
 
 def _encode(run: Run) -> bytes:
-    told = {name: value for name, value in asdict(run).items() if name != "run_id"}
-    return json.dumps(told, indent=1).encode()
+    values = {name: value for name, value in asdict(run).items() if name != "run_id"}
+    return json.dumps(values, indent=1).encode()
 
 
 def _decode(run_id: str, data: bytes) -> Run:
     try:
-        told: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = json.loads(data)
         known = {one.name for one in fields(Run)}
-        kept = {name: _frozen(value) for name, value in told.items() if name in known}
-        ask = {name: _frozen(value) for name, value in told["ask"].items() if name in _ASKED}
-        progress = told.get("progress")
+        kept = {name: _frozen(value) for name, value in values.items() if name in known}
+        ask = {name: _frozen(value) for name, value in values["ask"].items() if name in _ASKED}
+        progress = values.get("progress")
         return Run(
             **{
                 **kept,
                 "run_id": run_id,
-                "ask": Ask(**ask),
-                "trigger": Trigger(told["trigger"]),
-                "state": State(told["state"]),
+                "ask": RunRequest(**ask),
+                "trigger": Trigger(values["trigger"]),
+                "state": State(values["state"]),
                 "progress": Progress(**progress) if progress else None,
             }
         )

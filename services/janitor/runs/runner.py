@@ -16,12 +16,12 @@ from opentelemetry import trace
 from libs.serving.peers.calls import Backoff
 from libs.storage.errors import ObjectNotFound, StorageError
 from services.janitor.jobs.contract import Progress
-from services.janitor.runs.active import Active, Kept
+from services.janitor.runs.active import Active, HistoryLimits
 from services.janitor.runs.child import Child
 from services.janitor.runs.history import (
     STALE_MS,
-    Ask,
     Run,
+    RunRequest,
     RunStore,
     State,
     Trigger,
@@ -65,7 +65,7 @@ class Runner:
         command: Sequence[str],
         task_of: Callable[[Run], Mapping[str, Any]],
         release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]],
-        kept: Kept,
+        kept: HistoryLimits,
         now_ms: Callable[[], int],
         check: Callable[[], None],
         tracer: trace.Tracer,
@@ -114,7 +114,7 @@ class Runner:
 
     async def begin(
         self,
-        ask: Ask,
+        ask: RunRequest,
         trigger: Trigger,
         request_id: str = "",
         seen: Mapping[str, int] | None = None,
@@ -298,7 +298,7 @@ class Runner:
     async def _have_done(self, active: Active) -> Mapping[str, Any]:
         if active.why is not None:
             return {"end": "cancelled"}
-        active.child = Child(self._command, lambda told: self._hear(active, told))
+        active.child = Child(self._command, lambda value: self._hear(active, value))
         try:
             run = active.run
             facts = {"slatemq.run": run.run_id}
@@ -308,19 +308,19 @@ class Runner:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
         except Exception as error:  # the history is to tell it, and the janitor goes on
             log.exception("a fault of the janitor", extra={"run": active.run.run_id})
-            told = f"{type(error).__name__}: {error}"
-            end = {"end": "lost", "error": f"a fault of the janitor: {told}"}
+            text = f"{type(error).__name__}: {error}"
+            end = {"end": "lost", "error": f"a fault of the janitor: {text}"}
         finally:
             active.child = None
         if end["end"] == "lost":
             await self._release(active.run.snapshots)
         return end
 
-    def _hear(self, active: Active, told: Mapping[str, Any]) -> None:
-        if "progress" in told:
-            active.update(progress=Progress(**told["progress"]))
-        elif "snapshot" in told:
-            base, one = told["snapshot"]
+    def _hear(self, active: Active, fields: Mapping[str, Any]) -> None:
+        if "progress" in fields:
+            active.update(progress=Progress(**fields["progress"]))
+        elif "snapshot" in fields:
+            base, one = fields["snapshot"]
             active.update(snapshots=(*active.run.snapshots, (base, one)))
             self._write.set()
 

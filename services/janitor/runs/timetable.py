@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 from libs.storage.errors import StorageError
-from services.janitor.runs.change_detector import is_news
-from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger
+from services.janitor.runs.change_detector import has_changed
+from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger
 from services.janitor.runs.schedule import Schedule
 from slatemq.errors import FailedPrecondition, SlateMQError
 
@@ -27,7 +27,9 @@ _IDLE_S: Final = 3600.0
 class Begin(Protocol):
     """Begins a run; raises FailedPrecondition where one of its job has not ended."""
 
-    async def __call__(self, ask: Ask, trigger: Trigger, *, seen: Mapping[str, int]) -> Run: ...
+    async def __call__(
+        self, ask: RunRequest, trigger: Trigger, *, seen: Mapping[str, int]
+    ) -> Run: ...
 
 
 class Timetable:
@@ -95,22 +97,22 @@ class Timetable:
         if last is not None and schedule.after(last.created_at_ms) > now_ms:
             # Another janitor has done it, or somebody by hand.
             return self._later(schedule, schedule.after(last.created_at_ms))
-        evidence = await self._look(job, now_ms)
+        probe = await self._look(job, now_ms)
         done = next((run for run in runs if run.state is State.DONE and run.seen), None)
         since_ms = now_ms - done.ended_at_ms if done else 0
-        if is_news(evidence, done.seen if done else None, since_ms):
+        if has_changed(probe, done.seen if done else None, since_ms):
             try:
-                await self._begin(Ask(job), Trigger.SCHEDULE, seen=evidence)
+                await self._begin(RunRequest(job), Trigger.SCHEDULE, seen=probe)
             except FailedPrecondition as error:
                 log.info("%s is not begun: %s", job, error.message)
         else:
-            log.debug("nothing to do for %s", job, extra=dict(evidence))
+            log.debug("nothing to do for %s", job, extra=dict(probe))
         return self._later(schedule, schedule.after(now_ms))
 
     async def _runs(self, job: str) -> list[Run]:
         """Those of the whole job, the newest first."""
         kept = await self._store.latest(job)
-        return [one.run for one in kept if one.run.ask == Ask(job)]
+        return [one.run for one in kept if one.run.ask == RunRequest(job)]
 
     def _later(self, schedule: Schedule, due_ms: int) -> int:
         return due_ms + int(schedule.spread_ms(self._jitter_ms) * self._chance())

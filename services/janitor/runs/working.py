@@ -21,16 +21,16 @@ from services.janitor.jobs.contract import (
     JobOptions,
     JobResult,
     Progress,
-    Tell,
+    Report,
 )
 from services.janitor.spark.failures import without_stack
-from services.janitor.spark.snapshots import tell_of_snapshots
+from services.janitor.spark.snapshots import report_snapshots
 
 __all__ = ["RunJob", "work"]
 
 log = logging.getLogger(__name__)
 
-RunJob = Callable[[str, JobInstance, JobOptions, Tell], JobResult]
+RunJob = Callable[[str, JobInstance, JobOptions, Report], JobResult]
 
 TELL_S: Final = 0.2
 """Between two words about the same phase: tasks end by the hundred in a second."""
@@ -44,7 +44,7 @@ def work(run_job: RunJob) -> int:
     if os.getpgrp() != os.getpid():
         os.setsid()
     control = os.fdopen(os.dup(0), "rb")
-    told = _Told(os.dup(1))
+    result = _JanitorPipe(os.dup(1))
     # What Spark prints is for the log, and what it starts shall not hold our pipes open.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -58,16 +58,16 @@ def work(run_job: RunJob) -> int:
     os.environ.update({name.upper(): value for name, value in task["trace"].items()})
     options = JobOptions(**task["options"])
     threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
-    tell_of_snapshots(lambda name: told.say({"snapshot": [name.database, name.snapshot_id]}))
-    told.say(_end_of(run_job, task, options, told))
+    report_snapshots(lambda name: result.say({"snapshot": [name.database, name.snapshot_id]}))
+    result.say(_end_of(run_job, task, options, result))
     return 0
 
 
 def _end_of(
-    run_job: RunJob, task: Mapping[str, Any], options: JobOptions, told: _Told
+    run_job: RunJob, task: Mapping[str, Any], options: JobOptions, value: _JanitorPipe
 ) -> Mapping[str, Any]:
     try:
-        result = run_job(task["job"], JobInstance(task["root"]), options, told.progress)
+        result = run_job(task["job"], JobInstance(task["root"]), options, value.progress)
     except JobCancelled:
         return {"end": "cancelled"}
     except JobFailed as error:
@@ -92,7 +92,7 @@ def _obey(control: BinaryIO, cancelled: threading.Event) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-class _Told:
+class _JanitorPipe:
     """What the janitor is told."""
 
     def __init__(self, number: int) -> None:
@@ -101,8 +101,8 @@ class _Told:
         self._phase = 0
         self._at = float("-inf")
 
-    def say(self, told: Mapping[str, Any]) -> None:
-        line = json.dumps(told).encode() + b"\n"
+    def say(self, fields: Mapping[str, Any]) -> None:
+        line = json.dumps(fields).encode() + b"\n"
         with self._lock:
             try:
                 while line:

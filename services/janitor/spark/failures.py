@@ -13,17 +13,17 @@ def without_stack(error: Exception) -> str:
 def cause_of(error: Exception) -> str:
     """In a line, why a task failed: Python's own last line, where there is one."""
     lines = _lines(without_stack(error))
-    told = [line for line in lines if line.partition(":")[0].rpartition(".")[2].isidentifier()]
-    return (told or lines or [type(error).__name__])[-1].strip()
+    items = [line for line in lines if line.partition(":")[0].rpartition(".")[2].isidentifier()]
+    return (items or lines or [type(error).__name__])[-1].strip()
 
 
-def why_not(told: str) -> str:
+def why_not(text: str) -> str:
     """In a line, why Spark does not start."""
-    if "stopped SparkContext" in told:
+    if "stopped SparkContext" in text:
         return "no master answers there, or it refuses"
-    if "JAVA_GATEWAY_EXITED" in told:
+    if "JAVA_GATEWAY_EXITED" in text:
         return "Java has ended; what it printed before tells why"
-    lines = [line.strip().removeprefix(": ") for line in _lines(told)]
+    lines = [line.strip().removeprefix(": ") for line in _lines(text)]
     # The first line of a failed call tells which call it was.
     causes = [line for line in lines if not line.startswith(("An error occurred", "at "))]
     return (causes or lines or ["it does not say why"])[0]

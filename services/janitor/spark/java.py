@@ -58,11 +58,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 
 def _version_of(java: Path) -> int | None:
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=LOOK_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         log.info("%s cannot be run: %s", java, error)
         return None
-    found = _VERSION.search(told.stderr)
+    found = _VERSION.search(result.stderr)
     return int(found[1]) if found else None

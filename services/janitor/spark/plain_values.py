@@ -56,5 +56,5 @@ def _key(key: Any) -> str:
 
 def _rfc_3339(moment: datetime) -> str:
     precision = "microseconds" if moment.microsecond % 1000 else "milliseconds"
-    told = moment.astimezone(UTC).isoformat(timespec=precision)
-    return told.removesuffix("+00:00") + "Z"
+    isoformat = moment.astimezone(UTC).isoformat(timespec=precision)
+    return isoformat.removesuffix("+00:00") + "Z"

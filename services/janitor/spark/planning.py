@@ -41,7 +41,7 @@ from libs.storage.records.log_bounds import decode_log_bounds
 from libs.storage.records.payload_packs import PACK_MESSAGES
 from libs.storage.records.states import QueueStateRecord, decode_queue_state
 from services.janitor.spark.tables import Bucketed, Table
-from services.janitor.spark.wanted import Wanted
+from services.janitor.spark.wanted import RowFilter
 
 __all__ = ["Part", "Piece", "SnapshotName", "plan", "read_queues"]
 
@@ -92,7 +92,7 @@ class Piece:
 
 
 async def plan(
-    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted, pieces_max: int
+    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter, pieces_max: int
 ) -> list[Piece]:
     """At most so many pieces, with all that is wanted of a table in one snapshot."""
     if table.service == "ingest":
@@ -108,7 +108,7 @@ async def plan(
 
 
 async def read_queues(
-    reader: SnapshotReader, wanted: Wanted
+    reader: SnapshotReader, wanted: RowFilter
 ) -> list[tuple[str, QueueConfigRecord, QueueStateRecord]]:
     """The queues wanted that exist, by ID; those named are looked up, and no others."""
     configs: dict[str, bytes] = {}
@@ -132,7 +132,7 @@ async def read_queues(
 
 
 async def _ingest_parts(
-    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted
+    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter
 ) -> AsyncIterator[Part]:
     of, begin = Bucketed(Place("", name.shard)), await _log_begin(reader)
     if table.name == "payloads":
@@ -162,7 +162,7 @@ async def _ingest_parts(
 
 
 async def _payload_parts(
-    reader: SnapshotReader, of: Bucketed, begin: int, wanted: Wanted
+    reader: SnapshotReader, of: Bucketed, begin: int, wanted: RowFilter
 ) -> AsyncIterator[Part]:
     """The payloads with records of their own, then those in packs: each is in one of the two."""
     first_id = wanted.first_id or 0
@@ -185,7 +185,7 @@ async def _log_begin(reader: SnapshotReader) -> int:
 
 
 async def _broker_parts(
-    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: Wanted
+    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter
 ) -> AsyncIterator[Part]:
     for queue, _, state in await read_queues(reader, wanted):
         for part in _queue_parts(Place(queue, name.shard), table, state, wanted):
@@ -193,7 +193,7 @@ async def _broker_parts(
 
 
 def _queue_parts(
-    place: Place, table: Table, state: QueueStateRecord, wanted: Wanted
+    place: Place, table: Table, state: QueueStateRecord, wanted: RowFilter
 ) -> Iterator[Part]:
     of, queue = Bucketed(place), place.queue
     until_ms = None if wanted.last_ms is None else wanted.last_ms + 1

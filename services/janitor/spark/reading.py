@@ -13,7 +13,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.snapshots import SnapshotReader
 from services.janitor.spark.planning import Piece, SnapshotName, plan, read_queues
 from services.janitor.spark.tables import Table, queues_batch
-from services.janitor.spark.wanted import Wanted
+from services.janitor.spark.wanted import RowFilter
 
 __all__ = ["Reading", "plan_scan"]
 
@@ -22,7 +22,7 @@ BATCH_ROWS: Final = 20_000
 
 
 def plan_scan(
-    root: str, names: list[SnapshotName], table: Table, wanted: Wanted, pieces_max: int
+    root: str, names: list[SnapshotName], table: Table, wanted: RowFilter, pieces_max: int
 ) -> list[Piece]:
     """What is to be read of these snapshots; for a thread without an event loop."""
     names = [name for name in names if name.service == table.service]
@@ -55,7 +55,7 @@ class Reading:
         rows_read: Rows that the store has given so far.
     """
 
-    def __init__(self, root: str, table: Table, wanted: Wanted) -> None:
+    def __init__(self, root: str, table: Table, wanted: RowFilter) -> None:
         """Read this table below this root."""
         self.rows_read = 0
         self._root = root

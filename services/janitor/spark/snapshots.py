@@ -22,8 +22,8 @@ __all__ = [
     "LIFETIME_MS",
     "TakenSnapshot",
     "TakenSnapshots",
+    "report_snapshots",
     "taken_snapshots",
-    "tell_of_snapshots",
 ]
 
 log = logging.getLogger(__name__)
@@ -72,12 +72,12 @@ class TakenSnapshots:
         return [taken.name for taken in self.all]
 
 
-_told: list[Callable[[SnapshotName], None]] = []
+_listeners: list[Callable[[SnapshotName], None]] = []
 
 
-def tell_of_snapshots(tell: Callable[[SnapshotName], None]) -> None:
+def report_snapshots(listener: Callable[[SnapshotName], None]) -> None:
     """Tell of every snapshot that this process takes from now on: who may have to release it."""
-    _told.append(tell)
+    _listeners.append(listener)
 
 
 @asynccontextmanager
@@ -142,10 +142,10 @@ class _Owners:
 
     async def take_all(self, service: str, shards: Iterable[int]) -> None:
         """Raises only when all have answered: what is taken is known then, and is released."""
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._take(service, shard) for shard in shards), return_exceptions=True
         )
-        for one in told:
+        for one in results:
             if one is not None:
                 raise one
 
@@ -153,12 +153,12 @@ class _Owners:
         request = snapshot_pb2.CreateSnapshotRequest(lifetime_ms=self._lifetime_ms)
         with asking(service, shard):
             stub = await self._stub(service, shard)
-            told = (await stub.CreateSnapshot(request, timeout=CALL_S)).snapshot
-        name = SnapshotName(told.database, told.snapshot_id)
-        epoch = told.purge_epoch if told.HasField("purge_epoch") else None
-        self.taken.append(TakenSnapshot(name, told.taken_at_ms, epoch))
-        for tell in _told:
-            tell(name)
+            snapshot = (await stub.CreateSnapshot(request, timeout=CALL_S)).snapshot
+        name = SnapshotName(snapshot.database, snapshot.snapshot_id)
+        epoch = snapshot.purge_epoch if snapshot.HasField("purge_epoch") else None
+        self.taken.append(TakenSnapshot(name, snapshot.taken_at_ms, epoch))
+        for listener in _listeners:
+            listener(name)
         if (name.service, name.shard) != (service, shard):
             raise Unavailable(f"{name.database} answers in place of {service}/{shard}")
 

@@ -35,7 +35,7 @@ from services.janitor.spark.planning import Piece, SnapshotName
 from services.janitor.spark.reading import Reading, plan_scan
 from services.janitor.spark.scans import keep_scans_apart
 from services.janitor.spark.tables import TABLES, Table
-from services.janitor.spark.wanted import EVERYTHING, Wanted, wanted_by
+from services.janitor.spark.wanted import EVERYTHING, RowFilter, wanted_by
 
 __all__ = [
     "FORMAT",
@@ -137,7 +137,7 @@ class SlateMQReader(DataSourceReader):
 
     def __init__(self, options: _Options) -> None:
         """Read with these options."""
-        self.wanted: Wanted = EVERYTHING
+        self.wanted: RowFilter = EVERYTHING
         self.rows_read = 0
         self._options = options
 
@@ -200,11 +200,11 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _positive(told: Any) -> int:
+def _positive(value: Any) -> int:
     try:
-        number = int(told)
+        number = int(value)
     except ValueError:
         number = 0
     if number < 1:
-        raise ValueError(f"option partitions: {told!r} is not a whole number above 0")
+        raise ValueError(f"option partitions: {value!r} is not a whole number above 0")
     return number

@@ -35,7 +35,7 @@ from slatemq.variables import unknown_variables
 __all__ = ["Question", "ask", "main", "parse"]
 
 INTERRUPTED: Final = 130
-"""After Ctrl-C: 128 and the number of the signal, as shells tell it."""
+"""After Ctrl-C: 128 and the number of the signal, as shells write_answer it."""
 
 READER_GONE: Final = 141
 """The same of SIGPIPE: whoever reads has read enough, such as `head`."""
@@ -113,7 +113,7 @@ def ask(question: Question, out: TextIO) -> None:
         with open_tables(spark, question.root) as table:
             for name in _named(question.sql):
                 table(name).createOrReplaceTempView(name)
-            tell(spark.sql(question.sql), question.form, out)
+            write_answer(spark.sql(question.sql), question.form, out)
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -128,20 +128,20 @@ def _named(sql: str) -> list[str]:
     return [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
 
 
-def tell(frame: DataFrame, form: str, out: TextIO) -> None:
+def write_answer(frame: DataFrame, form: str, out: TextIO) -> None:
     """Print the rows of a query."""
     if form == "table":
         with redirect_stdout(out):
             frame.show(SHOWN_ROWS, truncate=False)
     elif form == "csv":
-        _tell_csv(frame, out)
+        _write_csv(frame, out)
     else:
         for row in frame.toLocalIterator():
             json.dump(plain(row, frame.schema), out, allow_nan=False, ensure_ascii=False)
             out.write("\n")
 
 
-def _tell_csv(frame: DataFrame, out: TextIO) -> None:
+def _write_csv(frame: DataFrame, out: TextIO) -> None:
     writer = csv.writer(out)
     writer.writerow(frame.columns)
     kinds = [field.dataType for field in frame.schema.fields]
@@ -155,7 +155,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     question = parse(argv, environ)
     if unknown := unknown_variables(environ):
         sys.stderr.write(f"warning: {unknown}\n")
-    # It tells each mistake in a query as a page of JSON; we tell it in a line.
+    # It tells each mistake in a query as a page of JSON; we write_answer it in a line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         ask(question, sys.stdout)

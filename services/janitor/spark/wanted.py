@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-__all__ = ["EVERYTHING", "Wanted", "wanted_by"]
+__all__ = ["EVERYTHING", "RowFilter", "wanted_by"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -30,7 +30,7 @@ _SHARDS: Final = ("ingest_shard", "broker_shard")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowFilter:
     """Which rows may be wanted; None is no bound. Both ends are included.
 
     Attributes:
@@ -59,10 +59,10 @@ class Wanted:
         )
 
 
-EVERYTHING: Final = Wanted()
+EVERYTHING: Final = RowFilter()
 
 
-def wanted_by(filters: Iterable[Filter], time_column: str) -> Wanted:
+def wanted_by(filters: Iterable[Filter], time_column: str) -> RowFilter:
     """What rows all of these filters together may let through.
 
     `time_column` is the column by whose time rows lie in order; `day` is the day of it.
@@ -158,8 +158,8 @@ def _last_ms(high: date | datetime | None) -> int | None:
     return (_moment(high) - _EPOCH) // _MS
 
 
-def _moment(told: date | datetime) -> datetime:
-    if not isinstance(told, datetime):
-        return datetime(told.year, told.month, told.day, tzinfo=UTC)
+def _moment(value: date | datetime) -> datetime:
+    if not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
     # Spark's timestamps are moments; one without a zone comes from a session in UTC.
-    return told if told.tzinfo else told.replace(tzinfo=UTC)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)

@@ -213,7 +213,7 @@ def _finish(session: Session, leases: Sequence[str], work: Work, done: str) -> N
 
     results = run(ask())
     for token, result in zip(leases, results, strict=True):
-        _tell(session, token, result, done)
+        _report(session, token, result, done)
     codes = {exit_code(result) for result in results if isinstance(result, SlateMQError)}
     if codes:
         # Refused says more than unreachable: a repeat will not help.
@@ -241,7 +241,7 @@ async def _by_shard(
     return [results[token] for token in leases]
 
 
-def _tell(session: Session, token: str, result: int | SlateMQError | None, done: str) -> None:
+def _report(session: Session, token: str, result: int | SlateMQError | None, done: str) -> None:
     fields: dict[str, Any] = {"lease_token": token, "ok": not isinstance(result, SlateMQError)}
     if isinstance(result, SlateMQError):
         if session.json:

@@ -153,17 +153,17 @@ def consume(
             give_up_s = session.timeout.total_seconds()
             await _Pump(messages, worker, slots, most, wait, give_up_s).run()
 
-    is_told = program is not None
+    is_reported = program is not None
     try:
         run(work())
         if tally.nacked and not tally.acked:
             sys.exit(EXIT_REFUSED)
     except SlateMQError:
         # Who could not even begin has nothing to sum up.
-        is_told = is_told and tally.acked + tally.nacked > 0
+        is_reported = is_reported and tally.acked + tally.nacked > 0
         raise
     finally:
-        if is_told or tally.lost:
+        if is_reported or tally.lost:
             note(f"{tally.acked} acked, {tally.nacked} nacked, {tally.lost} lost their lease")
 
 

@@ -115,13 +115,13 @@ async def write_export(
     stream: BinaryIO,
     limit: int | None,
     bounds: dict[str, Any],
-    told: str = TOLD,
+    text: str = TOLD,
     name: str = "",
 ) -> tuple[int, int]:
     """Writes a queue file, a page of messages in memory at a time; gives messages and bytes."""
     counts = (await client.get_queue(queue)).counts
     total = getattr(counts, f"{state.value}_count")
-    buffer = bytearray(head(queue, state.value, told, name or uuid4().hex[:12], _now_ms()))
+    buffer = bytearray(head(queue, state.value, text, name or uuid4().hex[:12], _now_ms()))
     count = size = 0
     entries = _entries(client, queue, state, limit, bounds)
     with progress(not session.json, "export", min(total, limit or total)) as update:

@@ -25,7 +25,7 @@ from slatemq.cli.publish.runs import Run
 from slatemq.cli.session import Session, pass_session, run, session_options
 from slatemq.cli.threads import in_thread
 from slatemq.cli.tq.input import STDIN, marked, name_of
-from slatemq.cli.tq.output import told
+from slatemq.cli.tq.output import translated_errors
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -114,7 +114,7 @@ def import_(
                 await client.get_queue(to)  # Refused here, whatever the file holds.
             importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
             try:
-                with told():
+                with translated_errors():
                     await importer.run()
             except BaseException:
                 if importer.counts["imported"]:
@@ -255,7 +255,7 @@ class Importer:
         size = 0
         for entry in entries:
             if entry.state is State.UNKNOWN:
-                self._tell_of_unknown(entry)
+                self._warn_of_unknown(entry)
             if entry.offset < start or entry.state in (State.COMMENT, State.UNKNOWN):
                 continue
             self.counts["entries"] += 1
@@ -288,7 +288,7 @@ class Importer:
             return None
         return Item(entry, content)
 
-    def _tell_of_unknown(self, entry: textqueue.Entry) -> None:
+    def _warn_of_unknown(self, entry: textqueue.Entry) -> None:
         if entry.control == BYTE_ORDER_MARK:
             self._note_once(entry, "mark", marked(self._file))
             return

@@ -94,21 +94,21 @@ class Content:
 
 def digest_of(payload: bytes, headers: Mapping[str, str]) -> str:
     """16 hexadecimal digits of a message's content."""
-    told = json.dumps(sorted(headers.items())).encode()
-    return hashlib.blake2b(b"%d %s%s" % (len(told), told, payload), digest_size=8).hexdigest()
+    encode = json.dumps(sorted(headers.items())).encode()
+    return hashlib.blake2b(b"%d %s%s" % (len(encode), encode, payload), digest_size=8).hexdigest()
 
 
 # --- From the queue ---------------------------------------------------------
 
 
-def head(queue_id: str, state: str, told: str, session: str, now_ms: int) -> bytes:
+def head(queue_id: str, state: str, text: str, session: str, now_ms: int) -> bytes:
     """The comment at the head of an export; `told` explains, `session` names it."""
     variables = [
         f"{SLATEMQ}=export of {queue_id}, {state}",
         f"exported_at={format_time(now_ms)}",
         f"session={session}",
     ]
-    return render(told, variables, State.COMMENT) + b"\n"
+    return render(text, variables, State.COMMENT) + b"\n"
 
 
 def exported(entry: Entry) -> bytes:
@@ -158,15 +158,15 @@ def _names(entry: Entry) -> Iterator[str]:
 
 def _facts(entry: Entry) -> Iterator[str]:
     """What people want to know."""
-    is_letter = entry.state in (EntryState.FAILED, EntryState.ARCHIVED)
-    if is_letter:
+    is_dead_letter = entry.state in (EntryState.FAILED, EntryState.ARCHIVED)
+    if is_dead_letter:
         yield f"reason={_one_line(entry.reason)}"
     yield f"attempts={entry.attempts_count}"
     for attempt in entry.attempts:
         if entry.state is EntryState.ARCHIVED or not attempt.outcome.startswith(NOTED):
-            yield f"attempt={_told(attempt)}"
+            yield f"attempt={_describe(attempt)}"
     if entry.finished_at_ms:
-        state = EntryState.FAILED if is_letter else entry.state
+        state = EntryState.FAILED if is_dead_letter else entry.state
         yield f"{state.value}_at={format_time(entry.finished_at_ms)}"
     if entry.archived is not None:
         yield f"archived_at={format_time(entry.archived.archived_at_ms)}"
@@ -184,7 +184,7 @@ def _facts(entry: Entry) -> Iterator[str]:
         yield f"retention={entry.message.retention_s}"
 
 
-def _told(attempt: Attempt) -> str:
+def _describe(attempt: Attempt) -> str:
     when = format_time(attempt.claimed_at_ms)
     return _one_line(f"{when} by {attempt.consumer_id}: {attempt.outcome}")
 
@@ -220,19 +220,19 @@ def content_of(entry: textqueue.Entry, file: str) -> Content:
     """What an entry says; raises BadInput, with file and line, where it cannot be read."""
     expect_none(entry, file)
     known = {one.name: one for one in reversed(entry.variables) if one.name}
-    told = {name: one.value for name, one in known.items()}
+    fields = {name: one.value for name, one in known.items()}
     try:
         return Content(
             payload=_payload(entry.text, known),
             headers=_headers(entry),
             message_id=_whole(known, "id") or 0,
-            handle=told.get("handle", ""),
-            etag=told.get("etag", ""),
-            digest=told.get("content", ""),
+            handle=fields.get("handle", ""),
+            etag=fields.get("etag", ""),
+            digest=fields.get("content", ""),
             retention_s=_whole(known, "retention"),
             created_at_ms=_moment(known, "created_at"),
             is_gone="gone" in known,
-            settled=told.get(SETTLED, ""),
+            settled=fields.get(SETTLED, ""),
         )
     except _Wrong as error:
         line = entry.line if error.variable is None else entry.line_of(error.variable)

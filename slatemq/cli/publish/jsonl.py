@@ -63,19 +63,19 @@ async def publish_lines(
             this_run.stop(in_doubt)
         raise
     except BaseException as error:
-        to_mend = _to_mend(error)
-        session.at_end.append(lambda: _tell_durable(session, durable, skip))
+        to_repair = _to_repair(error)
+        session.at_end.append(lambda: _report_durable(session, durable, skip))
         if this_run is not None:
             kept = this_run.kept
             is_open = this_run.stop(in_doubt)
-            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, is_open, kept, to_mend))
+            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, is_open, kept, to_repair))
         raise
     if this_run is not None:
         this_run.finish()
-    _tell_durable(session, durable, skip)
+    _report_durable(session, durable, skip)
 
 
-def _to_mend(error: BaseException) -> str:
+def _to_repair(error: BaseException) -> str:
     """Where the input is at fault; empty when it is not."""
     if isinstance(error, LineError):
         return f"line {error.number}"
@@ -84,7 +84,7 @@ def _to_mend(error: BaseException) -> str:
     return ""
 
 
-def _tell_durable(session: Session, durable: int, skipped: int) -> None:
+def _report_durable(session: Session, durable: int, skipped: int) -> None:
     if session.json:
         write_json(
             {
@@ -97,8 +97,8 @@ def _tell_durable(session: Session, durable: int, skipped: int) -> None:
         say(f"durable: {durable}")
 
 
-def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_mend: str) -> None:
-    first = f"mend {to_mend} first, then " if to_mend else ""
+def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_repair: str) -> None:
+    first = f"mend {to_repair} first, then " if to_repair else ""
     soon = ", within 10 minutes" if is_open else ""
     note(f"not complete: {first}go on with the same options and --skip {durable}{soon}")
     if is_open and not kept:
@@ -108,8 +108,8 @@ def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_mend: str) -> 
 @contextmanager
 def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, where that is a terminal; gives what to call with bytes made durable."""
-    told = os.fstat(stream.fileno())
-    total = told.st_size if stat.S_ISREG(told.st_mode) else None
+    fstat = os.fstat(stream.fileno())
+    total = fstat.st_size if stat.S_ISREG(fstat.st_mode) else None
     with progress(True, "publish", total, _columns) as update:
         yield lambda count: update(advance=count)
 

@@ -126,7 +126,7 @@ def create(
                 name, with_queue=with_queue, start_from=start_from, **settings
             )
 
-    _tell(session, run(work()), f"created queue {name}")
+    _report(session, run(work()), f"created queue {name}")
 
 
 @queue.command("ls", epilog="\b\nExamples:\n  slatemq queue ls\n  slatemq queue ls --prefix eu-")
@@ -199,7 +199,7 @@ def update(
         async with session.connect() as client:
             return await client.update_queue(name, etag=etag, **changes)
 
-    _tell(session, run(work()), f"updated queue {name}")
+    _report(session, run(work()), f"updated queue {name}")
 
 
 @queue.command("delete", epilog="\b\nExample:\n  slatemq queue delete orders --yes")
@@ -251,7 +251,7 @@ def _show_queues(queues: Sequence[Queue]) -> None:
     write_table(heads, rows)
 
 
-def _tell(session: Session, one: Queue, text: str) -> None:
+def _report(session: Session, one: Queue, text: str) -> None:
     if session.json:
         write_json(queue_fields(one))
     else:
@@ -259,11 +259,11 @@ def _tell(session: Session, one: Queue, text: str) -> None:
 
 
 def _steering(
-    word: str, done: str, told: str, steer: Callable[[Client, str], Awaitable[Queue]]
+    word: str, done: str, text: str, steer: Callable[[Client, str], Awaitable[Queue]]
 ) -> click.Command:
     """A command that sets whether a queue hands out messages."""
 
-    @click.command(word, help=told, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
+    @click.command(word, help=text, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
     @click.argument("name", type=QUEUE)
     @session_options
     @pass_session
@@ -272,7 +272,7 @@ def _steering(
             async with session.connect() as client:
                 return await steer(client, name)
 
-        _tell(session, run(work()), f"{done} queue {name}")
+        _report(session, run(work()), f"{done} queue {name}")
 
     return command
 

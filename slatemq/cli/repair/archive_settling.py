@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from slatemq._admin.archived import ArchivedLetter, ArchivedOutcome
+from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
-from slatemq._admin.settling import DropLetter
+from slatemq._admin.settling import DropDeadLetter
 from slatemq.cli.files.queue_files import SETTLED, SETTLED_NO, SETTLED_SENT, SETTLED_YES
 from slatemq.cli.output import note
 from slatemq.cli.repair.dead_letter_plans import Step
-from slatemq.cli.repair.dead_letter_settling import Decision, LetterDesk
+from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, Decision
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.textqueue import TextQueue, TextQueueError
 
@@ -34,7 +34,7 @@ PROBLEMS = {
 _PLACE = re.compile(r"(?:rows|letters)\[(\d+)\]")
 
 
-class ArchiveDesk(LetterDesk):
+class ArchiveSettler(DeadLetterSettler):
     """Looks at archived letters of one queue, brings them back, and drops them."""
 
     _is_marking = True
@@ -44,8 +44,8 @@ class ArchiveDesk(LetterDesk):
         if step.problem:
             return Decision(step, None, problem=step.problem)
         if step.settlement is None:
-            told = "archived letters keep no notes" if step.notes else ""
-            return Decision(step, None, problem=told)
+            text = "archived letters keep no notes" if step.notes else ""
+            return Decision(step, None, problem=text)
         now = await self._now(step.content.handle)
         if now is GONE and step.content.settled in (SETTLED_SENT, SETTLED_YES):
             return Decision(step, step.settlement, is_done=True)
@@ -77,10 +77,10 @@ class ArchiveDesk(LetterDesk):
             return "it is a dead letter that is not archived: edit those without --archived"
         return GONE
 
-    def _told(self, decision: Decision, problem: str | None) -> None:
+    def _report(self, decision: Decision, problem: str | None) -> None:
         if decision.settlement is not None:  # else it may be none of ours, without a place for it
             self._note(decision, SETTLED_NO if problem else SETTLED_YES)
-        super()._told(decision, problem)
+        super()._report(decision, problem)
 
     def _note(self, decision: Decision, settled: str) -> None:
         """Notes in the file what has become of a letter."""
@@ -93,12 +93,12 @@ class ArchiveDesk(LetterDesk):
             note(f"{decision.step.file} cannot be told what was done: {error}")
 
     def _size(self, decision: Decision) -> int:
-        dropped = isinstance(decision.settlement, DropLetter)
+        dropped = isinstance(decision.settlement, DropDeadLetter)
         return 0 if dropped else len(decision.step.content.payload)
 
     async def _settle(self, batch: list[Decision]) -> None:
         """All of a batch in its order; what cannot be done is told, and left out."""
-        for dropped, some in groupby(batch, lambda one: isinstance(one.settlement, DropLetter)):
+        for dropped, some in groupby(batch, lambda one: isinstance(one.settlement, DropDeadLetter)):
             if dropped:
                 await self._drop(list(some))
             else:
@@ -118,23 +118,23 @@ class ArchiveDesk(LetterDesk):
             was_sent = decision.step.content.settled == SETTLED_SENT
             # Sent by a run before, it was done just after this one had looked.
             is_ours = outcome is ArchivedOutcome.GONE and was_sent
-            self._told(decision, "" if is_ours else PROBLEMS[outcome])
+            self._report(decision, "" if is_ours else PROBLEMS[outcome])
 
     async def _bring_back(self, batch: list[Decision]) -> None:
         while batch:
-            letters = [
-                ArchivedLetter(one.now, one.step.content.payload, one.step.content.headers)
+            dead_letters = [
+                ArchivedDeadLetter(one.now, one.step.content.payload, one.step.content.headers)
                 for one in batch
                 if one.now is not None
             ]
             self._sent(batch)
             try:
-                outcomes = await self._client.redrive_archived(letters)
+                outcomes = await self._client.redrive_archived(dead_letters)
             except InvalidArgument as error:
                 place = _PLACE.match(error.field)
                 if place is None or int(place[1]) >= len(batch):
                     raise
-                self._told(batch.pop(int(place[1])), error.message)
+                self._report(batch.pop(int(place[1])), error.message)
                 continue
             self._answered(batch, outcomes)
             return

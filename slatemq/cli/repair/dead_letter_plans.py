@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from slatemq import textqueue
 from slatemq._admin.settling import (
-    DropLetter,
-    NoteLetter,
-    RedriveLetter,
-    ReplaceLetter,
+    DropDeadLetter,
+    NoteDeadLetter,
+    RedriveDeadLetter,
+    ReplaceDeadLetter,
     Settlement,
 )
 from slatemq._consume.handles import message_of_handle, queue_of_handle
@@ -62,7 +62,7 @@ def steps(file: str, queue_id: str) -> Iterator[Step]:
     """What the file asks for, in its order. Raises FormatError, BadInput, OSError."""
     notes: list[str] = []
     for entry in TextQueue(file).entries(*State):
-        if entry.state is State.COMMENT and not _is_letter(entry):
+        if entry.state is State.COMMENT and not _is_dead_letter(entry):
             if not any(one.name == SLATEMQ for one in entry.variables):
                 notes.append(note_text(entry.text))
             continue
@@ -88,16 +88,18 @@ def note_text(text: str) -> str:
 def with_note(settlement: Settlement | None, content: Content, note: str) -> Settlement | None:
     """The settlement with a note; what is left alone gets one that only notes."""
     match settlement:
-        case RedriveLetter():
-            return RedriveLetter(settlement.handle, note)
-        case DropLetter():
-            return DropLetter(settlement.handle, note)
-        case ReplaceLetter():
-            return ReplaceLetter(settlement.handle, settlement.payload, settlement.headers, note)
-    return NoteLetter(content.handle, note) if note else None
+        case RedriveDeadLetter():
+            return RedriveDeadLetter(settlement.handle, note)
+        case DropDeadLetter():
+            return DropDeadLetter(settlement.handle, note)
+        case ReplaceDeadLetter():
+            return ReplaceDeadLetter(
+                settlement.handle, settlement.payload, settlement.headers, note
+            )
+    return NoteDeadLetter(content.handle, note) if note else None
 
 
-def _is_letter(entry: textqueue.Entry) -> bool:
+def _is_dead_letter(entry: textqueue.Entry) -> bool:
     return any(one.name == "id" for one in entry.variables)
 
 
@@ -129,14 +131,14 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     if content.message_id not in (0, named_id):
         return _stopped(step, f"its id is not the {named_id} of its handle: one of them was edited")
     if entry.state is State.PROCESSED:
-        return _asks(step, DropLetter(content.handle))
+        return _asks(step, DropDeadLetter(content.handle))
     if content.is_gone:
         return _stopped(step, "the message is not stored any more: it can only be dropped (=)")
     if not content.digest:
         return _stopped(step, "the variable content is gone: nobody knows whether it was edited")
     if content.is_edited:
-        return _asks(step, ReplaceLetter(content.handle, content.payload, content.headers))
-    return _asks(step, RedriveLetter(content.handle))
+        return _asks(step, ReplaceDeadLetter(content.handle, content.payload, content.headers))
+    return _asks(step, RedriveDeadLetter(content.handle))
 
 
 def _named(handle: str) -> tuple[str, int]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
 from slatemq._admin.settling import (
-    DropLetter,
-    NoteLetter,
-    RedriveLetter,
-    ReplaceLetter,
+    DropDeadLetter,
+    NoteDeadLetter,
+    RedriveDeadLetter,
+    ReplaceDeadLetter,
     Settlement,
 )
 from slatemq.cli.entry_output import one_line
@@ -44,10 +44,10 @@ tells."""
 _TWICE = "it stands in the file more than once"
 
 ACTIONS: dict[type, str] = {
-    RedriveLetter: "redrive",
-    DropLetter: "drop",
-    ReplaceLetter: "replace",
-    NoteLetter: "note",
+    RedriveDeadLetter: "redrive",
+    DropDeadLetter: "drop",
+    ReplaceDeadLetter: "replace",
+    NoteDeadLetter: "note",
 }
 
 
@@ -73,7 +73,7 @@ class Decision:
         return ACTIONS[type(self.settlement)] if self.settlement is not None else "none"
 
 
-class LetterDesk:
+class DeadLetterSettler:
     """Looks at letters of one queue, and settles them.
 
     Attributes:
@@ -107,7 +107,7 @@ class LetterDesk:
         """What is to be done: asks the broker where a letter was edited, or has notes."""
         if step.problem:
             return Decision(step, None, problem=step.problem)
-        asks = isinstance(step.settlement, ReplaceLetter) or step.notes
+        asks = isinstance(step.settlement, ReplaceDeadLetter) or step.notes
         if not asks or not step.content.handle:
             return Decision(step, step.settlement)
         now = await self._look(step, EntryView.FULL)
@@ -121,7 +121,7 @@ class LetterDesk:
             one for one in step.notes if not any(f"\n{one}\n" in note for note in known)
         )
         settlement = with_note(step.settlement, step.content, fresh)
-        if isinstance(settlement, ReplaceLetter) and now.etag != step.content.etag:
+        if isinstance(settlement, ReplaceDeadLetter) and now.etag != step.content.etag:
             why = "the message was edited by somebody else meanwhile: export it again"
             return Decision(step, settlement, now, why)
         return Decision(step, settlement, now)
@@ -151,13 +151,13 @@ class LetterDesk:
         if now.state is EntryState.FAILED:
             return f"it came back meanwhile, and has failed again at {when}"
         if now.state is EntryState.DONE:
-            finishing = isinstance(step.settlement, DropLetter | ReplaceLetter)
+            finishing = isinstance(step.settlement, DropDeadLetter | ReplaceDeadLetter)
             if finishing and now.consumer_id == self._who:
                 return ""
             return f"it is done meanwhile, by {now.consumer_id or 'a redrive'} at {when}"
         if now.state is EntryState.ARCHIVED:
             return "it was archived meanwhile: `slatemq failed edit --archived` has it"
-        if isinstance(step.settlement, RedriveLetter):
+        if isinstance(step.settlement, RedriveDeadLetter):
             return ""
         return f"it came back meanwhile, and is {now.state.value.replace('_', ' ')}"
 
@@ -171,10 +171,10 @@ class LetterDesk:
             decision = await self.decide_once(step)
             settlement = decision.settlement
             if decision.is_done:
-                self._told(decision, "")
+                self._report(decision, "")
                 continue
             if decision.problem:
-                self._told(decision, decision.problem)
+                self._report(decision, decision.problem)
             if decision.problem or settlement is None:
                 continue
             taken = self._size(decision)
@@ -187,7 +187,7 @@ class LetterDesk:
 
     def _size(self, decision: Decision) -> int:
         """Bytes of content that go with it."""
-        replaced = isinstance(decision.settlement, ReplaceLetter)
+        replaced = isinstance(decision.settlement, ReplaceDeadLetter)
         return len(decision.step.content.payload) if replaced else 0
 
     async def _settle(self, batch: list[Decision]) -> None:
@@ -206,18 +206,18 @@ class LetterDesk:
                     batch = await self._still_there(batch)
                 continue
             for decision in batch:
-                self._told(decision, None)
+                self._report(decision, None)
             return
 
     async def _refused(self, decision: Decision, error: SlateMQError) -> None:
         if error.reason != "ENTRY_UNKNOWN":
             # Without the field, which is one of the call.
-            told = error.description if isinstance(error, InvalidArgument) else error.message
-            self._told(decision, told)
+            description = error.description if isinstance(error, InvalidArgument) else error.message
+            self._report(decision, description)
             return
         now = await self._look(decision.step, EntryView.BASIC)
         twice = f"{_TWICE}: what stood first counts"
-        self._told(decision, now if isinstance(now, str) else twice)
+        self._report(decision, now if isinstance(now, str) else twice)
 
     async def _still_there(self, batch: Sequence[Decision]) -> list[Decision]:
         """Those that are still the letters that were exported; tells of the others."""
@@ -230,12 +230,12 @@ class LetterDesk:
         left: list[Decision] = []
         for decision, now in zip(batch, await asyncio.gather(*map(look, batch)), strict=True):
             if isinstance(now, str):
-                self._told(decision, now)
+                self._report(decision, now)
             else:
                 left.append(decision)
         return left
 
-    def _told(self, decision: Decision, problem: str | None) -> None:
+    def _report(self, decision: Decision, problem: str | None) -> None:
         """Counts a letter: done (None), done already (empty), or a conflict."""
         kind = decision.action if problem is None else "conflict" if problem else "already"
         self.counts[kind] += 1
@@ -257,20 +257,20 @@ class LetterDesk:
 
 
 async def review(
-    desk: LetterDesk, steps: Iterable[Step], show: Callable[[str], None]
+    settler: DeadLetterSettler, steps: Iterable[Step], show: Callable[[str], None]
 ) -> Counter[str]:
     """Shows what the file asks for; counts it by action, conflicts and what is left alone."""
     counts: Counter[str] = Counter()
     shown = 0
     for step in steps:
-        decision = await desk.decide_once(step)
+        decision = await settler.decide_once(step)
         if decision.is_done or (decision.settlement is None and not decision.problem):
             counts["already" if decision.is_done else "none"] += 1
             continue
         counts["conflict" if decision.problem else decision.action] += 1
         shown += 1
         if shown <= SHOWN_MAX:
-            for line in _lines(await desk.with_message(decision)):
+            for line in _lines(await settler.with_message(decision)):
                 show(line)
     if shown > SHOWN_MAX:
         show(f"… and {shown - SHOWN_MAX} more")
@@ -283,7 +283,7 @@ def _lines(decision: Decision) -> Iterator[str]:
         return
     yield f"{decision.action:8} {decision.step.name}"
     settlement, now = decision.settlement, decision.now
-    if isinstance(settlement, ReplaceLetter) and now is not None and now.message is not None:
+    if isinstance(settlement, ReplaceDeadLetter) and now is not None and now.message is not None:
         payload = settlement.payload
         assert isinstance(payload, bytes), "as content_of made it"
         yield from _diff(now.message.payload, payload)

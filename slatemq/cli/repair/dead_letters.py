@@ -148,8 +148,8 @@ def redrive(
 
     async def work() -> Redrive | None:
         async with session.connect() as client:
-            unknown.extend(await _no_letters(client, queue, ids))
-            _tell_unknown(session, queue, unknown)
+            unknown.extend(await _no_dead_letters(client, queue, ids))
+            _report_unknown(session, queue, unknown)
             chosen = [one for one in ids if one not in unknown]
             if ids and not chosen:
                 return None
@@ -173,20 +173,20 @@ def redrive(
                 note(f"it goes on without us; `slatemq failed cancel {name}` stops it")
                 raise
 
-    told = run(work())
-    if told is not None and no_wait and not session.json:
-        say(told.redrive_id)
-    elif told is not None:
-        _tell(session, told)
+    result = run(work())
+    if result is not None and no_wait and not session.json:
+        say(result.redrive_id)
+    elif result is not None:
+        _report(session, result)
     if unknown:
         sys.exit(EXIT_REFUSED)
 
 
-async def _no_letters(client: Client, queue: str, ids: Sequence[int]) -> list[int]:
+async def _no_dead_letters(client: Client, queue: str, ids: Sequence[int]) -> list[int]:
     """Those that are no dead letters of the queue. Of very many nobody is asked."""
     looks = asyncio.Semaphore(LOOKS_AT_ONCE)
 
-    async def is_letter(message_id: int) -> bool:
+    async def is_dead_letter(message_id: int) -> bool:
         async with looks:
             found = [entry.state async for entry in client.find_message(message_id, [queue])]
         return EntryState.FAILED in found
@@ -194,11 +194,11 @@ async def _no_letters(client: Client, queue: str, ids: Sequence[int]) -> list[in
     asked = list(dict.fromkeys(ids))
     if len(asked) > LOOKED_UP_MAX:
         return []
-    known = await asyncio.gather(*map(is_letter, asked))
+    known = await asyncio.gather(*map(is_dead_letter, asked))
     return [one for one, is_known in zip(asked, known, strict=True) if not is_known]
 
 
-def _tell_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
+def _report_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
     for one in ids:
         error = NotFound("message", str(one), f"message {one} is no dead letter of {queue}")
         if session.json:
@@ -281,10 +281,10 @@ def _steer(session: Session, steer: Callable[[Client], Awaitable[Redrive]]) -> N
         async with session.connect() as client:
             return await steer(client)
 
-    _tell(session, run(work()))
+    _report(session, run(work()))
 
 
-def _tell(session: Session, one: Redrive) -> None:
+def _report(session: Session, one: Redrive) -> None:
     if session.json:
         write_json(asdict(one))
     else:

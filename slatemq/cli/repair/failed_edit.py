@@ -24,11 +24,11 @@ from slatemq.cli.files.windows_lines import expect_none_in, has_any, mark_taken_
 from slatemq.cli.output import note, remark, say
 from slatemq.cli.parameters import QUEUE
 from slatemq.cli.publish.runs import STATE_VARIABLE
-from slatemq.cli.repair.archive_settling import ArchiveDesk
+from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import session_of, steps
-from slatemq.cli.repair.dead_letter_settling import LetterDesk, review
+from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, review
 from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.cli.tq.output import told
+from slatemq.cli.tq.output import translated_errors
 
 FALLBACK_EDITOR = "vi"
 EDITOR_VARIABLES = ("VISUAL", "EDITOR")
@@ -201,25 +201,25 @@ def _act_again(
 
 def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> None:
     """Shows what a file asks for, asks, and does it."""
-    with told():
+    with translated_errors():
         expect_none_in(file)
     name = session_of_file(file)
-    desk_of = ArchiveDesk if archived else LetterDesk
+    settler_of = ArchiveSettler if archived else DeadLetterSettler
     who = f"{_user()}, slatemq failed edit {name}"[:200]
 
     async def look() -> Counter[str]:
         async with session.connect() as client:
-            with told():
-                desk = desk_of(client, who, session.json)
+            with translated_errors():
+                settler = settler_of(client, who, session.json)
                 # With JSON that is the result, and all of stdout.
-                return await review(desk, steps(file, queue), remark if session.json else say)
+                return await review(settler, steps(file, queue), remark if session.json else say)
 
     async def settle() -> Counter[str]:
         async with session.connect() as client:
-            desk = desk_of(client, who, session.json)
-            with told():
-                await desk.settle_all(steps(file, queue))
-            return desk.counts
+            settler = settler_of(client, who, session.json)
+            with translated_errors():
+                await settler.settle_all(steps(file, queue))
+            return settler.counts
 
     if not (session.json and yes):
         wanted = run(look())
@@ -241,7 +241,7 @@ def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> 
 
 def session_of_file(file: str) -> str:
     """What names the export that the file was, or the file where its head is gone."""
-    with told():
+    with translated_errors():
         return session_of(file) or Path(file).name
 
 

@@ -170,13 +170,13 @@ async def _search(
     """The entries of a message by its ID, as they are found."""
     with _searching(session) as update:
 
-        def told(progress: SearchProgress) -> None:
+        def report(progress: SearchProgress) -> None:
             update(
                 f"searched {progress.queues_searched_count} of {progress.queues_count} "
                 f"queues, {progress.rows_read_count} rows"
             )
 
-        async for found in client.find_message(int(which), queues, on_progress=told):
+        async for found in client.find_message(int(which), queues, on_progress=report):
             yield found
 
 
@@ -321,10 +321,10 @@ def done() -> None:
     """Look at the messages that are done."""
 
 
-def finished_listing(state: EntryState, word: str, told: str, examples: str) -> click.Command:
+def finished_listing(state: EntryState, word: str, text: str, examples: str) -> click.Command:
     """`ls` of a list that goes by time; `word` says what happened to its messages."""
 
-    @click.command("ls", help=told, epilog=examples)
+    @click.command("ls", help=text, epilog=examples)
     @click.argument("queue", type=QUEUE)
     @listing_options(word)
     @session_options
@@ -344,8 +344,8 @@ def finished_listing(state: EntryState, word: str, told: str, examples: str) -> 
         list_entries(session, queue, which, limit, headers, **bounds)
 
     if state is EntryState.FAILED:
-        told_of = "Those whose content was moved into the archive; times are when that was."
-        listing.params.append(click.Option(["--archived"], is_flag=True, help=told_of))
+        help_text = "Those whose content was moved into the archive; times are when that was."
+        listing.params.append(click.Option(["--archived"], is_flag=True, help=help_text))
     return listing
 
 

@@ -24,7 +24,7 @@ from slatemq.cli.tq.input import (
     states_of,
     stdin_batches,
     stdin_text,
-    tell_of_mark,
+    warn_of_mark,
 )
 from slatemq.cli.tq.options import (
     fsync_option,
@@ -33,7 +33,7 @@ from slatemq.cli.tq.options import (
     reading_options,
     states_option,
 )
-from slatemq.cli.tq.output import entry_fields, oddities, told, write_entry
+from slatemq.cli.tq.output import entry_fields, oddities, translated_errors, write_entry
 from slatemq.textqueue import Claim, State, TextQueue, TextQueueError
 from slatemq.textqueue.queue import LEASE
 
@@ -122,9 +122,9 @@ for command in (marking.done, marking.fail, marking.release, marking.set_):
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
     """List the queued messages of FILE (- reads stdin), or entries in other states."""
     wanted = states_of(states)
-    with told():
+    with translated_errors():
         stream = sys.stdout.buffer
-        tell_of_mark(file)
+        warn_of_mark(file)
         for entry in entries_of(file, strict, wanted):
             if session.json:
                 stream.writelines(json_pieces(entry_fields(entry)))
@@ -161,9 +161,9 @@ def next_(
     if lease <= timedelta(0):
         raise click.UsageError("--lease must be longer than nothing, such as 5m")
     claim: Claim | None = None
-    with told():
+    with translated_errors():
         queue = TextQueue(file, fsync=fsync, owner="slatemq tq next")
-        tell_of_mark(file)
+        warn_of_mark(file)
         if claiming:
             claim = queue.claim(lease, tied=False)
             entry = claim.entry if claim else None
@@ -222,7 +222,7 @@ def append(
         raise click.UsageError("give one of TEXT, - (stdin) and --lines")
     variables = [*values, *(reserved(room) for room in rooms)]
     queue = TextQueue(file, fsync=fsync)
-    with told():
+    with translated_errors():
         if lines:
             _append_lines(session, queue, variables)
             return
@@ -237,10 +237,10 @@ def append(
 def check(session: Session, file: str, strict: bool) -> None:
     """Read all of FILE (- reads stdin): count its entries, and warn of likely mistakes."""
     counts: Counter[State] = Counter()
-    with told():
+    with translated_errors():
         if file != STDIN:
             TextQueue(file).has_all_appends()
-        tell_of_mark(file)
+        warn_of_mark(file)
         for entry in entries_of(file, strict, list(State)):
             counts[entry.state] += 1
             for line, warning in oddities(entry):
@@ -258,8 +258,8 @@ def check(session: Session, file: str, strict: bool) -> None:
 @pass_session
 def compact(session: Session, file: str, errors: bool) -> None:
     """Leave processed messages out of FILE. Claims go on; other entries are kept as they are."""
-    with told():
-        tell_of_mark(file)
+    with translated_errors():
+        warn_of_mark(file)
         result = TextQueue(file).compact(errors=errors)
     if session.json:
         write_json(

@@ -78,7 +78,7 @@ def name_of(file: str) -> str:
     return "stdin" if file == STDIN else file
 
 
-def tell_of_mark(file: str) -> None:
+def warn_of_mark(file: str) -> None:
     """Say that the file, or stdin, begins with a byte order mark, if it does. Raises OSError."""
     if _stdin().peek(1).startswith(_MARK) if file == STDIN else begins_with_mark(file):
         note(f"{name_of(file)}:1: {marked(file)}")

@@ -14,7 +14,7 @@ from slatemq.cli.parameters import WORDS
 from slatemq.cli.session import Session, pass_session
 from slatemq.cli.tq.input import OFFSET_DIGITS_MAX, STDIN, is_token, offset_of, stdin_lines
 from slatemq.cli.tq.options import fsync_option, options
-from slatemq.cli.tq.output import told
+from slatemq.cli.tq.output import translated_errors
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, TextQueue
 
@@ -125,7 +125,7 @@ def set_(session: Session, file: str, which: str, name: str, value: str, fsync: 
     queue = TextQueue(file, fsync=fsync)
 
     def change(one: str) -> None:
-        with told():
+        with translated_errors():
             holder = queue.claimed(one) if is_token(one) else queue.entry(offset_of(one))
             entry = holder.entry if isinstance(holder, Claim) else holder
             named = any(variable.name == name for variable in entry.variables)
@@ -158,7 +158,7 @@ def _each(session: Session, which: Sequence[str], change: Callable[[str], None])
     for one in _spelt_out(which):
         fields: dict[str, Any] = {"which": one, "ok": True}
         try:
-            with told():
+            with translated_errors():
                 change(one)
         except SlateMQError as error:
             refused = True

@@ -49,12 +49,12 @@ def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 fsync_option = click.option("--fsync", is_flag=True, help="Be on the disk before this returns.")
 
 
-def states_option(told: str) -> Callable[[F], F]:
+def states_option(text: str) -> Callable[[F], F]:
     """Adds --state."""
     return click.option(
         "--state",
         "states",
         multiple=True,
         type=click.Choice([*(state.value for state in State), ALL]),
-        help=f"{told} in this state; repeatable.  [default: queued]",
+        help=f"{text} in this state; repeatable.  [default: queued]",
     )

@@ -46,7 +46,7 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Errors of queue files as those that commands end with, and warnings as notes."""
     try:
         with warnings.catch_warnings():

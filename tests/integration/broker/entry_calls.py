@@ -128,9 +128,9 @@ async def until(
 ) -> entry_pb2.Redrive:
     """The redrive when it is as wanted."""
     async with asyncio.timeout(60):
-        while not condition(told := await redrive(rig, redrive_id)):
+        while not condition(result := await redrive(rig, redrive_id)):
             await asyncio.sleep(0.005)
-    return told
+    return result
 
 
 async def ended(rig: Rig, redrive_id: str) -> entry_pb2.Redrive:

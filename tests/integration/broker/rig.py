@@ -21,7 +21,14 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.durability import NoSync
 from services.broker.config import BrokerConfig
-from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, Came, Tagged, held_of
+from services.broker.delivery.message_cache import (
+    DAMAGED,
+    FETCH_BYTES,
+    GONE,
+    IngestMessages,
+    TaggedMessages,
+    held_of,
+)
 from services.broker.outbox.targets import OutboxTarget
 from services.broker.rpc.servicers import Servicers
 from services.broker.service import BrokerService
@@ -53,8 +60,8 @@ async def refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str, str]:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call
     error = from_rpc_error(refused.value)
-    told = error.field if isinstance(error, InvalidArgument) else error.message
-    return refused.value.code(), error.reason, told
+    field = error.field if isinstance(error, InvalidArgument) else error.message
+    return refused.value.code(), error.reason, field
 
 
 class Disk(NoSync):
@@ -120,22 +127,22 @@ class Ingest:
         await self.read_gate.wait()
         return messages, [i for i in ids if i in missing]
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         messages, gone = await self.read(shard, ids)
         sizes = accumulate(len(one.payload) for one in messages)
         fit = max(sum(size <= max_bytes for size in sizes), 1)
         held = {one.message_id: held_of(one) for one in messages[:fit]}
         reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
-        return Came.of(held, reasons)
+        return IngestMessages.of(held, reasons)
 
     async def read_with_etags(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
-    ) -> Tagged:
+    ) -> TaggedMessages:
         messages, gone = await self.read(shard, ids)
         sizes = accumulate(len(message.payload) for message in messages)
         messages = messages[: max(1, sum(size <= max_bytes for size in sizes))]
         etags = [f"e{message.message_id}" for message in messages]
-        return Tagged(messages, etags, gone)
+        return TaggedMessages(messages, etags, gone)
 
     async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
         self.edits.append(request)
@@ -241,8 +248,8 @@ class Rig:
         )
         return await self.assignments.Assign(assignment_pb2.AssignRequest(ranges=[piece]))
 
-    async def claim(self, queue_id: str = "q", **wish: object) -> list[ClaimedMessage]:
-        request = consumer_pb2.ClaimRequest(queue_id=queue_id, **wish)  # type: ignore[arg-type]
+    async def claim(self, queue_id: str = "q", **options: object) -> list[ClaimedMessage]:
+        request = consumer_pb2.ClaimRequest(queue_id=queue_id, **options)  # type: ignore[arg-type]
         return messages_of(await self.consumers.Claim(request))
 
     async def ack(self, *tokens: str) -> list[int]:

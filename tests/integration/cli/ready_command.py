@@ -45,9 +45,13 @@ def run(
     words = [os.fsdecode(one) for one in arguments]
     asked = {"arguments": words, "environ": dict(environ), "folder": str(Path.cwd())}
     given, giving = os.pipe()
-    told, telling = os.pipe()
+    result, telling = os.pipe()
     writer = threading.Thread(target=_give, args=(os.fdopen(giving, "wb"), stdin))
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, os.fdopen(told) as ends:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        os.fdopen(result) as ends,
+    ):
         files = [given, out.fileno(), err.fileno(), telling]
         socket.send_fds(_forking(), [json.dumps(asked).encode()], files)
         os.close(given)

@@ -80,5 +80,5 @@ class Cli:
 
     def counts(self, queue: str) -> dict[str, int]:
         """How many messages of a queue are in which state."""
-        told = self.ok("queue", "show", queue, "--json").objects[0]["counts"]
-        return {name: count for name, count in told.items() if name.endswith("_count")}
+        value = self.ok("queue", "show", queue, "--json").objects[0]["counts"]
+        return {name: count for name, count in value.items() if name.endswith("_count")}

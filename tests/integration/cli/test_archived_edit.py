@@ -16,7 +16,7 @@ import pytest
 import slatemq.sync
 from libs.storage.database.roots import open_root
 from services.janitor.jobs.archive import LETTERS, DayFolder
-from slatemq._admin.archived import ArchivedLetter, ArchivedOutcome
+from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
 from tests.forms import seeds
@@ -41,22 +41,22 @@ def archived_letters(
     """Archives letters with these payloads as the janitor does: the parts first."""
     dead_letters(cli, queue, *payloads, headers=headers)
     rows: list[dict[str, Any]] = []
-    for letter in objects(cli, "failed", "ls", queue):
-        (told,) = objects(cli, "failed", "show", letter["handle"])
-        text, encoded = told.get("payload"), told.get("payload_base64")
+    for dead_letter in objects(cli, "failed", "ls", queue):
+        (result,) = objects(cli, "failed", "show", dead_letter["handle"])
+        text, encoded = result.get("payload"), result.get("payload_base64")
         rows.append(
             {
-                "message_id": int(told["message_id"]),
-                "failed_at": _moment(told["finished_at_ms"]),
+                "message_id": int(result["message_id"]),
+                "failed_at": _moment(result["finished_at_ms"]),
                 "broker_shard": 0,
                 "created_revision": 1,
-                "attempts": told["attempts_count"],
-                "priority": told["priority"],
-                "reason": told["reason"],
-                "created_at": _moment(told["created_at_ms"]),
-                "received_at": _moment(told["received_at_ms"]),
-                "retention_s": told["retention_s"],
-                "headers": list(told["headers"].items()),
+                "attempts": result["attempts_count"],
+                "priority": result["priority"],
+                "reason": result["reason"],
+                "created_at": _moment(result["created_at_ms"]),
+                "received_at": _moment(result["received_at_ms"]),
+                "retention_s": result["retention_s"],
+                "headers": list(result["headers"].items()),
                 "history": [
                     {
                         "attempt": number,
@@ -65,7 +65,7 @@ def archived_letters(
                         "outcome": one["outcome"],
                         "failed_in": one["queue_id"],
                     }
-                    for number, one in enumerate(told["attempts"], 1)
+                    for number, one in enumerate(result["attempts"], 1)
                 ],
                 "payload": text.encode() if text is not None else base64.b64decode(encoded),
                 "run": "by-hand",
@@ -88,9 +88,9 @@ def test_an_export_is_as_that_of_dead_letters(cli: Cli, tmp_path: Path) -> None:
     archived_letters(cli, queue, b"one\ntwo", b"\xff\x00", headers={"type": "order"})
     out = tmp_path / "a.tq"
 
-    told = cli.ok("export", queue, "--state", "archived", "--out", str(out)).out.decode()
+    text = cli.ok("export", queue, "--state", "archived", "--out", str(out)).out.decode()
 
-    assert told.startswith("exported: 2 to")
+    assert text.startswith("exported: 2 to")
     entries = {one.text: one for one in TextQueue(out).entries(State.ERROR)}
     assert sorted(entries) == ["/wA=", "one\ntwo"]
     one = entries["one\ntwo"]
@@ -125,10 +125,10 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
 
     assert done.code == 0, done
     assert "1 to come back, 1 to be replaced, 1 to be dropped" in done.err
-    told = done.out.decode()
-    assert "-mend me" in told
-    assert "+mended" in told
-    assert "1 came back, 1 replaced, 1 dropped" in told
+    text = done.out.decode()
+    assert "-mend me" in text
+    assert "+mended" in text
+    assert "1 came back, 1 replaced, 1 dropped" in text
     wait_until(lambda: counts(cli, queue) == {"available": 2, "archived": 2}, 60)
     assert [payload for payload, _ in contents(cli, queue)] == ["back", "mended"]
     left = cli.ok("export", queue, "--state", "archived", "--out", "-").out
@@ -168,8 +168,8 @@ def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Pat
         ("redrive", True, False),
     ]
     assert counts(cli, queue) == {"available": 3, "archived": 1}
-    told = cli.ok(*act)
-    assert "nothing to do: 4 done already, 1 left alone" in told.err
+    result = cli.ok(*act)
+    assert "nothing to do: 4 done already, 1 left alone" in result.err
 
 
 @pytest.mark.parametrize("number", seeds(4))
@@ -221,7 +221,7 @@ def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> No
             if one.message is not None
         }
         gone = found[b"gone"]
-        assert client.redrive_archived([ArchivedLetter(gone, b"by another")]) == ["done"]
+        assert client.redrive_archived([ArchivedDeadLetter(gone, b"by another")]) == ["done"]
         outcomes = client.drop_archived([gone])
         assert outcomes == [ArchivedOutcome.GONE]
         handles = [found[b"good"].handle, gone.handle]

@@ -74,8 +74,8 @@ def test_a_message_for_which_a_script_lacks_a_tool_becomes_a_dead_letter(
     done = cli.run("consume", queue, "--exec", program, "--wait", "2s")
 
     assert (done.code, "2 acked, 2 nacked" in done.err) == (0, True), done.err
-    (letter,) = cli.ok("failed", "ls", queue, "--json").objects
-    assert "exit status 127" in letter["reason"]
+    (dead_letter,) = cli.ok("failed", "ls", queue, "--json").objects
+    assert "exit status 127" in dead_letter["reason"]
 
 
 def test_a_message_for_which_a_script_lacks_a_tool_holds_up_none_behind_it(
@@ -121,10 +121,10 @@ def test_the_end_of_stderr_is_the_reason_of_a_dead_letter(cli: Cli, queue: str) 
 
     done = cli.run("consume", queue, "--exec", program, "--max", "1")
 
-    (letter,) = cli.ok("failed", "ls", queue, "--json").objects
-    assert letter["reason"].startswith("nack: the command ended with exit status 3: …y")
-    assert letter["reason"].endswith("y | no such street | in town")
-    assert len(letter["reason"]) < 600
+    (dead_letter,) = cli.ok("failed", "ls", queue, "--json").objects
+    assert dead_letter["reason"].startswith("nack: the command ended with exit status 3: …y")
+    assert dead_letter["reason"].endswith("y | no such street | in town")
+    assert len(dead_letter["reason"]) < 600
     assert "\x1b[31mno such street" in done.err.replace("\\x1b", "\x1b")
 
 
@@ -286,12 +286,12 @@ def in_a_terminal(cli: Cli, *words: str) -> list[str]:
     environ = {**cli.environ, "COLUMNS": "80"}
     subprocess.run([*COMMAND, *words], stdout=its, env=environ, check=True, timeout=60)
     os.close(its)
-    told = b""
+    data = b""
     with suppress(OSError):  # That is how a terminal ends.
         while some := os.read(ours, 1 << 16):
-            told += some
+            data += some
     os.close(ours)
-    return re.sub(r"\x1b\[\d*m", "", told.decode()).splitlines()
+    return re.sub(r"\x1b\[\d*m", "", data.decode()).splitlines()
 
 
 def test_lists_of_queues_and_redrives_fit_80_columns(cli: Cli, queue: str) -> None:
@@ -361,9 +361,9 @@ def completed(words: str, endpoint: str, shell: str = "bash") -> subprocess.Comp
 def answered(words: str, endpoint: str, shell: str = "bash") -> str:
     """What is completed, asked again while the server takes longer than a shell waits: a second."""
     end = time.monotonic() + 60
-    while not (told := completed(words, endpoint, shell).stdout).strip():
+    while not (stdout := completed(words, endpoint, shell).stdout).strip():
         assert time.monotonic() < end, "nothing is completed"
-    return told
+    return stdout
 
 
 @pytest.mark.parametrize(
@@ -374,18 +374,18 @@ def test_queue_names_are_completed(cli: Cli, words: str) -> None:
     for name in ("completed-1", "completed-2", "other"):
         cli.run("queue", "create", name)
 
-    told = answered(f"slatemq {words}", cli.stack.endpoint)
+    result = answered(f"slatemq {words}", cli.stack.endpoint)
 
-    assert told.split() == ["plain,completed-1", "plain,completed-2"]
+    assert result.split() == ["plain,completed-1", "plain,completed-2"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_the_names(cli: Cli, shell: str) -> None:
     cli.run("queue", "create", "completed-1")
 
-    told = answered("slatemq queue show comp", cli.stack.endpoint, shell)
+    result = answered("slatemq queue show comp", cli.stack.endpoint, shell)
 
-    assert "completed-1" in told.replace(",", "\n").splitlines()
+    assert "completed-1" in result.replace(",", "\n").splitlines()
 
 
 def test_without_a_server_nothing_is_completed_and_nothing_is_said() -> None:

@@ -138,8 +138,8 @@ def test_a_payload_comes_out_as_it_went_in(cli: Cli, queue: str, payload: bytes)
     (got,) = claim(cli, queue, "--consumer", "me").objects
 
     # Then it is the same
-    told = base64.b64decode(got["payload_base64"]) if "payload_base64" in got else None
-    assert (told if told is not None else got["payload"].encode()) == payload
+    b64decode = base64.b64decode(got["payload_base64"]) if "payload_base64" in got else None
+    assert (b64decode if b64decode is not None else got["payload"].encode()) == payload
     assert ("payload" in got) == (payload != b"\xff\xfe\n")
     assert [one["message_id"] for one in published] == [got["message_id"]]
     assert [one["received_at_ms"] for one in published] == [got["received_at_ms"]]
@@ -203,10 +203,10 @@ def test_an_empty_queue_is_no_error(cli: Cli, queue: str) -> None:
 
 
 def test_a_message_is_explained_before_it_is_published(cli: Cli, queue: str) -> None:
-    told = cli.ok("explain", "--to", queue, "--json").objects
+    objects = cli.ok("explain", "--to", queue, "--json").objects
     other = cli.ok("explain", "--to", "other", "--queue", queue, "--json").objects
 
-    assert [one["queue_id"] for one in told if one["matched"]] == [queue]
+    assert [one["queue_id"] for one in objects if one["matched"]] == [queue]
     assert [(one["queue_id"], one["matched"]) for one in other] == [(queue, False)]
     assert b"yes" in cli.ok("explain", "--to", queue).out
 
@@ -215,16 +215,16 @@ def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
     wait_until(lambda: cli.counts(queue)["available_count"] == 1, 60)
 
-    (told,) = cli.ok("status", "--check", "--json").objects
+    (result,) = cli.ok("status", "--check", "--json").objects
 
-    assert {(one["service"], one["shard"], one["serving"]) for one in told["services"]} == {
+    assert {(one["service"], one["shard"], one["serving"]) for one in result["services"]} == {
         ("ingest", 0, True),
         ("router", 0, True),
         ("broker", 0, True),
         ("janitor", 0, True),
     }
-    assert told["routes"][0]["cursor"].isdigit()
-    depths = {one["queue_id"]: one["counts"]["available_count"] for one in told["queues"]}
+    assert result["routes"][0]["cursor"].isdigit()
+    depths = {one["queue_id"]: one["counts"]["available_count"] for one in result["queues"]}
     assert depths[queue] == 1
     assert b"serving" in cli.ok("status").out
 
@@ -340,10 +340,10 @@ def test_a_reader_that_goes_away_ends_it_quietly(cli: Cli, queue: str) -> None:
 def test_messages_come_for_programs_as_claim_tells_them(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
 
-    (told,) = cli.ok("consume", queue, "--max", "1", "--json").objects
+    (result,) = cli.ok("consume", queue, "--max", "1", "--json").objects
 
-    assert told["payload"] == "x"
-    assert told["headers"] == {"queue": queue}
+    assert result["payload"] == "x"
+    assert result["headers"] == {"queue": queue}
 
 
 def test_the_command_is_the_one_of_the_package() -> None:

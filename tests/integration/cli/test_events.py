@@ -48,9 +48,9 @@ def test_notifications_become_events_that_queues_filter_and_are_stored_once(
     file.write_bytes(first + b"\n" + second + b"\n")
 
     # When they are imported, and again, and once more from stdin
-    told = {"file": str(file), "published_count": 4, "duplicate_count": 0, "skipped_count": 1}
-    told["accepted_count"] = 0
-    assert cli.ok("events", "import", str(file), "--json").objects == [told]
+    fields = {"file": str(file), "published_count": 4, "duplicate_count": 0, "skipped_count": 1}
+    fields["accepted_count"] = 0
+    assert cli.ok("events", "import", str(file), "--json").objects == [fields]
     again = cli.ok("events", "import", str(file))
     assert again.out == b"published: 0  there already: 4  left out: 1\n"
     (piped,) = cli.ok("events", "import", "-", "--json", stdin=second).objects
@@ -82,5 +82,5 @@ def test_a_file_that_is_wrong_at_its_end_publishes_nothing(
 
     # And mended, all of it is published, which it would not be had some been before
     file.write_bytes(good)
-    (told,) = cli.ok("events", "import", str(file), "--json").objects
-    assert (told["published_count"], told["duplicate_count"]) == (1_500, 0)
+    (result,) = cli.ok("events", "import", str(file), "--json").objects
+    assert (result["published_count"], result["duplicate_count"]) == (1_500, 0)

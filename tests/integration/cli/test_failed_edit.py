@@ -42,10 +42,10 @@ text = text.replace('!note', '# asked the customer\\n!note')
 
     assert done.code == 0, done
     assert "1 to come back, 1 to be replaced, 1 to be dropped, 1 to get a note" in done.err
-    told = done.out.decode()
-    assert "-mend me" in told
-    assert "+mended" in told
-    assert "1 came back, 1 replaced, 1 dropped, 1 noted" in told
+    text = done.out.decode()
+    assert "-mend me" in text
+    assert "+mended" in text
+    assert "1 came back, 1 replaced, 1 dropped, 1 noted" in text
     wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 2, "failed": 4}, 60)
     assert [payload for payload, _ in contents(cli, queue)] == ["back", "mended\ntwice"]
     left = {o["message_id"]: o for o in objects(cli, "failed", "ls", queue)}
@@ -143,9 +143,9 @@ def test_comments_are_noted_once_however_often_the_file_is_acted_on(
 
     # Then nothing is noted again
     assert "nothing to do: 1 left alone" in again.err
-    (letter,) = objects(cli, "failed", "ls", queue)
-    assert letter["attempts"][-1]["outcome"] == "note: asked ann\nand joe\ntwice"
-    assert len(letter["attempts"]) == 2
+    (dead_letter,) = objects(cli, "failed", "ls", queue)
+    assert dead_letter["attempts"][-1]["outcome"] == "note: asked ann\nand joe\ntwice"
+    assert len(dead_letter["attempts"]) == 2
 
 
 def test_ctrl_c_in_the_editor_is_the_editors(cli: Cli, tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_what_happened_meanwhile_is_told_and_nothing_is_done_twice(
 
     # And a second time does nothing, and knows what it did itself
     again = cli.run(*act, "--json")
-    told = {one["action"]: one for one in again.objects if one["ok"]}
-    assert set(told) == {"redrive", "replace"}
+    fields = {one["action"]: one for one in again.objects if one["ok"]}
+    assert set(fields) == {"redrive", "replace"}
     assert [one["ok"] for one in again.objects].count(False) == 3
     assert counts(cli, queue) == {"available": 3, "failed": 1, "done": 2}
 
@@ -222,9 +222,9 @@ def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_pa
     assert "1 came back, 1 replaced, 1 dropped" in cli.ok(*act).out.decode()
 
     # When it is acted on again, then nothing is said to be replaced that was replaced before
-    told = cli.ok(*act).out.decode()
-    assert "3 done already" in told
-    assert "replace" not in told
+    result = cli.ok(*act).out.decode()
+    assert "3 done already" in result
+    assert "replace" not in result
     assert all(one["already"] for one in objects(cli, *act))
     assert counts(cli, queue) == {"available": 2, "done": 2}
 
@@ -246,10 +246,10 @@ def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_pa
         ("replace", True),
     }
     assert [one["ok"] for one in done.objects].count(False) == 1
-    for told in (refused.err, done.err):
-        assert "+mended" in told
-        assert "NOT " in told
-        assert "1 to come back, 1 to be replaced, 1 that cannot be done. Do it?" in told
+    for result in (refused.err, done.err):
+        assert "+mended" in result
+        assert "NOT " in result
+        assert "1 to come back, 1 to be replaced, 1 that cannot be done. Do it?" in result
 
 
 def test_an_entry_that_stands_twice_counts_once_and_strangers_are_left_alone(
@@ -267,11 +267,11 @@ text += '-new, by hand\\n!edited\\n'
 
     assert done.code == 1
     # Then that is told before anything is done, and after it
-    told = done.out.decode()
-    assert "it stands in the file more than once: what line 10 says counts" in told
+    text = done.out.decode()
+    assert "it stands in the file more than once: what line 10 says counts" in text
     assert "2 to come back, 3 that cannot be done" in done.err
     assert "it stands in the file more than once: what line 10 says counts" in done.err
-    assert "import it" in told
+    assert "import it" in text
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
     assert [payload for payload, _ in contents(cli, queue)] == ["one", "two"]
     # And in the same words when it is run again, though all is done
@@ -317,9 +317,9 @@ def test_a_second_line_that_lacks_its_space_is_told(cli: Cli, tmp_path: Path) ->
 
     # Then nobody takes that for letters that are to stay as they are
     assert done.code == 1, done
-    told = done.out.decode()
-    assert "'m' says nothing: a line that goes on begins with a space" in told
-    assert told.count("it has no handle, so it is no letter of a queue") == 2
+    text = done.out.decode()
+    assert "'m' says nothing: a line that goes on begins with a space" in text
+    assert text.count("it has no handle, so it is no letter of a queue") == 2
     assert "3 that cannot be done" in done.err
     assert counts(cli, queue) == {"failed": 2}
     (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")

@@ -47,12 +47,12 @@ def test_ctrl_c_while_modules_are_loaded_ends_a_command_with_130(
 
         # When it is interrupted after one of them
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=SECONDS)
+        _, result = process.communicate(timeout=SECONDS)
 
     # Then it ends, without a word about itself
     assert process.returncode == 130
-    assert b"Traceback" not in told
-    assert b"Exception ignored" not in told
+    assert b"Traceback" not in result
+    assert b"Exception ignored" not in result
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

@@ -110,7 +110,7 @@ async def test_the_command_line_lists_shows_retries_and_discards(rig: Rig) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "text"),
     [
         (("resume", "--broker", "0", "--ingest", "0"), "halted"),
         (("resume", "--broker", "7", "--ingest", "0"), "7"),
@@ -120,9 +120,9 @@ async def test_the_command_line_lists_shows_retries_and_discards(rig: Rig) -> No
     ],
 )
 async def test_what_cannot_be_done_is_refused_in_words(
-    rig: Rig, arguments: tuple[str, ...], told: str
+    rig: Rig, arguments: tuple[str, ...], text: str
 ) -> None:
     ended = await slate(rig, *arguments)
 
     assert ended.returncode in (1, 2)
-    assert told in ended.stderr
+    assert text in ended.stderr

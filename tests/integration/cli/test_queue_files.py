@@ -151,13 +151,13 @@ def test_states_have_their_characters_and_what_people_want_to_know(
         assert entry.control == control
         assert entry.get("handle").startswith(f"{queue}/{int(entry.get('id')):x}/")
         assert entry.get("attempts") == "1"
-    letter = next(TextQueue(tmp_path / "failed.tq").entries(State.ERROR))
-    assert (letter.text, letter.get("header.type")) == ("broken", "order")
-    assert "no such street" in letter.get("reason")
-    assert "no such street" in letter.get("attempt")
+    dead_letter = next(TextQueue(tmp_path / "failed.tq").entries(State.ERROR))
+    assert (dead_letter.text, dead_letter.get("header.type")) == ("broken", "order")
+    assert "no such street" in dead_letter.get("reason")
+    assert "no such street" in dead_letter.get("attempt")
     for name in ("failed_at", "created_at", "received_at"):
-        assert letter.get(name).startswith("20")
-        assert letter.get(name).endswith("Z")
+        assert dead_letter.get(name).startswith("20")
+        assert dead_letter.get(name).endswith("Z")
 
     # And a file that is there is not written over
     again = ("export", queue, "--state", "failed", "--out", str(tmp_path / "failed.tq"))
@@ -345,7 +345,7 @@ def test_an_import_that_is_refused_leaves_nothing_behind(cli: Cli, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "text"),
     [
         (b" no entry\n", "1:1"),
         (b"-a\n b\n\\encoding=rot13\n", ":3: the variable encoding"),
@@ -358,7 +358,7 @@ def test_an_import_that_is_refused_leaves_nothing_behind(cli: Cli, tmp_path: Pat
     ],
 )
 def test_what_cannot_be_read_is_named_with_file_and_line(
-    cli: Cli, tmp_path: Path, content: bytes, told: str
+    cli: Cli, tmp_path: Path, content: bytes, text: str
 ) -> None:
     queue, file = new_queue(cli, "--filter", "false"), tmp_path / "bad.tq"
     file.write_bytes(content)
@@ -367,7 +367,7 @@ def test_what_cannot_be_read_is_named_with_file_and_line(
 
     assert refused.code == 2
     assert f"{file}:" in refused.err
-    assert told in refused.err
+    assert text in refused.err
     assert counts(cli, queue) == {}
 
 

@@ -32,8 +32,8 @@ def objects(cli: Cli, *arguments: str) -> list[Any]:
 
 
 def counts(cli: Cli, queue: str) -> dict[str, int]:
-    (told,) = objects(cli, "queue", "show", queue)
-    return {key.removesuffix("_count"): n for key, n in told["counts"].items() if n}
+    (result,) = objects(cli, "queue", "show", queue)
+    return {key.removesuffix("_count"): n for key, n in result["counts"].items() if n}
 
 
 def listed(cli: Cli, queue: str, state: str, count: int) -> list[Any]:
@@ -131,7 +131,7 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
 
 def archive(cli: Cli, queue: str) -> None:
     """Archives the dead letters of a queue, as the janitor does."""
-    (told,) = objects(cli, "queue", "show", queue)
+    (result,) = objects(cli, "queue", "show", queue)
     rows = [
         removal_pb2.FailedRow(
             message_id=int(letter["message_id"]),
@@ -142,7 +142,7 @@ def archive(cli: Cli, queue: str) -> None:
     ]
     request = removal_pb2.RemoveEntriesRequest(
         queue_id=queue,
-        created_revision=told["revision"],  # as long as nobody has changed the queue
+        created_revision=result["revision"],  # as long as nobody has changed the queue
         archive=removal_pb2.ArchiveRemoval(rows=rows, run="by-hand"),
     )
     with grpc.insecure_channel(cli.stack.endpoint) as channel:
@@ -177,11 +177,15 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
     for payload in ("a", "b", "c"):
         dead_letter(cli, queue, payload)
-    letters = objects(cli, "failed", "ls", queue)
-    assert [letter["reason"] for letter in letters] == ["nack: no a", "nack: no b", "nack: no c"]
+    dead_letters = objects(cli, "failed", "ls", queue)
+    assert [letter["reason"] for letter in dead_letters] == [
+        "nack: no a",
+        "nack: no b",
+        "nack: no c",
+    ]
     newest = objects(cli, "failed", "ls", queue, "--newest", "--limit", "1")
     assert [letter["reason"] for letter in newest] == ["nack: no c"]
-    (shown,) = objects(cli, "failed", "show", letters[0]["handle"])
+    (shown,) = objects(cli, "failed", "show", dead_letters[0]["handle"])
     assert (shown["payload"], shown["attempts"][0]["outcome"]) == ("a", "nack: no a")
 
     # When one is redriven by filter and one into another queue by ID
@@ -189,20 +193,20 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     redrive = ("failed", "redrive", queue)
     (done,) = objects(cli, *redrive, "--filter", 'reason.endsWith("b") && attempts == 1')
     assert (done["state"], done["redriven_count"], done["examined_count"]) == ("done", 1, 3)
-    moving = ("--into", other, "--id", letters[2]["message_id"], "--rate", "0", "--no-wait")
+    moving = ("--into", other, "--id", dead_letters[2]["message_id"], "--rate", "0", "--no-wait")
     redrive_id = cli.ok(*redrive, *moving).out.decode().strip()
 
     # Then they wait there, with no attempts counted
     (back,) = listed(cli, queue, "available", 1)
     (there,) = listed(cli, other, "available", 1)
-    assert (back["message_id"], back["attempts_count"]) == (letters[1]["message_id"], 0)
-    assert there["message_id"] == letters[2]["message_id"]
+    assert (back["message_id"], back["attempts_count"]) == (dead_letters[1]["message_id"], 0)
+    assert there["message_id"] == dead_letters[2]["message_id"]
     which = str(there["message_id"])
-    told = {one["queue_id"]: one for one in objects(cli, "message", "show", which)}
-    assert [(one["outcome"], one["queue_id"]) for one in told[other]["attempts"]] == [
+    fields = {one["queue_id"]: one for one in objects(cli, "message", "show", which)}
+    assert [(one["outcome"], one["queue_id"]) for one in fields[other]["attempts"]] == [
         ("nack: no c", queue)
     ]
-    assert (told[queue]["state"], told[queue]["transferred_to"]) == ("done", other)
+    assert (fields[queue]["state"], fields[queue]["transferred_to"]) == ("done", other)
     assert f" in {queue}: nack: no c" in cli.ok("message", "show", which).out.decode()
     redrives = objects(cli, "failed", "redrives", queue)
     assert [one["redrive_id"] for one in redrives] == [redrive_id, done["redrive_id"]]
@@ -235,17 +239,17 @@ def test_a_redrive_tells_the_ids_that_are_no_dead_letters_and_moves_the_others(
     # Then the letter has come back, and the others are told
     assert mixed.code == 1
     assert len(listed(cli, queue, "available", 2)) == 2
-    told = [f"message {one} is no dead letter of {queue}" for one in others]
+    items = [f"message {one} is no dead letter of {queue}" for one in others]
     if as_json:
         *refused, done = mixed.objects
         assert [(one["message_id"], one["ok"]) for one in refused] == [
             (one, False) for one in others
         ]
-        assert [one["error"]["message"] for one in refused] == told
+        assert [one["error"]["message"] for one in refused] == items
         assert done["redriven_count"] == 1
     else:
         assert [line for line in mixed.err.splitlines() if "no dead" in line] == [
-            f"slatemq: {line}" for line in told
+            f"slatemq: {line}" for line in items
         ]
         assert b"1 moved" in mixed.out
 
@@ -344,10 +348,10 @@ def test_a_queue_may_start_in_the_past_beside_another_with_its_settings(cli: Cli
 
     # Then it gets them, and says that this is done
     listed(cli, late, "available", 3)
-    (told,) = objects(cli, "queue", "show", late)
+    (result,) = objects(cli, "queue", "show", late)
     wait_until(lambda: objects(cli, "queue", "show", late)[0]["replay"]["done"], 60)
-    assert told["backoff"]["initial_ms"] == 5000
-    assert told["fallback_priority"] == 7
+    assert result["backoff"]["initial_ms"] == 5000
+    assert result["fallback_priority"] == 7
     shown = cli.ok("queue", "show", late).out.decode()
     assert "linear:5s..1m" in shown
     assert re.search(r"replay +done, \d+ messages", shown)

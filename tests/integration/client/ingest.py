@@ -79,16 +79,16 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     ) -> AsyncIterator[Any]:
         async for request in requests:
             self.streamed += 1
-            told = ingest_pb2.PublishStreamAnswer(number=request.number)
+            publish_stream_answer = ingest_pb2.PublishStreamAnswer(number=request.number)
             if self.breaks:
                 self.breaks -= 1
                 await self._publish(request.publish)
                 await refuse(context, Unavailable("the stream broke", retry_after_ms=1))
             try:
-                told.published.CopyFrom(await self._publish(request.publish))
+                publish_stream_answer.published.CopyFrom(await self._publish(request.publish))
             except SlateMQError as error:
-                told.error.CopyFrom(to_status(error))
-            yield ingest_pb2.PublishStreamResponse(answers=[told])
+                publish_stream_answer.error.CopyFrom(to_status(error))
+            yield ingest_pb2.PublishStreamResponse(answers=[publish_stream_answer])
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
         try:

@@ -102,7 +102,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         async with self.changed, asyncio.timeout(20):
             await self.changed.wait_for(come_about)
 
-    async def tell(self) -> None:
+    async def report(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
@@ -123,7 +123,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         self.claims.append(request)
         if self.paused:
             self.refused_count += 1
-            await self.tell()
+            await self.report()
             await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
         if not self.exists:
             await refuse(context, NotFound("queue", request.queue_id))
@@ -135,7 +135,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         answer = consumer_pb2.ClaimResponse(
             runs=runs_of(claimed), awaited_ingest_shards=self.awaited
         )
-        await self.tell()
+        await self.report()
         return answer
 
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
@@ -153,7 +153,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             async for request in requests:
                 credit[0] += request.credit.messages_count
                 stopped[0] |= request.HasField("stop")
-                await self.tell()
+                await self.report()
 
         reading = asyncio.create_task(read())
         sent = 0
@@ -171,7 +171,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
                 messages = self._claim(min(credit[0], 7, self.break_after - sent))
                 credit[0] -= len(messages)
                 sent += len(messages)
-                await self.tell()
+                await self.report()
                 yield consumer_pb2.ConsumeResponse(
                     consumer_id="made-up",
                     runs=runs_of(messages),
@@ -191,7 +191,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         return self.leases.pop(token)
 
     async def _answer(self, context: Any) -> None:
-        await self.tell()
+        await self.report()
         if self.silent:
             await asyncio.Event().wait()
         if self.lose:
@@ -232,7 +232,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
             if token in self.ended:
                 error = FailedPrecondition("LEASE_ENDED", "the lease ran out")
                 result.status.CopyFrom(to_status(error))
-        await self.tell()
+        await self.report()
         return answer
 
     async def Execute(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -15,7 +15,7 @@ import pytest
 
 import slatemq
 from libs.storage.layout.ids import MAX_SHARD, message_id
-from services.broker.delivery.message_cache import Came
+from services.broker.delivery.message_cache import IngestMessages
 from services.broker.requests.limits import KNOWN_AWAITED_MAX
 from slatemq._consume import batches
 from slatemq._rpc import outages
@@ -46,7 +46,7 @@ class Ingests(broker_rig.Ingest):
         if shard in self.down:
             raise Unavailable("it is down")
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         await self.check(shard)
         return await super().fetch(shard, ids, max_bytes)
 
@@ -174,7 +174,9 @@ async def test_a_waiting_claim_holds_two_bytes_of_each_ingest_that_it_knows() ->
         delivery = rig.service._delivery
         assert delivery is not None
         await eventually(lambda: delivery.has_waiters("q"))
-        [waiter] = [one for desk in delivery._desks.values() for one in desk.line]
+        [waiter] = [
+            one for waiter_line in delivery._waiter_lines.values() for one in waiter_line.line
+        ]
         assert list(waiter.awaited_shards) == sorted(shards)
         assert sys.getsizeof(waiter.awaited_shards) < 2 * KNOWN_AWAITED_MAX + 200
         waiting.cancel()
@@ -200,7 +202,9 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
         reading = asyncio.ensure_future(call.read())
         delivery = rig.service._delivery
         assert delivery is not None
-        await eventually(lambda: any(desk.line for desk in delivery._desks.values()))
+        await eventually(
+            lambda: any(waiter_line.line for waiter_line in delivery._waiter_lines.values())
+        )
         (stream,) = delivery.streams
 
         # When the queue is looked at for a claim
@@ -245,7 +249,7 @@ async def test_messages_that_wait_for_an_ingest_are_logged_though_others_come(
         # When it is back, that is said with the next answer
         instance.broker.awaited = []
         instance.broker.available.append((b"1", 0))
-        await instance.broker.tell()
+        await instance.broker.report()
         await anext(consumer)
         await lines.first("an ingest that messages of queue 'q' wait for answers again")
     assert len(lines.lines) == 2
@@ -282,7 +286,7 @@ async def test_a_program_leaves_out_what_is_too_much_to_know(instance: Instance)
             # When an answer names so many ingests
             instance.broker.awaited = [*awaited]
             instance.broker.available.append((b"0", 0))
-            await instance.broker.tell()
+            await instance.broker.report()
             await anext(claiming)
 
             # Then the next claim knows them, or does not care

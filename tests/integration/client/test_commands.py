@@ -249,9 +249,9 @@ async def test_a_token_whose_lease_ended_is_refused(
         # What the client does not know, the broker does
         done = commands.complete([kept])
         instance.broker.leases.clear()
-        with pytest.raises(FailedPrecondition) as told:
+        with pytest.raises(FailedPrecondition) as raised:
             await done.commit()
-        assert reason(told) == "LEASE_ENDED"
+        assert reason(raised) == "LEASE_ENDED"
 
 
 async def first_item(view: slatemq.QueueView[Any]) -> Any:
@@ -365,8 +365,8 @@ def blocking(endpoint: str) -> None:
 
 async def test_the_synchronous_face_has_it_all(instance: Instance) -> None:
     await asyncio.to_thread(blocking, instance.endpoint)
-    told = [
+    items = [
         [command.WhichOneof("action") for command in request.commands]
         for request in instance.broker.executed
     ]
-    assert told == [["transfer"], ["complete", "push"], ["complete"]]
+    assert items == [["transfer"], ["complete", "push"], ["complete"]]

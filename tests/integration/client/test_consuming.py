@@ -156,7 +156,7 @@ async def test_iterating_goes_on_raising_what_ended_it(
         waiting = asyncio.create_task(anext(messages))
         await asyncio.sleep(0.05)
         instance.broker.exists = False
-        await instance.broker.tell()
+        await instance.broker.report()
         for _ in range(2):
             with pytest.raises(NotFound):
                 await waiting
@@ -171,7 +171,7 @@ async def test_a_claim_that_waits_hears_that_its_queue_is_gone(
     waiting = asyncio.create_task(client.claim("q", wait=30))
     await asyncio.sleep(0.05)
     instance.broker.exists = False
-    await instance.broker.tell()
+    await instance.broker.report()
     with pytest.raises(NotFound):
         await waiting
 
@@ -360,7 +360,7 @@ async def test_batches_go_on_after_an_outage(instance: Instance, client: slatemq
         await instance.servers[2].stop(None)
         await instance.serve(broker=instance.broker)
         fill(instance.broker, 10)
-        await instance.broker.tell()
+        await instance.broker.report()
         async with asyncio.timeout(20):
             async with await anext(batches) as batch:
                 assert len(batch) == 10
@@ -382,10 +382,10 @@ async def test_after_closing_there_is_a_clear_end(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [{"prefetch": 0}, {"prefetch": 100_001}, {"prefetch_bytes": 0}, {"hold": -1}]
+    "options", [{"prefetch": 0}, {"prefetch": 100_001}, {"prefetch_bytes": 0}, {"hold": -1}]
 )
 async def test_wishes_that_could_not_work_are_refused(
-    client: slatemq.Client, wish: dict[str, Any]
+    client: slatemq.Client, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgument):
-        client.consume("q", **wish)
+        client.consume("q", **options)

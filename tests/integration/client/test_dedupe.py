@@ -46,25 +46,25 @@ async def test_each_key_goes_to_its_shard_and_is_stored_once(
 
     # When every key is published twice, all at once, among messages without keys
     work = [client.publish(key, dedupe_key=key) for key in KEYS * 2]
-    told = await asyncio.gather(*work, *(client.publish(b"plain") for _ in range(20)))
+    results = await asyncio.gather(*work, *(client.publish(b"plain") for _ in range(20)))
 
     # Then both have the same ID, on the shard of the key, and one of them is told to be a duplicate
-    first, second = told[:40], told[40:80]
+    first, second = results[:40], results[40:80]
     assert first == second
     assert shards_of(first) == [dedupe_shard(key, [0, 1]) for key in KEYS]
     assert all(a.duplicate != b.duplicate for a, b in zip(first, second, strict=True))
-    assert not any(one.duplicate for one in told[80:])
+    assert not any(one.duplicate for one in results[80:])
 
 
 async def test_many_keep_their_order_in_the_result(client: slatemq.Client) -> None:
     messages = keyed(KEYS)
     messages[5:5] = [OutgoingMessage(b"plain")] * 3
 
-    told = await client.publish_many(messages, in_flight=2)
+    publish_many = await client.publish_many(messages, in_flight=2)
 
-    assert len({int(one) for one in told}) == 43
-    del told[5:8]
-    assert shards_of(told) == [dedupe_shard(key, [0, 1]) for key in KEYS]
+    assert len({int(one) for one in publish_many}) == 43
+    del publish_many[5:8]
+    assert shards_of(publish_many) == [dedupe_shard(key, [0, 1]) for key in KEYS]
 
 
 async def test_a_message_of_many_that_is_refused_is_named_by_its_place(
@@ -87,8 +87,8 @@ async def test_a_batch_of_two_shards_is_refused_before_it_is_sent(
     assert instance.ingest.calls == []
 
     mine = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
-    told = await client.publish_batch([*keyed(mine), OutgoingMessage(b"plain")])
-    assert shards_of(told) == [1] * (len(mine) + 1)
+    publish_batch = await client.publish_batch([*keyed(mine), OutgoingMessage(b"plain")])
+    assert shards_of(publish_batch) == [1] * (len(mine) + 1)
 
 
 @pytest.mark.parametrize("how", ["singly", "many", "batch"])
@@ -102,15 +102,15 @@ async def test_keys_follow_when_a_shard_is_added(how: str) -> None:
         await instance.serve(ingest=Ingest(shard=1, shards=[0, 1]))
         keys = KEYS
         if how == "singly":
-            told = await asyncio.gather(*(client.publish(key, dedupe_key=key) for key in keys))
+            results = await asyncio.gather(*(client.publish(key, dedupe_key=key) for key in keys))
         elif how == "many":
-            told = await client.publish_many(keyed(keys))
+            results = await client.publish_many(keyed(keys))
         else:
             keys = [key for key in KEYS if dedupe_shard(key, [0, 1]) == 1]
-            told = await client.publish_batch(keyed(keys))
+            results = await client.publish_batch(keyed(keys))
 
         # Then nothing is refused
-        assert shards_of(told) == [dedupe_shard(key, [0, 1]) for key in keys]
+        assert shards_of(results) == [dedupe_shard(key, [0, 1]) for key in keys]
 
 
 async def test_a_refused_message_takes_no_others_of_its_shard_along(
@@ -118,22 +118,22 @@ async def test_a_refused_message_takes_no_others_of_its_shard_along(
 ) -> None:
     work = [client.publish(key, dedupe_key=key) for key in KEYS]
     bad = client.publish(b"bad", dedupe_key=KEYS[0])
-    told = await asyncio.gather(*work, bad, return_exceptions=True)
+    results = await asyncio.gather(*work, bad, return_exceptions=True)
 
-    assert isinstance(told[-1], InvalidArgument)
-    assert told[-1].field == "message.payload"
-    assert all(isinstance(one, slatemq.Published) for one in told[:-1])
+    assert isinstance(results[-1], InvalidArgument)
+    assert results[-1].field == "message.payload"
+    assert all(isinstance(one, slatemq.Published) for one in results[:-1])
 
 
 async def test_what_is_published_has_a_handle(client: slatemq.Client) -> None:
-    told = await client.publish(b"x", dedupe_key="k")
+    publish = await client.publish(b"x", dedupe_key="k")
     again = await client.publish(b"x", dedupe_key="k")
 
-    assert told.received_at_ms == RECEIVED_AT_MS
-    assert told.handle("q") == f"q/{told.message_id:x}/p{RECEIVED_AT_MS}"
+    assert publish.received_at_ms == RECEIVED_AT_MS
+    assert publish.handle("q") == f"q/{publish.message_id:x}/p{RECEIVED_AT_MS}"
     # Nobody knows when the first one came: the broker has to search
-    assert again == told
-    assert again.handle("q") == f"q/{told:x}"
+    assert again == publish
+    assert again.handle("q") == f"q/{publish:x}"
 
 
 async def test_what_is_no_text_is_no_key(client: slatemq.Client) -> None:

@@ -121,13 +121,13 @@ async def test_waiting_messages_are_found_moved_edited_and_cancelled(
     client: slatemq.Client,
 ) -> None:
     await client.create_queue("repair", default_delay=LONG)
-    told = await client.publish(b"old", {"queue": "repair", "n": "1"})
+    publish = await client.publish(b"old", {"queue": "repair", "n": "1"})
     (entry,) = await listed(client, "repair", EntryState.DELAYED, 1)
     assert entry.message is None
 
     # By the handle of the publish, of the listing, and by the ID alone
-    assert (await client.get_entry(told.handle("repair"))).message_id == told
-    found = [each async for each in client.find_message(told)]
+    assert (await client.get_entry(publish.handle("repair"))).message_id == publish
+    found = [each async for each in client.find_message(publish)]
     assert [(each.queue_id, each.state) for each in found] == [("repair", EntryState.DELAYED)]
 
     full = await client.get_entry(entry.handle)
@@ -136,7 +136,7 @@ async def test_waiting_messages_are_found_moved_edited_and_cancelled(
     with pytest.raises(Aborted):
         await client.edit_message(full.handle, payload="newer", etag=full.etag)
     now = await client.reschedule_entry(entry.handle)
-    assert now.message_id == told
+    assert now.message_id == publish
     (message,) = await client.claim("repair", wait=60)
     assert (message.payload, dict(message.headers)) == (b"new", {"queue": "repair", "n": "1"})
     assert (await client.get_entry(message.handle)).state is EntryState.IN_FLIGHT
@@ -148,7 +148,7 @@ async def test_waiting_messages_are_found_moved_edited_and_cancelled(
     with pytest.raises(NotFound):
         await client.get_entry(other.handle("repair"))
     (done,) = await listed(client, "repair", EntryState.DONE, 1, newest_first=True)
-    assert done.message_id == told
+    assert done.message_id == publish
 
 
 async def test_an_observer_goes_on_where_it_stopped(client: slatemq.Client) -> None:
@@ -184,7 +184,7 @@ async def test_queues_are_paused_resumed_and_purged(client: slatemq.Client) -> N
         await (await waiting).ack()
     await listed(client, "halted", EntryState.AVAILABLE, 2)
     counts = (await client.get_queue("halted")).counts
-    assert {p: told.available_count for p, told in counts.by_priority.items()} == {1: 1, 5: 1}
+    assert {p: item.available_count for p, item in counts.by_priority.items()} == {1: 1, 5: 1}
     assert counts.oldest_claimable_age_ms is not None
     assert await client.purge_queue("halted") == 2
     assert await client.purge_queue("halted", ["done"]) == 1
@@ -280,11 +280,11 @@ def blocking(endpoint: str) -> None:
             client.create_queue("blocking", default_delay=LONG)
         except AlreadyExists:
             pytest.fail("the queue is new")
-        told = client.publish("1", {"queue": "blocking"}, delay=LONG, dedupe_key="sync")
+        publish = client.publish("1", {"queue": "blocking"}, delay=LONG, dedupe_key="sync")
         with client.watch_delayed("blocking") as watch:
             entry = next(watch)
-        assert entry.message_id == told
-        assert [each.message_id for each in client.find_message(told)] == [told]
+        assert entry.message_id == publish
+        assert [each.message_id for each in client.find_message(publish)] == [publish]
         assert [each.handle for each in client.list_entries("blocking", "delayed")]
         client.reschedule_entry(entry.handle)
         (message,) = client.claim("blocking", wait=60)

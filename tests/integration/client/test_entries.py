@@ -166,8 +166,8 @@ async def test_a_listing_goes_through_all_its_pages(
 ) -> None:
     entries = Entries(lose=2)
     await serve(instance, Entries(), entries)
-    told = [one async for one in client.list_entries("q", "in-flight", newest_first=True)]
-    assert [one.message_id for one in told] == [1, 2, 3, 4, 5]
+    items = [one async for one in client.list_entries("q", "in-flight", newest_first=True)]
+    assert [one.message_id for one in items] == [1, 2, 3, 4, 5]
     assert {call.state for call in entries.calls} == {queue_pb2.ENTRY_STATE_IN_FLIGHT}
     assert all(call.newest_first for call in entries.calls)
 
@@ -205,8 +205,8 @@ async def test_a_message_is_found_at_all_brokers_once_though_searches_break(
 ) -> None:
     await serve(instance, Entries("a"), Entries("b", breaks=2))
     progress: list[SearchProgress] = []
-    told = [one.handle async for one in client.find_message(7, on_progress=progress.append)]
-    assert sorted(told) == sorted(f"{name}-{n}/7/" for name in "ab" for n in range(5))
+    items = [one.handle async for one in client.find_message(7, on_progress=progress.append)]
+    assert sorted(items) == sorted(f"{name}-{n}/7/" for name in "ab" for n in range(5))
     assert progress[-1] == SearchProgress(10, 10, 0)
 
 
@@ -215,15 +215,15 @@ async def test_a_broker_that_stays_away_does_not_hide_what_others_found(
 ) -> None:
     await serve(instance, Entries("a"), Entries("b", breaks=1 << 30))
     async with slatemq.connect(instance.endpoint, call_timeout=0.5) as client:
-        told: list[str] = []
+        items: list[str] = []
 
         async def find() -> None:
             async for one in client.find_message(7):
-                told.append(one.queue_id)  # noqa: PERF401 - what came before the error counts
+                items.append(one.queue_id)  # noqa: PERF401 - what came before the error counts
 
         with pytest.raises(Unavailable):
             await find()
-    assert {f"a-{n}" for n in range(5)} < set(told)
+    assert {f"a-{n}" for n in range(5)} < set(items)
 
 
 async def test_a_watch_goes_on_where_its_stream_broke(
@@ -232,12 +232,12 @@ async def test_a_watch_goes_on_where_its_stream_broke(
     entries = Entries(count=10, breaks=3)
     await serve(instance, entries)
     async with client.watch_delayed("q") as watch:
-        told, positions = [], []
+        result, positions = [], []
         for _ in range(10):
-            told.append((await anext(watch)).message_id)
+            result.append((await anext(watch)).message_id)
             positions.append(watch.position)
     # Each once, in order, and the position never runs ahead of what was taken
-    assert told == list(range(1, 11))
+    assert result == list(range(1, 11))
     assert positions == ["0", "2", "2", "4", "4", "6", "6", "8", "8", "10"]
     assert entries.positions == ["", "2", "4", "6"]
 

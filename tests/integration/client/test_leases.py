@@ -77,7 +77,7 @@ async def test_a_short_lease_is_kept_beside_long_ones() -> None:
             # When a message comes whose lease ends before that
             broker.lease_ms = 3000
             broker.available.append((b"short", 0))
-            await broker.tell()
+            await broker.report()
             await broker.until(lambda: broker.extended)
 
             # Then it is extended before the long one is due, after 20 s
@@ -130,8 +130,8 @@ async def test_an_ended_lease_is_refused_in_its_place() -> None:
         instance.broker.available.extend((b"%d" % number, 0) for number in range(3))
         first, second, third = [one.lease_token for one in await client.claim("q", 3)]
         instance.broker.ended.add(second)
-        told = await client.ack([second, first, second, first, third])
-        assert [getattr(one, "reason", None) for one in told] == [
+        ack = await client.ack([second, first, second, first, third])
+        assert [getattr(one, "reason", None) for one in ack] == [
             "LEASE_ENDED",
             None,
             "LEASE_ENDED",
@@ -151,7 +151,7 @@ async def test_leases_of_two_shards_are_finished_where_they_are() -> None:
             broker = other if token.startswith("1") else instance.broker
             broker.leases[token] = token.encode(), 1
         instance.broker.ended.add("0-c")
-        told = await client.ack(tokens)
-        assert [getattr(one, "reason", None) for one in told] == [None, None, "LEASE_ENDED", None]
+        ack = await client.ack(tokens)
+        assert [getattr(one, "reason", None) for one in ack] == [None, None, "LEASE_ENDED", None]
         assert instance.broker.acked == [b"0-a"]
         assert other.acked == [b"1-b", b"1-d"]

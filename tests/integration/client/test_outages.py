@@ -124,7 +124,7 @@ async def test_a_queue_without_messages_is_not_an_outage(
                 await asyncio.sleep(0.01)
         assert not waiting.done()
         instance.broker.available.append((b"x", 0))
-        await instance.broker.tell()
+        await instance.broker.report()
         assert await waiting == b"x"
     assert lines.lines == []
 

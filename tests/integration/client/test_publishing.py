@@ -238,7 +238,7 @@ async def test_calls_under_way_end_when_the_client_is_closed(instance: Instance)
     client = slatemq.connect(instance.endpoint)
     await client.__aenter__()
     waiting = asyncio.create_task(client.claim("q", wait=30))
-    await instance.broker.tell()
+    await instance.broker.report()
     await asyncio.sleep(0.05)
 
     await client.close()
@@ -348,7 +348,7 @@ async def test_no_request_is_larger_than_asked_for(instance: Instance) -> None:
     large = OutgoingMessage(b"x" * 10, {"h": "ü" * 30_000})
     small = [OutgoingMessage(b"y" * 4_000)] * 20
     async with slatemq.connect(instance.endpoint, batches=settings) as client:
-        told = await client.publish_many([*small, large, *small, large, large])
+        publish_many = await client.publish_many([*small, large, *small, large, large])
     # Beside one of 60,000 bytes there is room for nine of 4,000.
     assert [count for _, _, count in instance.ingest.calls] == [20, 10, 11, 1, 1]
-    assert len(told) == 43
+    assert len(publish_many) == 43

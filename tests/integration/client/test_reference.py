@@ -36,7 +36,7 @@ async def test_every_example_of_the_page_runs(
             if work is not None:
                 await work
 
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     for expected in (
         "b'letter 9'",
         "True True",
@@ -51,4 +51,4 @@ async def test_every_example_of_the_page_runs(
         "message.headers",
         "ingest 127.0.0.1:",
     ):
-        assert expected in told
+        assert expected in out

@@ -101,8 +101,8 @@ async def test_each_token_of_a_row_is_answered_for_itself(
     assert lone + in_rows == 512
     assert in_rows > 200
     sent = instance.broker.acks[0]
-    told = [*sent.lease_tokens, *(token for run in sent.runs for token in tokens_of(run))]
-    assert sorted(told) == sorted(tokens)
+    items = [*sent.lease_tokens, *(token for run in sent.runs for token in tokens_of(run))]
+    assert sorted(items) == sorted(tokens)
 
 
 async def test_an_ack_in_rows_whose_answer_got_lost_is_repeated(

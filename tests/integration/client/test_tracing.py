@@ -95,8 +95,8 @@ async def test_a_message_is_traced_from_its_publish_to_its_ack(
 
     # and the metrics have the conventions' names
     data: Any = measures.get_metrics_data()
-    told = {m.name for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
-    assert told == {
+    result = {m.name for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
+    assert result == {
         "messaging.client.sent.messages",
         "messaging.client.consumed.messages",
         "messaging.client.operation.duration",

@@ -229,25 +229,25 @@ async def test_the_status_tells_the_lag_behind_a_backend_that_is_away(
             answered = await ingest.send(b"a")
             await suite.has_all(answered)
             await asyncio.sleep(suite.server.settle_s)
-            told = await status(address)
-            assert (told.enabled, told.answering, told.lag_count) == (True, True, 0)
-            assert told.cursor == told.durable_sequence == answered[-1]
-            assert told.published_count == 1
+            result = await status(address)
+            assert (result.enabled, result.answering, result.lag_count) == (True, True, 0)
+            assert result.cursor == result.durable_sequence == answered[-1]
+            assert result.published_count == 1
             health = await suite.health()
-            assert health == (200, {"backend": told.backend, "connected": True, **EMPTY})
+            assert health == (200, {"backend": result.backend, "connected": True, **EMPTY})
 
             # When it is killed
             await asyncio.to_thread(suite.server.kill)
             answered += await ingest.send(b"b", b"c")
             async with asyncio.timeout(EVENTUALLY_S):
-                while not (told := await status(address)).failed_count:
+                while not (result := await status(address)).failed_count:
                     await asyncio.sleep(0.1)
 
             # Then the status says so, for programs and for people
-            assert (told.answering, told.lag_count) == (False, 2)
-            assert told.lag_ms > 0
-            assert told.last_error
-            assert told.cursor == answered[0]
+            assert (result.answering, result.lag_count) == (False, 2)
+            assert result.lag_ms > 0
+            assert result.last_error
+            assert result.cursor == answered[0]
             async with asyncio.timeout(EVENTUALLY_S):
                 while (await suite.health())[0] != 503:
                     await asyncio.sleep(0.1)
@@ -257,7 +257,7 @@ async def test_the_status_tells_the_lag_behind_a_backend_that_is_away(
             assert json.loads(line)["lag_count"] == 2
             for_people = (await command(address))[1]
             assert "backend away" in for_people
-            assert told.backend in for_people
+            assert result.backend in for_people
 
             # And once it is back nothing is behind
             await asyncio.to_thread(suite.server.start)
@@ -312,13 +312,13 @@ async def test_slatemq_as_its_own_backend_makes_one_event_of_each_message(tmp_pa
             published.append((await client.publish(b"y", {"queue": "orders"})).message_id)
             claimed += await client.claim("audit", wait=EVENTUALLY_S)
             async with asyncio.timeout(EVENTUALLY_S):
-                while (told := (await client.events_status())[0]).lag_count:
+                while (value := (await client.events_status())[0]).lag_count:
                     await asyncio.sleep(0.1)
             counts = (await client.get_queue("audit")).counts
 
     events = [decode_event(message.payload) for message in claimed]
     assert [event.data["message_id"] for event in events] == published
-    assert told.published_count == len(published)
+    assert value.published_count == len(published)
     assert counts.available_count == 0
 
 

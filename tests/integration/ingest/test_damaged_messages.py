@@ -64,11 +64,11 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
         assert min(await ingest.send(b"e")) > never
         request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, with_etags=with_etags)
         with raising_slatemq_errors():
-            told = await ingest.stub.BatchGetPayloads(request, timeout=30)
-        assert list(told.damaged_ids) == bad
-        assert list(told.missing_ids) == [*bad, never]
+            response = await ingest.stub.BatchGetPayloads(request, timeout=30)
+        assert list(response.damaged_ids) == bad
+        assert list(response.missing_ids) == [*bad, never]
         good = [one for one in [*first, *third] if one not in bad]
-        assert [one.message_id for one in told.messages] == good
+        assert [one.message_id for one in response.messages] == good
         # And what brokers use tells the one from the other
         directory = TopologyDirectory(open_root(root).objects)
         channels = Channels(directory)

@@ -9,7 +9,7 @@ import pytest
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
-from services.broker.delivery.message_cache import FETCH_BYTES, GONE, Held, IngestClient
+from services.broker.delivery.message_cache import FETCH_BYTES, GONE, CachedMessage, IngestClient
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -52,7 +52,7 @@ def in_runs(answer: ingest_pb2.BatchGetPayloadsResponse) -> list[Message]:
     return messages
 
 
-def held_as(messages: dict[int, Held]) -> list[Message]:
+def held_as(messages: dict[int, CachedMessage]) -> list[Message]:
     given = []
     for message_id, (payload, common) in messages.items():
         given.append(Message.FromString(common))

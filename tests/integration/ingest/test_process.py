@@ -117,6 +117,6 @@ async def test_a_root_that_means_nothing_is_a_wrong_setting(tmp_path: Path) -> N
         sys.executable, "-m", "services.ingest", "--root", "ftp://x",
         cwd=Path(__file__).parents[3], stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    _, told = await started.communicate()
+    _, result = await started.communicate()
     assert started.returncode == EXIT_USAGE
-    assert b"ftp" in told
+    assert b"ftp" in result

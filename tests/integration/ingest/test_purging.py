@@ -70,16 +70,16 @@ async def purged(ingest: Ingest, ids: Iterable[int], epoch: int = 0) -> int:
     left, count = list(ids), 0
     async with asyncio.timeout(30):
         while left:
-            told = await purge(ingest, left, epoch=epoch)
-            count += told.purged_count
-            left = list(told.refused_ids)
+            result = await purge(ingest, left, epoch=epoch)
+            count += result.purged_count
+            left = list(result.refused_ids)
     return count
 
 
 def short(payload: bytes, **headers: str) -> ingest_pb2.PublishRun:
-    told = message(payload, **headers)
-    told.retention_s = 1
-    return told
+    result = message(payload, **headers)
+    result.retention_s = 1
+    return result
 
 
 async def missing(ingest: Ingest, *ids: int) -> list[int]:
@@ -120,12 +120,12 @@ async def test_what_is_over_goes_and_what_is_not_is_refused(root: str) -> None:
         ids = await ingest.publish(short(b"one"), message(b"two"), short(b"three", a="b"))
         others = await ingest.send(bytes(70_000))
         assert await purged(ingest, [ids[0], ids[2]]) == 2
-        told = await purge(ingest, [*ids, *ids, *others])
-        assert (told.purged_count, told.gone_count, told.purged_bytes) == (0, 2, 0)
-        assert told.refused_ids == [ids[1], *others]
-        told = await purge(ingest, ids, UNREFERENCED)
-        assert told.gone_count == 2
-        assert told.refused_ids == [ids[1]]
+        result = await purge(ingest, [*ids, *ids, *others])
+        assert (result.purged_count, result.gone_count, result.purged_bytes) == (0, 2, 0)
+        assert result.refused_ids == [ids[1], *others]
+        result = await purge(ingest, ids, UNREFERENCED)
+        assert result.gone_count == 2
+        assert result.refused_ids == [ids[1]]
 
         async def looks(ingest: Ingest) -> None:
             assert await missing(ingest, *ids, *others) == [ids[0], ids[2]]
@@ -258,8 +258,8 @@ async def test_a_kill_between_the_commit_and_the_deletion_of_the_object_leaves_a
     assert len(blobs) == 1
     async with process(root, ready, *flags) as (_, address), open_channel(address) as channel:
         ingest = Ingest(channel)
-        told = await purge(ingest, ids[:2])
-        assert (told.gone_count, told.purged_count) == (2, 0)
+        result = await purge(ingest, ids[:2])
+        assert (result.gone_count, result.purged_count) == (2, 0)
         assert await missing(ingest, *ids) == ids[:2]
         assert [one.message_id for one in await ingest.log()] == ids[2:]
         await ingest.send(b"goes on")

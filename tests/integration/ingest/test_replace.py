@@ -39,17 +39,17 @@ async def contents(ingest: Ingest, *ids: int) -> list[tuple[bytes, dict[str, str
 
 async def test_payload_and_headers_are_replaced_and_nothing_else(root: str) -> None:
     async with serving(root) as ingest:
-        told = ingest_pb2.PublishRun(
+        publish_run = ingest_pb2.PublishRun(
             payloads=[b"two"], headers={"n": "2"}, created_at_ms=5, retention_s=60, delay_ms=9
         )
-        ids = await ingest.publish(message(b"one", n="1"), told, message(b"three", n="3"))
+        ids = await ingest.publish(message(b"one", n="1"), publish_run, message(b"three", n="3"))
         before = await ingest.log()
 
         etag = await replace(ingest, ids[1], payload=b"zwei", headers={"z": "2", "a": "b"})
 
         expected = [(b"one", {"n": "1"}), (b"zwei", {"z": "2", "a": "b"}), (b"three", {"n": "3"})]
         assert await contents(ingest, *ids) == expected
-        assert [told for _, told in await read(ingest, ids[1])] == [etag]
+        assert [publish_run for _, publish_run in await read(ingest, ids[1])] == [etag]
         assert await ingest.payloads(*ids) == [payload for payload, _ in expected]
         # The log tells it at once, from memory, and nothing else has changed in it.
         after = await ingest.log()
@@ -60,7 +60,7 @@ async def test_payload_and_headers_are_replaced_and_nothing_else(root: str) -> N
     async with serving(root) as ingest:
         assert await contents(ingest, *ids) == expected
         assert [dict(one.headers) for one in await ingest.log()] == [one for _, one in expected]
-        assert [told for _, told in await read(ingest, ids[1])] == [etag]
+        assert [publish_run for _, publish_run in await read(ingest, ids[1])] == [etag]
 
 
 async def test_either_part_may_be_kept(root: str) -> None:
@@ -116,7 +116,7 @@ async def test_a_replace_that_is_repeated_gets_the_first_answer(root: str, size:
         # The answer was lost, and ingest began anew.
         async with serving(root) as ingest:
             assert await replace(ingest, one, etag=first, **part) == second
-            assert [told for _, told in await read(ingest, one)] == [second]
+            assert [data for _, data in await read(ingest, one)] == [second]
             # Not for who wants something else, nor after somebody else's change of either part.
             for wanted in (
                 {"payload": other, "keep_headers": True},
@@ -168,10 +168,10 @@ async def test_of_those_who_saw_the_same_one_replaces() -> None:
             ),
             return_exceptions=True,
         )
-        (winner,) = [n for n, told in enumerate(outcomes, 1) if isinstance(told, str)]
-        losers = [told for told in outcomes if isinstance(told, Aborted)]
+        (winner,) = [n for n, item in enumerate(outcomes, 1) if isinstance(item, str)]
+        losers = [item for item in outcomes if isinstance(item, Aborted)]
         assert len(losers) == 7
-        assert {told.etag for told in losers} == {outcomes[winner - 1]}
+        assert {item.etag for item in losers} == {outcomes[winner - 1]}
         assert await ingest.payloads(one) == [b"%d" % winner]
 
 

@@ -15,7 +15,7 @@ import pytest
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
-from services.broker.delivery.message_cache import FETCH_BYTES, Came, IngestClient
+from services.broker.delivery.message_cache import FETCH_BYTES, IngestClient, IngestMessages
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2, snapshot_pb2, snapshot_pb2_grpc
@@ -97,7 +97,7 @@ async def test_a_broker_that_was_idle_finds_messages_with_the_new_ingest(tmp_pat
         async with serving(root) as second:
             # When it wants messages that the second one has stored since
             new = await second.send(b"new", b"newer")
-            answers: list[Came] = []
+            answers: list[IngestMessages] = []
             async with asyncio.timeout(30):
                 while not answers:
                     try:

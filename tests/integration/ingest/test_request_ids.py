@@ -41,12 +41,12 @@ async def test_messages_repeated_in_other_runs_are_the_same(root: str, restart: 
             assert await ingest.stub.Publish(in_singles) == first
     async with serving(root) as ingest:
         assert await ingest.stub.Publish(in_singles) == first
-        told = await ingest.log()
-        assert [one.message_id for one in told] == list(first.message_ids)
-        assert [(dict(one.headers), one.delay_ms) for one in told[:40]] == [
+        log = await ingest.log()
+        assert [one.message_id for one in log] == list(first.message_ids)
+        assert [(dict(one.headers), one.delay_ms) for one in log[:40]] == [
             ({"type": "order"}, 5)
         ] * 40
-        assert (told[40].retention_s, dict(told[40].headers)) == (60, {})
+        assert (log[40].retention_s, dict(log[40].headers)) == (60, {})
         read = await ingest.read(*first.message_ids)
         assert [one.payload for one in read.messages] == [*payloads, b"last"]
 

@@ -215,8 +215,8 @@ async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: P
 
             # And the command, which waits for its tasks, says that all of it was there already
             cli = Cli(stack, tmp_path / "state")
-            told = await asyncio.to_thread(cli.ok, "events", "import", str(file), "--json")
-            assert told.objects == [
+            result = await asyncio.to_thread(cli.ok, "events", "import", str(file), "--json")
+            assert result.objects == [
                 {
                     "file": str(file),
                     "published_count": 0,

@@ -51,23 +51,25 @@ class Stream:
 
     async def answers(self, count: int) -> dict[int, ingest_pb2.PublishResponse | SlateMQError]:
         """So many, by number."""
-        told: dict[int, ingest_pb2.PublishResponse | SlateMQError] = {}
-        while len(told) < count:
+        publish_responses: dict[int, ingest_pb2.PublishResponse | SlateMQError] = {}
+        while len(publish_responses) < count:
             with raising_slatemq_errors():
                 response = await asyncio.wait_for(self._call.read(), 30)
             if response is grpc.aio.EOF:
                 break
             assert response.answers
             for answer in response.answers:
-                assert answer.number not in told
+                assert answer.number not in publish_responses
                 failed = answer.HasField("error")
-                told[answer.number] = from_status(answer.error) if failed else answer.published
-        return told
+                publish_responses[answer.number] = (
+                    from_status(answer.error) if failed else answer.published
+                )
+        return publish_responses
 
     async def ids(self, count: int) -> dict[int, list[int]]:
-        told = await self.answers(count)
-        assert all(isinstance(one, ingest_pb2.PublishResponse) for one in told.values()), told
-        return {at: list(one.message_ids) for at, one in told.items()}  # type: ignore[union-attr]
+        answers = await self.answers(count)
+        assert all(isinstance(one, ingest_pb2.PublishResponse) for one in answers.values()), answers
+        return {at: list(one.message_ids) for at, one in answers.items()}  # type: ignore[union-attr]
 
     async def end(self) -> None:
         await self._call.done_writing()
@@ -94,9 +96,9 @@ async def test_requests_are_stored_in_their_order_and_answered_with_their_number
             await stream.send(*(message(b"%d-%d" % (n, m), n=str(n)) for m in range(n % 3 + 1)))
             for n in range(50)
         ]
-        told = await stream.ids(50)
+        result = await stream.ids(50)
 
-        ids = [one for number in numbers for one in told[number]]
+        ids = [one for number in numbers for one in result[number]]
         assert ids == sorted(ids)
         assert await ingest.payloads(*ids) == [
             b"%d-%d" % (n, m) for n in range(50) for m in range(n % 3 + 1)
@@ -124,12 +126,12 @@ async def test_a_bad_request_names_its_field_and_harms_no_other(field: str, requ
         good = await stream.send(message(b"before"))
         bad = await stream.ask(bad_publish(request_))
         later = await stream.send(message(b"after"))
-        told = await stream.answers(3)
+        answers = await stream.answers(3)
 
-        refused = told[bad]
+        refused = answers[bad]
         assert isinstance(refused, InvalidArgument)
         assert refused.field == field
-        stored = [told[number] for number in (good, later)]
+        stored = [answers[number] for number in (good, later)]
         ids = [one for answer in stored for one in answer.message_ids]  # type: ignore[union-attr]
         assert [one.message_id for one in await ingest.log()] == ids
         assert len(ids) == 2
@@ -169,8 +171,8 @@ async def test_a_request_without_a_batch_is_refused_alone() -> None:
     async with serving() as ingest:
         stream = Stream(ingest)
         number = await stream.ask(PublishRequest())
-        told = await stream.answers(1)
-        assert isinstance(told[number], InvalidArgument)
+        answers = await stream.answers(1)
+        assert isinstance(answers[number], InvalidArgument)
         await stream.send(message())
         assert len(await stream.ids(1)) == 1
 
@@ -204,8 +206,8 @@ async def test_keys_and_large_payloads_go_beside_plain_messages(tmp_path: Path) 
         blob = await stream.send(message(large))
         key = await stream.send(PublishRun(payloads=[b"1"], dedupe_keys=["k"]))
         again = await stream.send(PublishRun(payloads=[b"2"], dedupe_keys=["k"]), message(b"new"))
-        told = await stream.answers(4)
-        answers = [told[at] for at in (plain, blob, key, again)]
+        result = await stream.answers(4)
+        answers = [result[at] for at in (plain, blob, key, again)]
         ids = [list(one.message_ids) for one in answers]  # type: ignore[union-attr]
         assert ids[3][0] == ids[2][0]
         assert list(answers[3].duplicates) == [0]  # type: ignore[union-attr]
@@ -222,8 +224,8 @@ async def test_too_much_at_once_is_refused_request_by_request() -> None:
         await stream.ids(1)
         for n in range(10):
             await stream.send(message(b"%d" % n * 10_000), request_id=f"r{n}")
-        told = await stream.answers(10)
-        refused = {at: one for at, one in told.items() if isinstance(one, SlateMQError)}
+        answers = await stream.answers(10)
+        refused = {at: one for at, one in answers.items() if isinstance(one, SlateMQError)}
         assert refused
         assert len(refused) < 10
         for error in refused.values():
@@ -316,10 +318,10 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
 
 async def test_spans_are_made_for_each_request_as_for_calls() -> None:
     spans = InMemorySpanExporter()
-    told = recording.recording(
+    result = recording.recording(
         "ingest", "ingest-0", SimpleSpanProcessor(spans), InMemoryMetricReader()
     )
-    async with serving(telemetry=told) as ingest:
+    async with serving(telemetry=result) as ingest:
         stream = Stream(ingest)
         await stream.send(message(b"a"))
         await stream.send(message(b"b", traceparent="mine"))
@@ -332,7 +334,7 @@ async def test_spans_are_made_for_each_request_as_for_calls() -> None:
         assert headers[1] == {"traceparent": "mine"}
         await stream.end()
         await stream.answers(1)
-    told.shutdown()
+    result.shutdown()
 
 
 @pytest.mark.slow
@@ -373,14 +375,14 @@ async def test_a_kill_loses_nothing_answered_and_a_repeat_is_stored_once(tmp_pat
             await stream.send(message(payload), request_id=request_id): request_id
             for request_id, payload in list(sent.items())[-800:]
         }
-        told = {names[number]: ids for number, ids in (await stream.ids(len(names))).items()}
+        fields = {names[number]: ids for number, ids in (await stream.ids(len(names))).items()}
 
         # Then what was answered keeps its IDs, and each is stored once
-        for request_id in told.keys() & answered.keys():
-            assert told[request_id] == answered[request_id]
+        for request_id in fields.keys() & answered.keys():
+            assert fields[request_id] == answered[request_id]
         log = [one.message_id for one in await ingest.log()]
-        known = answered | told
+        known = answered | fields
         assert {one for ids in known.values() for one in ids} <= set(log)
         assert len({ids[0] for ids in known.values()}) == len(known)
-        assert unanswered <= told.keys()
+        assert unanswered <= fields.keys()
         assert len(log) == len(known)

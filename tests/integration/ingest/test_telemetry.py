@@ -9,9 +9,9 @@ from tests.integration.ingest.server import message, serving
 
 async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> None:
     spans, measures = InMemorySpanExporter(), InMemoryMetricReader()
-    told = recording.recording("ingest", "ingest-0", SimpleSpanProcessor(spans), measures)
+    result = recording.recording("ingest", "ingest-0", SimpleSpanProcessor(spans), measures)
     full = {f"k{n}": "" for n in range(255)}
-    async with serving(telemetry=told) as ingest:
+    async with serving(telemetry=result) as ingest:
         ids = await ingest.publish(
             message(b"a"), PublishRun(payloads=[b""], headers=full), message(traceparent="mine"),
             request_id="r",
@@ -44,4 +44,4 @@ async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> No
         if hasattr(point, "value")
     ]
     assert ("messaging.client.sent.messages", 6) in sums
-    told.shutdown()
+    result.shutdown()

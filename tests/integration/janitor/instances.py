@@ -62,10 +62,10 @@ class Instance:
         left, found = sorted(ids), set()
         while left:
             request = ingest_pb2.BatchGetPayloadsRequest(message_ids=left[:500])
-            told = await stub.BatchGetPayloads(request, timeout=WAIT_S)
-            there = {message.message_id for message in told.messages}
+            response = await stub.BatchGetPayloads(request, timeout=WAIT_S)
+            there = {message.message_id for message in response.messages}
             found |= there
-            left = [one for one in left if one not in there | set(told.missing_ids)]
+            left = [one for one in left if one not in there | set(response.missing_ids)]
         return found
 
     async def logged(self) -> set[int]:
@@ -93,8 +93,8 @@ class Instance:
     ) -> set[int]:
         """Messages into a queue; `routed` waits until it has them."""
         message = slatemq.OutgoingMessage(payload, {"queue": queue}, retention_s=retention_s)
-        told = await self.client.publish_many([message] * count)
-        return {int(one) for one in told}
+        publish_many = await self.client.publish_many([message] * count)
+        return {int(one) for one in publish_many}
 
     async def routed(self) -> None:
         """Wait until the cursors of all brokers are where the log's end is now."""

@@ -317,12 +317,12 @@ class MemoryBroker(
         if not self.watchable:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams")
         await self._check_remembered(request.after_revision, context)
-        memory, told = self.memory, request.after_revision
+        memory, result = self.memory, request.after_revision
         while True:
-            changes, told = memory.changes_after(told), memory.revision
-            yield queue_pb2.WatchQueuesResponse(changes=changes, revision=told)
+            changes, result = memory.changes_after(result), memory.revision
+            yield queue_pb2.WatchQueuesResponse(changes=changes, revision=result)
             async with memory.changed:
-                if memory.revision == told:
+                if memory.revision == result:
                     await memory.changed.wait()
 
 

@@ -135,12 +135,12 @@ async def test_explain_and_status_answer_as_their_contract_says(router: Process)
         stub = router_pb2_grpc.RouterServiceStub(channel)
         request = router_pb2.ExplainRequest(headers={"tier": "gold"}, payload_bytes=7)
 
-        told = await stub.Explain(request)
-        assert [(q.queue_id, q.matched, q.priority) for q in told.queues] == [
+        response = await stub.Explain(request)
+        assert [(q.queue_id, q.matched, q.priority) for q in response.queues] == [
             ("gold", True, 5),
             ("big", False, 128),
         ]
-        assert 'headers["tier"] == "gold"' in told.queues[0].reason
+        assert 'headers["tier"] == "gold"' in response.queues[0].reason
 
         for field, wrong in {
             "payload_bytes": router_pb2.ExplainRequest(payload_bytes=-1),

@@ -374,7 +374,7 @@ async def test_progress_is_told_wherever_the_queue_is() -> None:
         listed = await rig.queues.ListQueues(queue_pb2.ListQueuesRequest())
         watched = await watch.read()
         assert isinstance(watched, queue_pb2.WatchQueuesResponse)
-        told = [
+        items = [
             made,
             await get(rig, "late"),
             listed.queues[0],
@@ -383,6 +383,6 @@ async def test_progress_is_told_wherever_the_queue_is() -> None:
         ]
         watch.cancel()
 
-        for queue in told:
+        for queue in items:
             assert spans(queue.replay) == [(0, 0, 0, end)]
             assert not queue.replay.done

@@ -56,11 +56,11 @@ async def test_the_messages_in_all_are_known_from_the_first_piece_on() -> None:
                 ids += await there.log.publish([{}] * 20)
             await there.routed(rig)
         await create(rig, "late")
-        told: list[queue_pb2.Replay] = []
+        replays: list[queue_pb2.Replay] = []
         async with there.router():
-            while not told or not told[-1].done:
-                told.append((await get(rig, "late")).replay)
+            while not replays or not replays[-1].done:
+                replays.append((await get(rig, "late")).replay)
                 await asyncio.sleep(0)
-        begun = [one for one in told if one.replayed_count]
+        begun = [one for one in replays if one.replayed_count]
         assert {one.message_count for one in begun} == {len(ids)}
         assert len({one.replayed_count for one in begun}) > 1

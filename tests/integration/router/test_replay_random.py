@@ -26,7 +26,7 @@ LETTERS = "abc"
 class Made:
     """A queue as it was created: its letter, and the start of its replay of each log."""
 
-    letter: str
+    dead_letter: str
     replay: queue_pb2.Replay
     published: int
     """How many entries there were before it was created."""
@@ -40,7 +40,7 @@ class History:
     chance: random.Random
     entries: list[tuple[int, list[int]]] = field(default_factory=list)
     """Every entry published: when, by the clock of the logs, and its messages."""
-    letters: dict[int, str] = field(default_factory=dict)
+    dead_letters: dict[int, str] = field(default_factory=dict)
     queues: dict[str, Made] = field(default_factory=dict)
     now_ms: int = 1_000
 
@@ -50,16 +50,18 @@ class History:
         log = self.chance.choice(self.there.logs)
         ids = await log.publish([{"k": k} for k in batch], received_at_ms=self.now_ms)
         self.entries.append((self.now_ms, ids))
-        self.letters.update(zip(ids, batch, strict=True))
+        self.dead_letters.update(zip(ids, batch, strict=True))
 
     async def create(self, rig: Rig) -> None:
-        queue_id, letter = f"q{len(self.queues)}", self.chance.choice(LETTERS)
+        queue_id, dead_letter = f"q{len(self.queues)}", self.chance.choice(LETTERS)
         since_ms = self.chance.choice([None, 0, self.chance.randrange(900, self.now_ms + 3)])
         published = len(self.entries)
-        made = await create(rig, queue_id, since_ms=since_ms, source=f'headers["k"] == "{letter}"')
-        self.queues[queue_id] = Made(letter, made.replay, published)
-        for told in made.replay.ranges:
-            behind = self._entries_after(told.ingest_shard, told.start_sequence)
+        made = await create(
+            rig, queue_id, since_ms=since_ms, source=f'headers["k"] == "{dead_letter}"'
+        )
+        self.queues[queue_id] = Made(dead_letter, made.replay, published)
+        for item in made.replay.ranges:
+            behind = self._entries_after(item.ingest_shard, item.start_sequence)
             since = [at_ms for at_ms, _ in behind]
             assert not since or min(since) >= (since_ms or 0)
 
@@ -67,16 +69,16 @@ class History:
         """What a queue must have got, and what it may have: the rest was routed after it came."""
         later = [ids for _, ids in self.entries[made.published :]]
         must = {i for ids in later for i in ids}
-        for told in made.replay.ranges:
+        for item in made.replay.ranges:
             must |= {
                 i
-                for _, ids in self._entries_after(told.ingest_shard, told.start_sequence)
+                for _, ids in self._entries_after(item.ingest_shard, item.start_sequence)
                 for i in ids
             }
         may = {i for _, ids in self.entries for i in ids}
         return (
-            {i for i in must if self.letters[i] == made.letter},
-            {i for i in may if self.letters[i] == made.letter},
+            {i for i in must if self.dead_letters[i] == made.dead_letter},
+            {i for i in may if self.dead_letters[i] == made.dead_letter},
         )
 
     def _entries_after(self, log: int, sequence: int) -> list[tuple[int, list[int]]]:
@@ -92,8 +94,8 @@ async def test_every_queue_gets_what_one_that_was_there_from_the_start_got(seed:
         history = History(there, chance)
         broker, routers = AsyncExitStack(), [AsyncExitStack() for _ in range(2)]
         rig = await broker.enter_async_context(there.broker())
-        for letter in LETTERS:
-            await rig.create(f"always-{letter}", filter=f'headers["k"] == "{letter}"')
+        for dead_letter in LETTERS:
+            await rig.create(f"always-{dead_letter}", filter=f'headers["k"] == "{dead_letter}"')
         limits = PieceLimits(messages_max=chance.randint(1, 9), step_max=2, hold_ms=5)
 
         for _ in range(STEPS):
@@ -119,15 +121,18 @@ async def test_every_queue_gets_what_one_that_was_there_from_the_start_got(seed:
         for stack in routers:
             await stack.aclose()
 
-        always = {letter: Counter(await drained(rig, f"always-{letter}")) for letter in LETTERS}
-        assert sum(always.values(), Counter[int]()) == Counter(history.letters.keys())
+        always = {
+            dead_letter: Counter(await drained(rig, f"always-{dead_letter}"))
+            for dead_letter in LETTERS
+        }
+        assert sum(always.values(), Counter[int]()) == Counter(history.dead_letters.keys())
         assert len(history.queues) > 3
         for queue_id, made in history.queues.items():
             got = Counter(await drained(rig, queue_id))
             must, may = history.expected(made)
             assert set(got.values()) <= {1}, queue_id
             assert must <= set(got) <= may, queue_id
-            starts = [told.start_sequence for told in made.replay.ranges]
+            starts = [item.start_sequence for item in made.replay.ranges]
             if starts == [0] * len(there.logs):
-                assert got == always[made.letter], queue_id
+                assert got == always[made.dead_letter], queue_id
         await broker.aclose()

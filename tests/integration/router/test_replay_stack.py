@@ -123,19 +123,19 @@ async def test_progress_counts_messages_over_restarts_of_ingest_and_broker(tmp_p
 
         # When a queue gets them all, and the broker dies in the middle
         await stack.create_queue("late", "true", start_from_beginning=1)
-        told: list[queue_pb2.Replay] = []
+        replays: list[queue_pb2.Replay] = []
         async with asyncio.timeout(WAIT_SECONDS):
-            while not told or not told[-1].replayed_count:
-                told.append(await stack.replay("late"))
+            while not replays or not replays[-1].replayed_count:
+                replays.append(await stack.replay("late"))
         await stack.broker.kill()
         await stack.broker.start()
         async with asyncio.timeout(WAIT_SECONDS):
-            while not told[-1].done:
-                told.append(await stack.replay("late"))
+            while not replays[-1].done:
+                replays.append(await stack.replay("late"))
 
         # Then its progress never goes back, and is out of all messages from its first piece on
-        done_counts = [one.replayed_count for one in told]
+        done_counts = [one.replayed_count for one in replays]
         assert done_counts == sorted(done_counts)
-        assert {one.message_count for one in told if one.replayed_count} == {len(ids)}
+        assert {one.message_count for one in replays if one.replayed_count} == {len(ids)}
         assert done_counts[-1] == len(ids)
         assert await stack.drained("late") == Counter(ids)

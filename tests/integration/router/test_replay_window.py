@@ -41,8 +41,8 @@ async def test_a_start_that_is_no_time_up_to_now_is_refused() -> None:
     async with world() as there, there.broker() as rig:
         now_ms = there.clock.now_ms()
         for since_ms in (-1, now_ms + 60_001, now_ms * 1000):
-            told = await refusal(create(rig, "q", since_ms=since_ms))
-            assert told == (grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE", "start_from_ms")
+            result = await refusal(create(rig, "q", since_ms=since_ms))
+            assert result == (grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE", "start_from_ms")
         assert there.log.asked == []
         # By a clock that is ahead of the broker's it may have been now.
         assert not (await create(rig, "q", since_ms=now_ms + 60_000)).HasField("replay")

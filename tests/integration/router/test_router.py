@@ -208,7 +208,7 @@ async def test_a_filter_that_fails_on_a_message_stops_nothing(stack: Stack) -> N
         ids = await stack.log.publish([{"n": "x"}, {}, {"n": "9"}, {"\ud7ff": "\x00"}])
         await eventually(lambda: stack.got("all") == ids)
         message = Facts({}, 0, 0, 0)
-        told = await Explainer(router).explain(message, ["unreadable"])
+        explain = await Explainer(router).explain(message, ["unreadable"])
 
     assert stack.got("odd") == ids[2:3]
-    assert "cannot read" in told[0].reason
+    assert "cannot read" in explain[0].reason

@@ -111,11 +111,11 @@ async def test_explain_agrees_with_what_routing_does(stack: Stack) -> None:
         await stack.create_queue(queue_id, f'headers["kind"] == "{queue_id}"')
     router = router_pb2_grpc.RouterServiceStub(stack.routers[0].there)
 
-    told = await router.Explain(router_pb2.ExplainRequest(headers={"kind": "gold"}))
+    response = await router.Explain(router_pb2.ExplainRequest(headers={"kind": "gold"}))
     ids = await stack.publish("gold")
     await stack.routed()
 
-    matched = {queue.queue_id: queue.matched for queue in told.queues}
+    matched = {queue.queue_id: queue.matched for queue in response.queues}
     assert (matched["gold"], matched["silver"]) == (True, False)
     assert await stack.drained("gold") == Counter(ids)
     assert await stack.drained("silver") == Counter()

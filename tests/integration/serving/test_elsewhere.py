@@ -90,5 +90,5 @@ async def test_what_a_process_serves_is_what_callers_of_others_are_told(kind: st
     config: Any = load(config_type, kind, ["--root", "memory:///"], {})
     process: Any = build(config, Telemetry(), open_root(config.root))
 
-    told = {f"{PACKAGE}{name}" for name, kinds in SERVED_BY.items() if kind in kinds}
-    assert set(process.grpc_services) == told
+    result = {f"{PACKAGE}{name}" for name, kinds in SERVED_BY.items() if kind in kinds}
+    assert set(process.grpc_services) == result

@@ -56,10 +56,10 @@ SCATTERED = Volume(
 def expected(volume: Volume, *states: State) -> dict[str, list[int]]:
     """The IDs of the messages in these states, by queue, in the order in which they came."""
     layout = Layout(volume)
-    told = layout.states().tolist()
+    tolist = layout.states().tolist()
     queues = volume.queue_ids()
     found: dict[str, list[int]] = {queue_id: [] for queue_id in queues}
-    for place, state in enumerate(told):
+    for place, state in enumerate(tolist):
         if state in states:
             found[queues[place % len(queues)]].append(layout.id_of(place))
     return found
@@ -179,9 +179,9 @@ async def rows_read(folder: Path, volume: Volume) -> dict[str, int]:
         database = await root.database(f"{kind}/0", kind)
         names.append(SnapshotName(database.name, await root.snapshots(database).take(600_000)))
         await database.close()
-    told = {}
+    fields = {}
     for table in LISTS:
-        batches, told[table] = await asyncio.to_thread(scanned, root.url, names, table)
+        batches, fields[table] = await asyncio.to_thread(scanned, root.url, names, table)
         assert (
             sum(batch.num_rows for batch in batches)
             == {
@@ -191,7 +191,7 @@ async def rows_read(folder: Path, volume: Volume) -> dict[str, int]:
                 "failed": volume.failed,
             }[table]
         )
-    return told
+    return fields
 
 
 async def test_ten_times_the_messages_are_ten_times_the_rows_to_read_and_cleaned_ones_are_none(
@@ -264,8 +264,8 @@ async def test_removals_go_out_in_batches_and_what_they_removed_is_not_passed_ag
             epochs = {one.name.shard: one.purge_epoch or 0 for one in taken.all}
         task = MessagePurge(root, epochs, purge_pb2.PURGE_REASON_UNREFERENCED)
         old = [batch.slice(0, max(0, 14_000 - at)) for at, batch in placed(batches)]
-        told = {row["name"]: row["count"] for one in task(iter(old)) for row in one.to_pylist()}
-        assert told["messages_purged"] == 14_000
+        fields = {row["name"]: row["count"] for one in task(iter(old)) for row in one.to_pylist()}
+        assert fields["messages_purged"] == 14_000
         return count
 
     def read_again() -> int:

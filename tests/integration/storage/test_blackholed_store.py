@@ -91,12 +91,12 @@ async def test_a_store_behind_a_dead_network_is_seen_and_all_goes_on_when_it_is_
             for owner in owners:
                 await eventually(owner.is_hung)
             status = await client.status()
-            told = {one.service: one for one in status.services}
+            fields = {one.service: one for one in status.services}
             for owner, kind in zip(owners, ("ingest", "broker"), strict=True):
-                assert not told[kind].serving
-                assert "the object store has not answered for" in told[kind].detail
+                assert not fields[kind].serving
+                assert "the object store has not answered for" in fields[kind].detail
                 assert len(owner.lines("not serving: the object store has not answered")) == 1
-                waited = re.search(r"not answered for (\d+) s", told[kind].detail)
+                waited = re.search(r"not answered for (\d+) s", fields[kind].detail)
                 assert waited is not None
                 assert int(waited[1]) * 1000 >= HUNG_MS
 

@@ -12,7 +12,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.objects.probe import probe_store
-from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger, new_run_id
+from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
@@ -101,7 +101,7 @@ async def test_a_run_of_the_janitor_is_created_and_saved_although_answers_are_lo
     runs = RunStore(root.objects)
     run = Run(
         new_run_id("report", 1),
-        Ask("report"),
+        RunRequest("report"),
         Trigger.REQUEST,
         State.WAITING,
         0,

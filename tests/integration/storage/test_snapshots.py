@@ -108,8 +108,10 @@ async def test_a_brokers_snapshot_has_its_queues_and_its_routing_cursors(tmp_pat
     assert snapshot.database == "broker/0"
     assert not snapshot.HasField("purge_epoch")
     assert [parse_config_key(key) for key, _ in configs] == ["q"]
-    told = [(parse_routing_cursor_key(key), decode_routing_cursor(value)) for key, value in cursors]
-    assert told == [(0, 1)]
+    items = [
+        (parse_routing_cursor_key(key), decode_routing_cursor(value)) for key, value in cursors
+    ]
+    assert items == [(0, 1)]
 
 
 async def test_claims_and_acks_are_answered_while_a_broker_takes_snapshots(tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def test_a_byte_order_mark_is_told_of_stdin_and_where_it_keeps_from_marking(
     "command", ["", "ls", "next", "append", "done", "fail", "release", "set", "check", "compact"]
 )
 def test_the_help_has_examples(run: Terminal, command: str) -> None:
-    told = run(*command.split(), "--help")
+    result = run(*command.split(), "--help")
 
-    assert told.count(f"  slatemq tq {command}") >= 2
-    assert max(map(len, told.splitlines())) <= 80
+    assert result.count(f"  slatemq tq {command}") >= 2
+    assert max(map(len, result.splitlines())) <= 80
 
 
 def test_what_is_not_there_is_told_by_its_name_and_with_what_there_is(

@@ -167,8 +167,8 @@ def test_an_editor_that_rewrites_the_file_loses_nothing_silently(start: Starter)
     queue, journal = TextQueue(start.path), start.journal()
     assert {entry.text for entry in queue.entries(State.PROCESSED, State.ERROR)} == texts
     assert list(queue) == []
-    told = {what for what, _ in journal} - {"done", "failed"}
-    assert told <= {"Rewritten", "ClaimLost", "AlreadyMarked"}
+    result = {what for what, _ in journal} - {"done", "failed"}
+    assert result <= {"Rewritten", "ClaimLost", "AlreadyMarked"}
     assert {text for what, text in journal if what in ("done", "failed")} >= texts - {
         text for what, text in journal if what not in ("done", "failed")
     }
@@ -216,9 +216,9 @@ def test_ten_thousand_edits_beside_an_editor_lose_no_message_silently(
     assert added - set(there) <= gone
     assert gone - set(there) >= {"late"}
     # And those whose messages a rewrite had moved were told
-    told = {what for what, _ in journal} - {"gone", "appending"}
-    assert "Rewritten" in told or how == "edit_in_place"
-    assert told <= {"done", "failed", "Rewritten", "ClaimLost", "AlreadyMarked"}
+    result = {what for what, _ in journal} - {"gone", "appending"}
+    assert "Rewritten" in result or how == "edit_in_place"
+    assert result <= {"done", "failed", "Rewritten", "ClaimLost", "AlreadyMarked"}
 
 
 def test_one_file_for_each_writer_is_one_queue(start: Starter, tmp_path: Path) -> None:

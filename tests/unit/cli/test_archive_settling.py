@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slatemq._admin.archived import ArchivedOutcome
-from slatemq._admin.settling import DropLetter
+from slatemq._admin.settling import DropDeadLetter
 from slatemq.cli.files.queue_files import Content
-from slatemq.cli.repair.archive_settling import ArchiveDesk
+from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import Step
 from slatemq.cli.repair.dead_letter_settling import Decision
 from slatemq.client import Client
@@ -21,29 +21,31 @@ HANDLE = "orders/1/f2"
 
 def decision(file: Path, offset: int, handle: str = HANDLE) -> Decision:
     step = Step(str(file), offset, 1, Content(b"", {}, handle=handle), ())
-    return Decision(step, DropLetter(handle))
+    return Decision(step, DropDeadLetter(handle))
 
 
 @pytest.fixture
-def desk() -> ArchiveDesk:
-    return ArchiveDesk(Client("127.0.0.1:1"), "ann", as_json=False)
+def waiter_line() -> ArchiveSettler:
+    return ArchiveSettler(Client("127.0.0.1:1"), "ann", as_json=False)
 
 
-def test_what_was_done_is_noted_under_the_letter_alone(tmp_path: Path, desk: ArchiveDesk) -> None:
+def test_what_was_done_is_noted_under_the_letter_alone(
+    tmp_path: Path, waiter_line: ArchiveSettler
+) -> None:
     file = tmp_path / "a.tq"
     variables = [f"handle={HANDLE}", "settled=no"]
     entries = [TextQueue(file).append(text, variables) for text in ("one", "two")]
 
-    desk._told(decision(file, entries[1].offset), None)
-    desk._told(decision(file, entries[0].offset), "it is past its retention")
-    desk._told(decision(file, entries[0].offset, "orders/1/other"), None)
+    waiter_line._report(decision(file, entries[1].offset), None)
+    waiter_line._report(decision(file, entries[0].offset), "it is past its retention")
+    waiter_line._report(decision(file, entries[0].offset, "orders/1/other"), None)
 
     assert [one.get("settled") for one in TextQueue(file)] == ["no", "ok"]
-    assert desk.counts == {"drop": 2, "conflict": 1}
+    assert waiter_line.counts == {"drop": 2, "conflict": 1}
 
 
 def test_what_is_under_way_is_noted_until_there_is_an_answer(
-    tmp_path: Path, desk: ArchiveDesk
+    tmp_path: Path, waiter_line: ArchiveSettler
 ) -> None:
     # Given letters of which a call is under way
     file = tmp_path / "a.tq"
@@ -55,23 +57,23 @@ def test_what_is_under_way_is_noted_until_there_is_an_answer(
     sent[3] = replace(
         sent[3], step=replace(sent[3].step, content=Content(b"", {}, handle=HANDLE, settled=".."))
     )
-    desk._sent(sent)
+    waiter_line._sent(sent)
     assert [one.get("settled") for one in TextQueue(file)] == [".."] * 4
 
     # When it is answered
     gone = ArchivedOutcome.GONE
-    desk._answered(sent, [ArchivedOutcome.DONE, gone, ArchivedOutcome.EXPIRED, gone])
+    waiter_line._answered(sent, [ArchivedOutcome.DONE, gone, ArchivedOutcome.EXPIRED, gone])
 
     # Then what was not done is noted so, but for what an earlier run had under way
     assert [one.get("settled") for one in TextQueue(file)] == ["ok", "no", "no", "ok"]
-    assert desk.counts == {"drop": 1, "conflict": 2, "already": 1}
+    assert waiter_line.counts == {"drop": 1, "conflict": 2, "already": 1}
 
 
 def test_a_file_that_cannot_be_noted_in_is_told_once(
-    tmp_path: Path, desk: ArchiveDesk, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, waiter_line: ArchiveSettler, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
-        desk._told(decision(tmp_path / "gone.tq", 0), None)
+        waiter_line._report(decision(tmp_path / "gone.tq", 0), None)
 
     assert capfd.readouterr().err.count("cannot be told what was done") == 1
-    assert desk.counts == {"drop": 3}
+    assert waiter_line.counts == {"drop": 3}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slatemq._admin.settling import DropLetter
+from slatemq._admin.settling import DropDeadLetter
 from slatemq.cli.repair.dead_letter_plans import steps
 
 
@@ -28,5 +28,5 @@ def test_one_whose_id_is_that_of_its_handle_or_gone_is_dropped(tmp_path: Path, k
 
     (step,) = steps(str(file), "orders")
 
-    assert step.settlement == DropLetter("orders/1f/9")
+    assert step.settlement == DropDeadLetter("orders/1f/9")
     assert not step.problem

@@ -40,18 +40,18 @@ def test_the_part_of_a_replay_that_is_done_is_one_of_messages() -> None:
 
 
 def test_a_quarantine_is_shown_with_its_reason_and_since_when() -> None:
-    told = queue_pb2.Queue(queue_id="slow", filter="true")
-    assert state_of(queue_of(told)) == "open"
-    assert queue_fields(queue_of(told))["quarantine"] is None
-    told.quarantine.reason = "took 9 ms"
-    told.quarantine.since_ms = 1_767_225_600_000
+    queue = queue_pb2.Queue(queue_id="slow", filter="true")
+    assert state_of(queue_of(queue)) == "open"
+    assert queue_fields(queue_of(queue))["quarantine"] is None
+    queue.quarantine.reason = "took 9 ms"
+    queue.quarantine.since_ms = 1_767_225_600_000
 
-    rows = dict(settings_rows(queue_of(told)))
+    rows = dict(settings_rows(queue_of(queue)))
 
     assert rows["state"] == "quarantine"
     assert rows["in quarantine since"] == "2026-01-01T00:00:00.000Z"
     assert rows["in quarantine for"] == "took 9 ms"
-    fields = queue_fields(queue_of(told))
+    fields = queue_fields(queue_of(queue))
     assert fields["quarantine"] == {"reason": "took 9 ms", "since_ms": 1_767_225_600_000}
 
 

@@ -24,10 +24,10 @@ LONG = "production.billing.invoices.created.v2"
 
 
 def queue_with_letters(name: str, *, paused: bool) -> queue_pb2.Queue:
-    told = queue_pb2.Queue(queue_id=name, filter="true", paused=paused)
-    told.counts.available_count = 1_234_567
-    told.counts.archived_count = 3
-    return told
+    queue = queue_pb2.Queue(queue_id=name, filter="true", paused=paused)
+    queue.counts.available_count = 1_234_567
+    queue.counts.archived_count = 3
+    return queue
 
 
 def redrive(name: str, into: str) -> Redrive:

@@ -24,8 +24,8 @@ def test_backoffs_come_back_from_the_wire(backoff: Backoff) -> None:
 
 
 def test_defaults_of_a_backoff_are_filled_in() -> None:
-    told = queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_EXPONENTIAL, initial_ms=5)
-    assert backoff_of(told) == Backoff.exponential(0.005)
+    backoff = queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_EXPONENTIAL, initial_ms=5)
+    assert backoff_of(backoff) == Backoff.exponential(0.005)
     assert backoff_of(queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)) == Backoff.none()
 
 
@@ -36,19 +36,19 @@ def test_the_kind_of_a_backoff_may_be_its_name() -> None:
 
 
 def test_a_queue_tells_its_counts_and_its_replay() -> None:
-    told = queue_pb2.Queue(queue_id="q")
-    assert queue_of(told).replay is None
-    assert queue_of(told).counts.oldest_claimable_age_ms is None
+    record = queue_pb2.Queue(queue_id="q")
+    assert queue_of(record).replay is None
+    assert queue_of(record).counts.oldest_claimable_age_ms is None
 
-    told.counts.oldest_claimable_age_ms = 0
-    told.counts.by_priority.add(priority=3, available_count=1, delayed_count=2)
-    told.replay.ranges.add(ingest_shard=0, start_sequence=100, cursor=150, end_sequence=1_000_200)
-    queue = queue_of(told)
+    record.counts.oldest_claimable_age_ms = 0
+    record.counts.by_priority.add(priority=3, available_count=1, delayed_count=2)
+    record.replay.ranges.add(ingest_shard=0, start_sequence=100, cursor=150, end_sequence=1_000_200)
+    queue = queue_of(record)
     assert queue.replay is not None
     assert queue.replay.fraction == 0.0, "the messages are not counted yet"
 
-    told.replay.replayed_count, told.replay.message_count = 50, 200
-    queue = queue_of(told)
+    record.replay.replayed_count, record.replay.message_count = 50, 200
+    queue = queue_of(record)
     assert queue.counts.oldest_claimable_age_ms == 0
     assert queue.counts.by_priority[3].delayed_count == 2
     assert queue.replay is not None

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from slatemq._rpc.byte_semaphore import Room
+from slatemq._rpc.byte_semaphore import ByteSemaphore
 from slatemq.errors import Unavailable
 
 
-async def turns(room: Room, *sizes: int) -> list[asyncio.Task[None]]:
+async def turns(room: ByteSemaphore, *sizes: int) -> list[asyncio.Task[None]]:
     tasks = [asyncio.create_task(room.take(size)) for size in sizes]
     await asyncio.sleep(0)
     return tasks
@@ -18,7 +18,7 @@ async def settle() -> None:
 
 
 async def test_the_line_is_served_in_order_and_a_large_one_is_not_overtaken() -> None:
-    room = Room(100)
+    room = ByteSemaphore(100)
     assert room.try_take(60)
     large, small = await turns(room, 90, 10)
 
@@ -34,7 +34,7 @@ async def test_the_line_is_served_in_order_and_a_large_one_is_not_overtaken() ->
 
 
 async def test_one_that_is_larger_than_the_room_is_let_in_alone() -> None:
-    room = Room(100)
+    room = ByteSemaphore(100)
     assert room.try_take(10)
     assert not room.try_take(1000)
     (huge,) = await turns(room, 1000)
@@ -45,7 +45,7 @@ async def test_one_that_is_larger_than_the_room_is_let_in_alone() -> None:
 
 
 async def test_who_gives_up_lets_the_next_in() -> None:
-    room = Room(100)
+    room = ByteSemaphore(100)
     assert room.try_take(60)
     large, small = await turns(room, 90, 10)
     large.cancel()
@@ -54,7 +54,7 @@ async def test_who_gives_up_lets_the_next_in() -> None:
 
 
 async def test_who_gives_up_when_just_let_in_gives_the_room_back() -> None:
-    room = Room(100)
+    room = ByteSemaphore(100)
     assert room.try_take(100)
     first, second = await turns(room, 100, 100)
     room.give_back(100)  # The first is let in, but has not run since.
@@ -65,7 +65,7 @@ async def test_who_gives_up_when_just_let_in_gives_the_room_back() -> None:
 
 
 async def test_everybody_in_the_line_can_be_sent_away() -> None:
-    room = Room(10)
+    room = ByteSemaphore(10)
     assert room.try_take(10)
     waiting = await turns(room, 5, 5)
     room.refuse(Unavailable("closed"))

@@ -118,10 +118,10 @@ def test_a_users_program_is_typed_throughout(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    told = check(program)
+    result = check(program)
 
-    assert "error:" not in told, told
-    shown = [line.split('"')[1] for line in told.splitlines() if "Revealed type" in line]
+    assert "error:" not in result, result
+    shown = [line.split('"')[1] for line in result.splitlines() if "Revealed type" in line]
     assert [kind.replace("builtins.", "") for kind in shown] == EXPECTED
     assert (REPOSITORY / "slatemq" / "py.typed").exists()
 

@@ -194,10 +194,10 @@ def test_what_is_told_without_the_library_is_what_it_tells(
 ) -> None:
     made = compile_filter(source)
     tests = [part.test for part in made.checked.parts]
-    told = [test(headers) for test in tests if test is not None]
+    items = [test(headers) for test in tests if test is not None]
     matched = made.matches(context(Facts(headers, 0, 0, 5)))
-    if matched or len(told) == len(tests):
-        assert all(told) == matched
+    if matched or len(items) == len(tests):
+        assert all(items) == matched
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_routing_by_the_index_equals_judging_every_filter(
     message = context(Facts(headers, 0, 0, 5))
     expected = [f"q{n}" for n, s in enumerate(sources) if compile_filter(s).matches(message)]
     assert [queue for queue, _ in rules.route(headers, FIELDS, -1, 5)] == expected
-    told = rules.explain(Facts(headers, size=5))
-    assert [one.queue_id for one in told if one.matched] == expected
-    assert len(told) == len(sources)
+    explain = rules.explain(Facts(headers, size=5))
+    assert [one.queue_id for one in explain if one.matched] == expected
+    assert len(explain) == len(sources)
 
 
 @pytest.mark.parametrize(

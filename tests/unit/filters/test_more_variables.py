@@ -121,7 +121,7 @@ def test_they_are_no_condition_on_headers() -> None:
 
 @pytest.mark.parametrize("time_ms", [-(2**62), 0, 2**62])
 def test_every_time_is_a_timestamp(time_ms: int) -> None:
-    letter = context(
+    dead_letter = context(
         Facts({}, 0, 0, 0), CONTENT_VARIABLES, {**VALUES, "failed_at": timestamp(time_ms)}
     )
-    assert compile_filter("failed_at == failed_at", ALL).matches(letter)
+    assert compile_filter("failed_at == failed_at", ALL).matches(dead_letter)

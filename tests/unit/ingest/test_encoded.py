@@ -14,9 +14,9 @@ from libs.storage.records.metadata import MessageMetadata, encode_headers
 from services.ingest.batches import NOT_SET, Columns
 from services.ingest.read.encoded import Encoded, EncodedReader
 from services.ingest.read.payload_cache import PayloadCache, Run
-from services.ingest.read.reading import Read, Room
+from services.ingest.read.reading import Read, ResponseBudget
 from services.ingest.wire.publishes import to_message
-from services.ingest.wire.reads import told
+from services.ingest.wire.reads import encode_response
 from slatemq.v1.ingest_pb2 import BatchGetPayloadsResponse
 from slatemq.v1.message_pb2 import Message
 
@@ -30,7 +30,7 @@ class Disk:
         self.stored = stored
         self.reads: list[list[int]] = []
 
-    async def read(self, message_ids: Sequence[int], room: Room) -> Read:
+    async def read(self, message_ids: Sequence[int], room: ResponseBudget) -> Read:
         self.reads.append(list(message_ids))
         read = Read([], [], [], [])
         for message_id in message_ids:
@@ -67,22 +67,22 @@ def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> Run:
     return Run(first, 5000, payloads, columns)
 
 
-def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: Room) -> Encoded:
+def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: ResponseBudget) -> Encoded:
     return asyncio.run(EncodedReader(cast("Any", disk), cache).read(list(ids), room))
 
 
-def told_of(found: Encoded) -> BatchGetPayloadsResponse:
-    return BatchGetPayloadsResponse.FromString(told(found, in_runs=True))
+def help_text(found: Encoded) -> BatchGetPayloadsResponse:
+    return BatchGetPayloadsResponse.FromString(encode_response(found, in_runs=True))
 
 
 def ids_of(found: Encoded) -> list[int]:
-    return [message_id for run in told_of(found).runs for message_id in run.message_ids]
+    return [message_id for run in help_text(found).runs for message_id in run.message_ids]
 
 
 def messages_of(found: Encoded) -> list[Message]:
     """All of an answer, which is the same in both of its forms."""
     messages = []
-    for run in told_of(found).runs:
+    for run in help_text(found).runs:
         assert len(run.message_ids) == len(run.payloads) > 0
         for message_id, payload in zip(run.message_ids, run.payloads, strict=True):
             message = Message.FromString(run.common)
@@ -90,16 +90,16 @@ def messages_of(found: Encoded) -> list[Message]:
             assert not message.payload
             message.message_id, message.payload = message_id, payload
             messages.append(message)
-    each = BatchGetPayloadsResponse.FromString(told(found, in_runs=False))
+    each = BatchGetPayloadsResponse.FromString(encode_response(found, in_runs=False))
     assert [Message.FromString(one) for one in each.encoded_messages] == messages
     assert list(each.encoded_ids) == [one.message_id for one in messages]
     assert list(each.payload_bytes) == [len(one.payload) for one in messages]
-    assert each.missing_ids == told_of(found).missing_ids
+    assert each.missing_ids == help_text(found).missing_ids
     return messages
 
 
-def big_room() -> Room:
-    return Room(1 << 30, 1 << 30)
+def big_room() -> ResponseBudget:
+    return ResponseBudget(1 << 30, 1 << 30)
 
 
 @given(st.lists(st.integers(1, 25), unique=True), st.integers(0, 20))
@@ -123,7 +123,7 @@ def test_an_answer_holds_the_first_messages_up_to_its_bound(bytes_max: int, fres
     cache = PayloadCache(10_000)
     cache.add(cached(messages, fresh, 20), 100)
 
-    found = read(Disk(messages), cache, range(1, 21), Room(bytes_max, 1 << 30))
+    found = read(Disk(messages), cache, range(1, 21), ResponseBudget(bytes_max, 1 << 30))
 
     sizes = [len(messages[at][1]) for at in ids_of(found)]
     assert ids_of(found) == list(range(1, len(sizes) + 1))
@@ -183,7 +183,7 @@ def test_runs_are_what_was_published(
     assert messages_of(found) == [to_message(*one) for one in wanted]
     # Neighbours that are alike are in one run
     kinds = [metadata.retention_s for metadata, _ in wanted]
-    assert len(told_of(found).runs) == len(list(groupby(kinds)))
+    assert len(help_text(found).runs) == len(list(groupby(kinds)))
 
 
 def test_stored_neighbours_that_are_alike_are_in_one_run() -> None:
@@ -195,5 +195,8 @@ def test_stored_neighbours_that_are_alike_are_in_one_run() -> None:
 
     found = read(Disk(messages), PayloadCache(0), range(1, 10), big_room())
 
-    assert [list(run.message_ids) for run in told_of(found).runs] == [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert [list(run.message_ids) for run in help_text(found).runs] == [
+        [1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+    ]
     assert messages_of(found) == [to_message(*one) for one in messages.values()]

@@ -76,9 +76,9 @@ async def test_an_event_tells_what_was_published() -> None:
             PublishRun(payloads=[b"abc"], headers={"queue": "orders"}, visible_at_ms=at_ms + 500),
         )
         (second,) = await publish(shard, PublishRun(payloads=[b""], delay_ms=700))
-        told = await take(events)
+        result = await take(events)
 
-    assert [data_of(event) for event in told] == [
+    assert [data_of(event) for event in result] == [
         MessagePublished(
             message_id=first,
             headers={"queue": "orders"},
@@ -89,8 +89,8 @@ async def test_an_event_tells_what_was_published() -> None:
             message_id=second, headers={}, size=0, visible_at=format_timestamp(at_ms + 700)
         ),
     ]
-    assert {event.timestamp for event in told} == {format_timestamp(at_ms)}
-    assert {event.source for event in told} == {"ingest-0"}
+    assert {event.timestamp for event in result} == {format_timestamp(at_ms)}
+    assert {event.source for event in result} == {"ingest-0"}
 
 
 async def test_the_request_of_an_event_is_the_trace_of_its_publish() -> None:
@@ -99,9 +99,9 @@ async def test_the_request_of_an_event_is_the_trace_of_its_publish() -> None:
     async with opened() as (shard, events):
         for context in contexts:
             await publish(shard, PublishRun(payloads=[b"x"], headers={"traceparent": context}))
-        told = await take(events)
+        result = await take(events)
 
-    assert [event.request_id for event in told] == [trace, ""]
+    assert [event.request_id for event in result] == [trace, ""]
 
 
 @pytest.mark.parametrize("log_cache_bytes", [0, 1 << 20], ids=["from disk", "from memory"])
@@ -112,10 +112,10 @@ async def test_every_message_has_one_event_in_the_order_of_the_log_in_bounded_ba
         wanted: list[int] = []
         for count in (1, 2, 3 * BATCH_EVENTS + 1, 5):
             wanted += await publish(shard, *(PublishRun(payloads=[b"x"]) for _ in range(count)))
-        told = await take(events)
+        result = await take(events)
 
-    assert ids(told) == wanted
-    assert len({event.id for event in told}) == len(wanted)
+    assert ids(result) == wanted
+    assert len({event.id for event in result}) == len(wanted)
 
 
 async def test_events_come_again_with_their_ids_until_the_cursor_has_passed_them() -> None:

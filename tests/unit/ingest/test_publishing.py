@@ -6,7 +6,7 @@ import pytest
 from libs.storage.database.roots import Root
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
 from services.ingest.batches import Accepted
-from services.ingest.read.reading import Room
+from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1.ingest_pb2 import PublishRun
@@ -56,7 +56,7 @@ async def test_the_time_of_receipt_is_that_of_the_commit(root: Root, store: Gate
         answers = [fast, await slow]
 
         read = await shard.reader.read(
-            [one.first_message_id for one in answers], Room(1 << 30, 1 << 30)
+            [one.first_message_id for one in answers], ResponseBudget(1 << 30, 1 << 30)
         )
         times = [metadata.received_at_ms - clock.now_ms() for metadata, _ in read.messages]
         assert times == [-500, 0]
@@ -218,7 +218,7 @@ async def test_entries_are_cut_before_their_headers_grow_too_large() -> None:
         assert found[0] == first
         assert 3 < len(found) < 200
         ids = range(first, first + 200)
-        read = await shard.reader.read(list(ids), Room(1 << 30, 1 << 30))
+        read = await shard.reader.read(list(ids), ResponseBudget(1 << 30, 1 << 30))
         assert [metadata.message_id for metadata, _ in read.messages] == list(ids)
 
 

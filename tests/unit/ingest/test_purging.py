@@ -20,7 +20,7 @@ from services.ingest.edit.purging import Purge, Purged
 from services.ingest.edit.replacing import Replacement
 from services.ingest.read import entries
 from services.ingest.read.entries import entries_of
-from services.ingest.read.reading import Room
+from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1.ingest_pb2 import PublishRun
@@ -54,17 +54,17 @@ async def purge(
 
 
 async def stored(shard: Shard, ids: Iterable[int]) -> list[int]:
-    read = await shard.reader.read(list(ids), Room(1 << 30, 1 << 30))
-    return [told.message_id for told, _ in read.messages]
+    read = await shard.reader.read(list(ids), ResponseBudget(1 << 30, 1 << 30))
+    return [message.message_id for message, _ in read.messages]
 
 
 async def logged(shard: Shard, after: int = 0) -> list[int]:
     """The IDs in the log, as a tailer gets them."""
     found = []
     for sequence in await sequences_left(shard, after):
-        told = await shard.log.stored(sequence)
-        assert told is not None
-        found += [one.message_id for one in decode_log_entry(told[1])]
+        result = await shard.log.stored(sequence)
+        assert result is not None
+        found += [one.message_id for one in decode_log_entry(result[1])]
     return found
 
 
@@ -250,11 +250,11 @@ async def test_random_purges_remove_what_they_may_and_nothing_else(
             for _ in range(chance.randrange(1, 4)):
                 some = [one for one in every if chance.random() < chance.choice((0.1, 0.6))]
                 chance.shuffle(some)
-                told = await purge(shard, some)
+                result = await purge(shard, some)
                 may = {one for one in some if model.get(one)}
-                assert told.count == len(may)
-                assert told.size_bytes == 10 * len(may)
-                assert told.refused_ids == sorted(
+                assert result.count == len(may)
+                assert result.size_bytes == 10 * len(may)
+                assert result.refused_ids == sorted(
                     one for one in some if one in model and one not in may
                 )
                 for one in may:
@@ -304,7 +304,7 @@ async def test_a_blob_is_not_deleted_when_the_commit_fails(monkeypatch: pytest.M
         assert len(await root.objects.list("blobs")) == 1
         async with asyncio.timeout(60):
             with pytest.raises(StoreUnavailable):
-                await shard.reader.read([large], Room(1 << 20, 1 << 20))
+                await shard.reader.read([large], ResponseBudget(1 << 20, 1 << 20))
 
 
 async def test_edits_and_purges_of_one_entry_take_turns() -> None:
@@ -316,14 +316,14 @@ async def test_edits_and_purges_of_one_entry_take_turns() -> None:
         edits = [
             shard.replacer.replace(Replacement(one, "", b"new", {"n": str(one)})) for one in ids
         ]
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *edits,
             *(purge(shard, ids[n : n + 5]) for n in range(0, 20, 5)),
             return_exceptions=True,
         )
-        refused = [one for one in told if isinstance(one, BaseException)]
+        refused = [one for one in results if isinstance(one, BaseException)]
         assert all(isinstance(one, NotFound) for one in refused)
-        read = await shard.reader.read(ids, Room(1 << 20, 1 << 20))
+        read = await shard.reader.read(ids, ResponseBudget(1 << 20, 1 << 20))
         assert [metadata.message_id for metadata, _ in read.messages] == ids[20:]
         assert [dict(m.headers) for m, _ in read.messages] == [{"n": str(n)} for n in ids[20:]]
         assert {payload for _, payload in read.messages} == {b"new"}
@@ -361,8 +361,8 @@ async def test_a_damaged_entry_stays_and_its_messages_are_refused() -> None:
     await damage(root, payload_key(second), b"damaged")
     clock.advance(10 * HOUR_MS)
     async with opened(root, clock) as shard:
-        told = await purge(shard, [first, first + 1, second])
-        assert told == Purged(1, 1, [first, first + 1])
+        result = await purge(shard, [first, first + 1, second])
+        assert result == Purged(1, 1, [first, first + 1])
         assert await shard.database.get(log_key(first)) is not None
         assert await shard.database.get(log_key(second)) is None
 

@@ -8,7 +8,7 @@ import pytest
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root
-from services.ingest.read.reading import Room
+from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from services.ingest.write.pushing import Push
 from slatemq.errors import FailedPrecondition, ResourceExhausted, Unavailable
@@ -26,7 +26,7 @@ async def push(shard: Shard, first: int, *payloads: bytes) -> int:
 async def payloads(shard: Shard) -> list[bytes]:
     last = shard.log.end.last_message_id
     ids = list(range(last & ~0xFFFF | 1, last + 1))
-    read = await shard.reader.read(ids, Room(1 << 30, 1 << 30))
+    read = await shard.reader.read(ids, ResponseBudget(1 << 30, 1 << 30))
     return [payload for _, payload in read.messages]
 
 

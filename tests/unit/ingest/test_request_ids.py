@@ -63,13 +63,13 @@ async def test_a_request_id_is_known_for_the_window_and_then_deleted(database: D
     first = await commits.publish(START_MS, "a")
 
     # Known at the last moment of the window
-    requests.tidy(START_MS + WINDOW_MS)
+    requests.clean_up(START_MS + WINDOW_MS)
     assert [await requests.begin("a", PRINT)] == first
     with pytest.raises(InvalidArgument):
         await requests.begin("a", b"g" * 16)
 
     # Forgotten two minutes later at the latest, in memory and on disk
-    requests.tidy(START_MS + WINDOW_MS + 2 * MINUTE_MS)
+    requests.clean_up(START_MS + WINDOW_MS + 2 * MINUTE_MS)
     assert await commits.rows() == [0]
     await commits.publish(START_MS + WINDOW_MS + 2 * MINUTE_MS)
     assert await commits.rows() == []
@@ -82,7 +82,7 @@ async def test_sealed_tables_still_answer(database: Database) -> None:
     names = [f"n{n}" for n in range(500)]
     answers = await commits.publish(START_MS, *names)
     for _ in range(TABLES):
-        requests.tidy(START_MS + 2 * MINUTE_MS)
+        requests.clean_up(START_MS + 2 * MINUTE_MS)
 
     assert [await requests.begin(name, PRINT) for name in names] == answers
     assert await requests.begin("another", PRINT) is None
@@ -98,7 +98,7 @@ async def test_colliding_hashes_are_told_apart_by_their_rows(
     answers = [(await commits.publish(START_MS, name))[0] for name in names]
     assert [await requests.begin(name, PRINT) for name in names] == answers
     for _ in range(TABLES):
-        requests.tidy(START_MS + 2 * MINUTE_MS)
+        requests.clean_up(START_MS + 2 * MINUTE_MS)
     assert [await requests.begin(name, PRINT) for name in names] == answers
     assert await requests.begin("dd", PRINT) is None
 

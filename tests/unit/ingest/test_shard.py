@@ -13,7 +13,7 @@ from libs.storage.layout.own_keys import (
     request_ids_range,
 )
 from libs.storage.records.states import encode_clock
-from services.ingest.read.reading import Room
+from services.ingest.read.reading import ResponseBudget
 from tests.manual_clock import ManualClock
 from tests.unit.ingest.shards import batch, opened
 
@@ -53,7 +53,7 @@ async def test_the_time_of_receipt_never_goes_back_across_a_restart() -> None:
     async with opened(root) as shard:
         answered = await shard.publisher.publish(batch(b"x"))
         ((metadata, _),) = (
-            await shard.reader.read([answered.first_message_id], Room(1, 1))
+            await shard.reader.read([answered.first_message_id], ResponseBudget(1, 1))
         ).messages
         assert metadata.received_at_ms >= ahead_ms
 
@@ -63,7 +63,7 @@ async def test_old_request_ids_are_deleted_without_any_further_publish() -> None
     async with opened(root, clock) as shard:
         await shard.publisher.publish(batch(b"x", request_id="r"))
         clock.advance(12 * 60_000)
-        shard.publisher.tidy()
+        shard.publisher.clean_up()
         await shard.publisher.commits.durable()
         assert (await shard.publisher.publish(batch(b"y", request_id="r"))).first_message_id == 2
     database = await root.database("ingest/0", Kind.INGEST)

@@ -49,7 +49,7 @@ class Waits:
         return done
 
 
-def letters(*ids: int, payload: bytes = b"x") -> pa.Table:
+def dead_letters(*ids: int, payload: bytes = b"x") -> pa.Table:
     rows: list[dict[str, Any]] = [
         {
             "message_id": one,
@@ -80,7 +80,7 @@ def test_a_queue_with_the_longest_name_has_a_folder_of_its_own_on_every_file_sys
 ) -> None:
     for name in ("x" * 255, "x" * 254 + "y"):
         folder = DayFolder(Waits(), objects, name, DAY)
-        folder.add(letters(1))
+        folder.add(dead_letters(1))
 
         assert folder.added == [f"{folder.path}/part-000001.parquet"]
     assert day_path("x" * 240, DAY) == f"{FOLDER}/queue={'x' * 240}/day=2026-01-02"
@@ -103,10 +103,10 @@ def parts(folder: Path) -> list[str]:
 def test_a_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
     objects: Objects, tmp_path: Path
 ) -> None:
-    folder_of(objects).add(letters(7, payload=b"\x00payload"))
+    folder_of(objects).add(dead_letters(7, payload=b"\x00payload"))
 
     (row,) = pq.read_table(tmp_path / FOLDER, partitioning="hive").to_pylist()
-    (again,) = folder_of(objects).rows_of(letters(7), ("payload", "headers"))
+    (again,) = folder_of(objects).rows_of(dead_letters(7), ("payload", "headers"))
 
     assert (row["queue"], row["day"]) == ("orders", DAY.isoformat())
     assert (row["message_id"], row["failed_at"], row["payload"]) == (7, AT, b"\x00payload")
@@ -116,12 +116,12 @@ def test_a_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
 
 
 def test_what_is_there_is_not_added_again(objects: Objects, tmp_path: Path) -> None:
-    folder_of(objects).add(letters(1, 2, 3))
+    folder_of(objects).add(dead_letters(1, 2, 3))
     again = folder_of(objects)
 
-    assert again.missing(letters(2, 3, 4))["message_id"].to_pylist() == [4]
-    again.add(letters(2, 3, 4))
-    again.add(letters(1, 2))
+    assert again.missing(dead_letters(2, 3, 4))["message_id"].to_pylist() == [4]
+    again.add(dead_letters(2, 3, 4))
+    again.add(dead_letters(1, 2))
 
     assert archived(tmp_path) == [1, 2, 3, 4]
 
@@ -134,7 +134,7 @@ def test_small_parts_are_put_together_and_large_ones_are_left(
 
     sizes = []
     for number in range(12):
-        folder_of(objects).add(letters(number, payload=noise.randbytes(3000)))
+        folder_of(objects).add(dead_letters(number, payload=noise.randbytes(3000)))
         filled = [
             path
             for path in (tmp_path / FOLDER).rglob("*.parquet")
@@ -150,9 +150,9 @@ def test_small_parts_are_put_together_and_large_ones_are_left(
 def test_who_looked_before_another_added_looks_again(objects: Objects, tmp_path: Path) -> None:
     first, second, third = (folder_of(objects) for _ in range(3))
 
-    first.add(letters(1, 2))
-    second.add(letters(2, 3))  # absorbs the part of the first
-    third.add(letters(1, 3, 4))  # looked before both: 1 and 2 are taken
+    first.add(dead_letters(1, 2))
+    second.add(dead_letters(2, 3))  # absorbs the part of the first
+    third.add(dead_letters(1, 3, 4))  # looked before both: 1 and 2 are taken
 
     assert archived(tmp_path) == [1, 2, 3, 4]
 
@@ -160,14 +160,14 @@ def test_who_looked_before_another_added_looks_again(objects: Objects, tmp_path:
 def test_an_emptied_part_keeps_its_number_for_a_day(objects: Objects, tmp_path: Path) -> None:
     late = folder_of(objects)
     for number in range(4):
-        folder_of(objects).add(letters(number))
+        folder_of(objects).add(dead_letters(number))
     numbers = parts(tmp_path)
 
-    late.add(letters(0, 9))
+    late.add(dead_letters(0, 9))
     longer = time.time() - 2 * 24 * 3600
     for path in (tmp_path / FOLDER).rglob("*.parquet"):
         os.utime(path, (longer, longer))
-    folder_of(objects).add(letters(10))
+    folder_of(objects).add(dead_letters(10))
     folder_of(objects)
 
     assert len(numbers) == 4
@@ -181,7 +181,7 @@ def test_who_is_killed_leaves_nothing_that_the_next_run_does_not_make_good(
 ) -> None:
     def work(waits: Waits) -> None:
         for ids in ((1, 2), (2, 3), (4, 5), (1, 6)):
-            folder_of(objects, waits).add(letters(*ids))
+            folder_of(objects, waits).add(dead_letters(*ids))
 
     killed = _is_killed(lambda: work(Waits(lives)))
     work(Waits())

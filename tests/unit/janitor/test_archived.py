@@ -18,12 +18,12 @@ from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
 from services.janitor.archive import archived
 from services.janitor.archive import parts as archive_parts
-from services.janitor.archive.archived import ArchivedLetters, Asked
-from services.janitor.archive.parts import letters_of
+from services.janitor.archive.archived import ArchivedDeadLetters, ArchiveQuery
+from services.janitor.archive.parts import dead_letters_of
 from services.janitor.jobs.archive import LETTERS, DayFolder, day_path
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
-from tests.unit.janitor.test_archive import AT, DAY, Waits, letters
+from tests.unit.janitor.test_archive import AT, DAY, Waits, dead_letters
 
 ARCHIVED = queue_pb2.ENTRY_STATE_ARCHIVED
 AT_MS = round(AT.timestamp() * 1000)
@@ -49,7 +49,7 @@ async def joined(
     directory = TopologyDirectory(objects)
     channels = Channels(directory)
     try:
-        reader = ArchivedLetters(objects, directory, channels)
+        reader = ArchivedDeadLetters(objects, directory, channels)
         return [one async for one in reader._of_day("orders", day, wanted)]
     finally:
         await channels.close()
@@ -58,7 +58,7 @@ async def joined(
 
 async def add(objects: Objects, *ids: int, payload: bytes = b"x") -> None:
     def work() -> None:
-        DayFolder(Waits(), objects, "orders", DAY).add(letters(*ids, payload=payload))
+        DayFolder(Waits(), objects, "orders", DAY).add(dead_letters(*ids, payload=payload))
 
     await asyncio.to_thread(work)
 
@@ -85,8 +85,8 @@ async def test_another_failure_of_the_same_message_is_another_letter(objects: Ob
 
 
 async def test_one_whose_payload_was_gone_comes_without_a_message(objects: Objects) -> None:
-    table = letters(1).drop_columns("payload").to_pylist()
-    part = letters(1).from_pylist(table, schema=LETTERS)
+    table = dead_letters(1).drop_columns("payload").to_pylist()
+    part = dead_letters(1).from_pylist(table, schema=LETTERS)
     await asyncio.to_thread(lambda: DayFolder(Waits(), objects, "orders", DAY).add(part))
     (found,) = await joined(objects, listed(1))
     assert (found.reason, found.HasField("message")) == ("boom", False)
@@ -97,16 +97,16 @@ async def test_each_comes_once_while_a_part_absorbs_another(
 ) -> None:
     # Given parts of which one goes, with its letters in the next, after the parts were listed
     await add(objects, 1, 2)
-    reads = letters_of
+    reads = dead_letters_of
     looked: list[bool] = []
 
     def absorbed(*given: Any) -> Any:
         if not looked:
-            DayFolder(Waits(), objects, "orders", DAY).add(letters(3))
+            DayFolder(Waits(), objects, "orders", DAY).add(dead_letters(3))
             looked.append(True)
         yield from reads(*given)
 
-    monkeypatch.setattr(archive_parts, "letters_of", absorbed)
+    monkeypatch.setattr(archive_parts, "dead_letters_of", absorbed)
 
     found = await joined(objects, listed(1, 2, 3))
 
@@ -124,10 +124,10 @@ async def test_only_row_groups_that_have_a_wanted_letter_are_read_whole(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a part of several row groups, in the order of failures
-    rows = letters(*range(1, 41), payload=bytes(1 << 20)).to_pylist()
+    rows = dead_letters(*range(1, 41), payload=bytes(1 << 20)).to_pylist()
     for place, row in enumerate(rows):
         row["failed_at"] = AT + timedelta(seconds=place)
-    table = letters(1).from_pylist(rows, schema=LETTERS)
+    table = dead_letters(1).from_pylist(rows, schema=LETTERS)
     await asyncio.to_thread(lambda: DayFolder(Waits(), objects, "orders", DAY).add(table))
     path = f"{day_path('orders', DAY)}/part-000001.parquet"
     with objects.open(path) as file:
@@ -143,7 +143,7 @@ async def test_only_row_groups_that_have_a_wanted_letter_are_read_whole(
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
 
-    (some,) = list(letters_of(objects, path, [(40, AT_MS + 39_000)]))
+    (some,) = list(dead_letters_of(objects, path, [(40, AT_MS + 39_000)]))
 
     assert [one["message_id"] for one in some] == [40]
     assert whole == [groups - 1]
@@ -180,7 +180,7 @@ class Lists(entry_pb2_grpc.EntryServiceServicer):
         return entry_pb2.ListEntriesResponse(entries=self.entries[start:end], next_page_token=token)
 
 
-async def read(objects: Objects, broker: Lists, asked: Asked) -> Sequence[entry_pb2.Entry]:
+async def read(objects: Objects, broker: Lists, asked: ArchiveQuery) -> Sequence[entry_pb2.Entry]:
     server = grpc.aio.server()
     entry_pb2_grpc.add_EntryServiceServicer_to_server(broker, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -189,7 +189,7 @@ async def read(objects: Objects, broker: Lists, asked: Asked) -> Sequence[entry_
     channels = Channels(directory)
     try:
         await directory.announce(Peer("broker", 0, f"127.0.0.1:{port}", ""))
-        reader = ArchivedLetters(objects, directory, channels)
+        reader = ArchivedDeadLetters(objects, directory, channels)
         return [one async for one in reader.read(asked)]
     finally:
         await channels.close()
@@ -205,22 +205,24 @@ async def test_a_listing_of_many_windows_comes_whole(
     broker: Any = Lists(100)  # type: ignore[abstract]
     for days in range(3):
         day: datetime = AT + timedelta(days=days)
-        rows = [row for row in letters(*range(1, 101)).to_pylist() if row["message_id"] % 3 == days]
+        rows = [
+            row for row in dead_letters(*range(1, 101)).to_pylist() if row["message_id"] % 3 == days
+        ]
         for row in rows:
             row["failed_at"] = day
-        table = letters(1).from_pylist(rows, schema=LETTERS)
+        table = dead_letters(1).from_pylist(rows, schema=LETTERS)
         folder = await asyncio.to_thread(DayFolder, Waits(), objects, "orders", day.date())
         await asyncio.to_thread(folder.add, table)
 
-    found = await read(objects, broker, Asked("orders"))
+    found = await read(objects, broker, ArchiveQuery("orders"))
 
     assert sorted(one.message_id for one in found) == list(range(1, 101))
     assert all(dict(one.message.headers) == {"n": str(one.message_id)} for one in found)
     assert max(asked.page_size for asked in broker.asked) == 7
-    some = await read(objects, broker, Asked("orders", max_entries=9))
+    some = await read(objects, broker, ArchiveQuery("orders", max_entries=9))
     assert sorted(one.message_id for one in some) == list(range(1, 10))
 
 
 async def test_a_queue_that_no_broker_has_is_not_found(objects: Objects) -> None:
     with pytest.raises(NotFound):
-        await read(objects, Lists(1), Asked("other"))  # type: ignore[abstract]
+        await read(objects, Lists(1), ArchiveQuery("other"))  # type: ignore[abstract]

@@ -77,9 +77,9 @@ def test_each_column_alone_is_what_it_is_among_all(name: str) -> None:
     for names in [[first], *([other, first] for other in others)]:
         some = table.only(names)
         assert some.decode is not None
-        told = some.decode(rows, HERE, some.schema)
-        assert [batch.schema for batch in told] == [some.schema] * len(whole)
-        for batch, among in zip(told, whole, strict=True):
+        text = some.decode(rows, HERE, some.schema)
+        assert [batch.schema for batch in text] == [some.schema] * len(whole)
+        for batch, among in zip(text, whole, strict=True):
             batch.validate(full=True)
             assert batch.to_pylist() == among.select(some.schema.names).to_pylist()
 
@@ -105,13 +105,13 @@ def test_who_does_not_want_headers_does_not_look_at_their_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "text"),
     [
         (["message_id", "id"], "'id' is no column of done, which has queue, broker_shard"),
         (["queue", "day", "queue"], "column 'queue' is named twice"),
         ([], "no column of done is named"),
     ],
 )
-def test_columns_that_a_table_does_not_have_are_named(names: list[str], told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_columns_that_a_table_does_not_have_are_named(names: list[str], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
         TABLES["done"].only(names)

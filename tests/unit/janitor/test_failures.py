@@ -20,7 +20,7 @@ An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("text", "why"),
     [
         (AWAY, "no master answers there, or it refuses"),
         (REFUSED, "org.apache.spark.SparkException: Could not parse Master URL: 'mesos://x'"),
@@ -28,9 +28,9 @@ An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
         ("", "it does not say why"),
     ],
 )
-def test_why_spark_does_not_start_is_told_in_a_line(told: str, why: str) -> None:
-    assert why in why_not(told)
-    assert "\n" not in why_not(told)
+def test_why_spark_does_not_start_is_told_in_a_line(text: str, why: str) -> None:
+    assert why in why_not(text)
+    assert "\n" not in why_not(text)
 
 
 TASK = """\

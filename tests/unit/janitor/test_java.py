@@ -66,11 +66,11 @@ def test_without_a_java_of_the_machine_the_one_of_the_package_runs(
 
     # With the argument that its runtime does not know, as Spark calls it.
     arguments = ["--add-modules=jdk.incubator.vector", "-Da=b c", "-version"]
-    told = subprocess.run(
+    result = subprocess.run(
         [Path(environ["JAVA_HOME"]) / "bin" / "java", *arguments],
         env=environ,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert 'version "21' in told.stderr
+    assert 'version "21' in result.stderr

@@ -15,8 +15,8 @@ from services.janitor.runs.history import (
     EVENTS_KEPT_MS,
     EVENTS_OWED,
     EVENTS_PUBLISHED,
-    Ask,
     Run,
+    RunRequest,
     RunStore,
     State,
     Stored,
@@ -46,7 +46,7 @@ def opened(store: RunStore, *, keeps: bool = True) -> OwedEvents:
 async def created(store: RunStore, at_ms: int = NOW_MS, **rest: object) -> Stored:
     run = Run(
         run_id=new_run_id("retention", at_ms),
-        ask=Ask("retention", dry_run=True),
+        ask=RunRequest("retention", dry_run=True),
         trigger=Trigger.REQUEST,
         state=State.WAITING,
         janitor=3,

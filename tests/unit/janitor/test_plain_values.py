@@ -40,7 +40,7 @@ def _anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize(
-    ("moment", "told"),
+    ("moment", "text"),
     [
         (datetime(2026, 7, 1, 12, tzinfo=UTC), "2026-07-01T12:00:00.000Z"),
         (datetime(2026, 11, 1, 5, 30, tzinfo=UTC), "2026-11-01T05:30:00.000Z"),
@@ -50,12 +50,12 @@ def _anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         (datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC), "2026-01-02T03:04:05.678901Z"),
     ],
 )
-def test_moments_are_told_in_utc_wherever_the_machine_is(moment: datetime, told: str) -> None:
+def test_moments_are_told_in_utc_wherever_the_machine_is(moment: datetime, text: str) -> None:
     kind = TimestampType()
     # As Spark makes it of what comes from its JVM: in the time of this machine.
     local = kind.fromInternal(int(moment.timestamp() * 1_000_000))
 
-    assert plain(local, kind) == told
+    assert plain(local, kind) == text
 
 
 made: Any = Row

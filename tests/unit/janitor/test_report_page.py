@@ -16,7 +16,7 @@ from services.janitor.jobs.report_page import duration, page, size
 NOW_MS = 1_767_312_000_000  # 2026-01-02
 
 
-def row(queue: str | None, day: date, **told: Any) -> dict[str, Any]:
+def row(queue: str | None, day: date, **value: Any) -> dict[str, Any]:
     counts = ("published", "acked", "failed", "waiting")
     empty: dict[str, Any] = {f"{name}_count": 0 for name in counts}
     empty |= {f"attempts_{name}_count": 0 for name, _, _ in ATTEMPTS}
@@ -24,7 +24,7 @@ def row(queue: str | None, day: date, **told: Any) -> dict[str, Any]:
         f"{of}_ms_{point}": None for of in ("claim", "ack") for point in ("p50", "p95", "p99")
     }
     empty |= {"published_bytes": 0, "oldest_waiting_at": None}
-    return {"queue": queue, "day": day, **empty, **told}
+    return {"queue": queue, "day": day, **empty, **value}
 
 
 ROWS = [
@@ -48,25 +48,25 @@ ROWS = [
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
-    told = page("run-1", NOW_MS, ROWS, 3)
+    result = page("run-1", NOW_MS, ROWS, 3)
 
-    document = ElementTree.fromstring(re.sub(r"<!DOCTYPE html>|<meta[^>]*>", "", told))
+    document = ElementTree.fromstring(re.sub(r"<!DOCTYPE html>|<meta[^>]*>", "", result))
 
     assert document.tag == "html"
-    assert not re.search(r"https?:|<script|<link|@import|url\(|src=", told)
-    assert '<meta name="viewport"' in told
-    assert "prefers-color-scheme:dark" in told
-    assert "&lt;orders&gt;" in told
-    assert "<orders>" not in told
+    assert not re.search(r"https?:|<script|<link|@import|url\(|src=", result)
+    assert '<meta name="viewport"' in result
+    assert "prefers-color-scheme:dark" in result
+    assert "&lt;orders&gt;" in result
+    assert "<orders>" not in result
 
 
 def test_the_page_tells_the_numbers() -> None:
-    told = page("run-1", NOW_MS, ROWS, 3)
+    result = page("run-1", NOW_MS, ROWS, 3)
 
     for number in ("1,200", "1,000", "6 h", "3 MiB", "2025-12-31", "2026-01-02"):
-        assert number in told, number
-    assert "2026-01-01: 1.5 s (95 %)" in told
-    assert "2026-01-01: 1.2k published" in told
+        assert number in result, number
+    assert "2026-01-01: 1.5 s (95 %)" in result
+    assert "2026-01-01: 1.2k published" in result
 
 
 def test_the_page_says_how_many_queues_are_not_on_it() -> None:
@@ -75,10 +75,10 @@ def test_the_page_says_how_many_queues_are_not_on_it() -> None:
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
-    told = page("run-1", NOW_MS, [], 1)
+    result = page("run-1", NOW_MS, [], 1)
 
-    assert "None." in told
-    assert "–" in told
+    assert "None." in result
+    assert "–" in result
 
 
 @pytest.mark.parametrize("value", [0, 1, 999, 10**7])

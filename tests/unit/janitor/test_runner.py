@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from opentelemetry import trace
 
 from libs.storage.database.roots import open_root
-from services.janitor.runs.active import Kept
-from services.janitor.runs.history import Ask, RunStore, State, Trigger
+from services.janitor.runs.active import HistoryLimits
+from services.janitor.runs.history import RunRequest, RunStore, State, Trigger
 from services.janitor.runs.run_events import RunEvents
 from services.janitor.runs.runner import Runner
 
@@ -25,7 +25,7 @@ async def working() -> AsyncIterator[Runner]:
         assert not snapshots
 
     store = RunStore(open_root("memory:///").objects)
-    kept = Kept(runs=10, for_ms=0)
+    kept = HistoryLimits(runs=10, for_ms=0)
     runner = Runner(
         store,
         0,
@@ -48,7 +48,7 @@ async def working() -> AsyncIterator[Runner]:
 async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent() -> None:
     async with working() as runner:
         # Given a run that waits, and a watcher who has its first answer
-        run = await runner.begin(Ask("report"), Trigger.REQUEST)
+        run = await runner.begin(RunRequest("report"), Trigger.REQUEST)
         watch = runner.watch(run.run_id)
         assert (await anext(watch)).state is State.WAITING
 

@@ -15,8 +15,8 @@ from services.janitor.jobs.contract import JOBS, Progress
 from services.janitor.runs.history import (
     FOLDER,
     STALE_MS,
-    Ask,
     Run,
+    RunRequest,
     RunStore,
     State,
     Trigger,
@@ -37,7 +37,7 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
 def run_of(job: str = "retention", at_ms: int = NOW_MS, **rest: object) -> Run:
     made = Run(
         run_id=new_run_id(job, at_ms),
-        ask=Ask(job),
+        ask=RunRequest(job),
         trigger=Trigger.REQUEST,
         state=State.WAITING,
         janitor=3,
@@ -62,7 +62,7 @@ def test_ids_ascend_with_the_time_and_tell_the_job() -> None:
 
 async def test_all_of_a_run_is_kept(objects: Objects) -> None:
     run = run_of(
-        ask=Ask("restore", True, ("q",), 5, 6, "t", (1, 2), 3, 4),
+        ask=RunRequest("restore", True, ("q",), 5, 6, "t", (1, 2), 3, 4),
         trigger=Trigger.SCHEDULE,
         state=State.DONE,
         request_id="mine",
@@ -127,10 +127,10 @@ async def test_what_later_versions_add_is_skipped_and_what_earlier_ones_lacked_i
 ) -> None:
     store, run = RunStore(objects), run_of()
     await store.create(run)
-    told = json.loads(await objects.get(run.path))
-    told["novelty"], told["ask"]["novelty"] = 1, 2
-    del told["ask"]["days"], told["seen"]
-    await objects.put(run.path, json.dumps(told).encode())
+    fields = json.loads(await objects.get(run.path))
+    fields["novelty"], fields["ask"]["novelty"] = 1, 2
+    del fields["ask"]["days"], fields["seen"]
+    await objects.put(run.path, json.dumps(fields).encode())
 
     assert (await store.get(run.run_id)).run == run
 

@@ -11,7 +11,7 @@ ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 @pytest.mark.parametrize(
-    ("job", "options", "told"),
+    ("job", "options", "text"),
     [
         ("retention", JobOptions(), ONE_COMPILER),
         ("unreferenced", JobOptions(master="local[2]"), ONE_COMPILER),
@@ -21,6 +21,6 @@ ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     ],
 )
 def test_java_compiles_little_for_a_job_that_is_brief_unless_it_is_told_otherwise(
-    job: str, options: JobOptions, told: str | None
+    job: str, options: JobOptions, text: str | None
 ) -> None:
-    assert settings_of(job, options).get("spark.driver.defaultJavaOptions") == told
+    assert settings_of(job, options).get("spark.driver.defaultJavaOptions") == text

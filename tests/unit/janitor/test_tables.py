@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from services.janitor.spark.source import SlateMQSource
 from services.janitor.spark.tables import TABLES
-from services.janitor.spark.wanted import EVERYTHING, Wanted, wanted_by
+from services.janitor.spark.wanted import EVERYTHING, RowFilter, wanted_by
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/tables.md"
 
@@ -35,10 +35,10 @@ LAST_DAY_MS = 253_402_214_400_000
 
 
 def test_the_page_tells_every_column_of_every_table_with_its_type_in_order() -> None:
-    told: dict[str, list[tuple[str, str]]] = {}
+    fields: dict[str, list[tuple[str, str]]] = {}
     for section in PAGE.read_text().split("\n## ")[1:]:
         name, _, rest = section.partition("\n")
-        told[name] = re.findall(r"^\| `(\w+)` \| ([A-Z<>,]+) \|", rest, re.MULTILINE)
+        fields[name] = re.findall(r"^\| `(\w+)` \| ([A-Z<>,]+) \|", rest, re.MULTILINE)
 
     columns = {
         table.name: [
@@ -47,7 +47,7 @@ def test_the_page_tells_every_column_of_every_table_with_its_type_in_order() -> 
         ]
         for table in TABLES.values()
     }
-    assert told == columns
+    assert fields == columns
 
 
 SNAPSHOT = "5f5818cf-92dc-4367-8cae-3b5d530224c6"
@@ -59,29 +59,32 @@ QUEUE, DAY, DONE_AT, ID = ("queue",), ("day",), ("done_at",), ("message_id",)
     ("filters", "expected"),
     [
         ([], EVERYTHING),
-        ([EqualTo(QUEUE, "a")], Wanted(queues=frozenset("a"))),
-        ([In(QUEUE, ("a", "b")), EqualNullSafe(QUEUE, "b")], Wanted(queues=frozenset("b"))),
-        ([In(("broker_shard",), (1, 2))], Wanted(shards=frozenset((1, 2)))),
+        ([EqualTo(QUEUE, "a")], RowFilter(queues=frozenset("a"))),
+        ([In(QUEUE, ("a", "b")), EqualNullSafe(QUEUE, "b")], RowFilter(queues=frozenset("b"))),
+        ([In(("broker_shard",), (1, 2))], RowFilter(shards=frozenset((1, 2)))),
         (
             [EqualTo(DAY, date(2026, 1, 2))],
-            Wanted(first_ms=FIRST_MS + DAY_MS, last_ms=FIRST_MS + 2 * DAY_MS - 1),
+            RowFilter(first_ms=FIRST_MS + DAY_MS, last_ms=FIRST_MS + 2 * DAY_MS - 1),
         ),
-        ([GreaterThan(DAY, date(2026, 1, 1))], Wanted(first_ms=FIRST_MS + DAY_MS)),
-        ([LessThan(DAY, date(2026, 1, 1))], Wanted(last_ms=FIRST_MS - 1)),
+        ([GreaterThan(DAY, date(2026, 1, 1))], RowFilter(first_ms=FIRST_MS + DAY_MS)),
+        ([LessThan(DAY, date(2026, 1, 1))], RowFilter(last_ms=FIRST_MS - 1)),
         # Days that have none beside them, as those mean them who want no bound.
-        ([EqualTo(DAY, date.max)], Wanted(first_ms=LAST_DAY_MS, last_ms=LAST_DAY_MS + DAY_MS - 1)),
-        ([GreaterThan(DAY, date.max)], Wanted(first_ms=LAST_DAY_MS)),
-        ([LessThan(DAY, date.min)], Wanted(last_ms=FIRST_DAY_MS + DAY_MS - 1)),
+        (
+            [EqualTo(DAY, date.max)],
+            RowFilter(first_ms=LAST_DAY_MS, last_ms=LAST_DAY_MS + DAY_MS - 1),
+        ),
+        ([GreaterThan(DAY, date.max)], RowFilter(first_ms=LAST_DAY_MS)),
+        ([LessThan(DAY, date.min)], RowFilter(last_ms=FIRST_DAY_MS + DAY_MS - 1)),
         (
             [
                 GreaterThanOrEqual(DONE_AT, datetime(2026, 1, 1, 0, 0, 0, 1999, UTC)),
                 LessThan(DONE_AT, datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC)),
                 GreaterThan(DONE_AT, datetime(2025, 1, 1, tzinfo=UTC)),
             ],
-            Wanted(first_ms=FIRST_MS + 1, last_ms=FIRST_MS + 1000),
+            RowFilter(first_ms=FIRST_MS + 1, last_ms=FIRST_MS + 1000),
         ),
-        ([GreaterThan(ID, 4), LessThanOrEqual(ID, 9)], Wanted(first_id=5, last_id=9)),
-        ([In(ID, (7, 3, None))], Wanted(first_id=3, last_id=7)),
+        ([GreaterThan(ID, 4), LessThanOrEqual(ID, 9)], RowFilter(first_id=5, last_id=9)),
+        ([In(ID, (7, 3, None))], RowFilter(first_id=3, last_id=7)),
         # What narrows no keys: Spark applies it.
         ([GreaterThan(QUEUE, "a"), StringContains(QUEUE, "a")], EVERYTHING),
         ([Not(EqualTo(QUEUE, "a")), IsNotNull(QUEUE), EqualTo(QUEUE, None)], EVERYTHING),
@@ -90,7 +93,7 @@ QUEUE, DAY, DONE_AT, ID = ("queue",), ("day",), ("done_at",), ("message_id",)
     ],
 )
 def test_filters_narrow_what_is_wanted_and_nothing_else(
-    filters: list[Filter], expected: Wanted
+    filters: list[Filter], expected: RowFilter
 ) -> None:
     assert wanted_by(filters, "done_at") == expected
 
@@ -100,13 +103,13 @@ def test_a_table_without_an_order_of_time_is_not_narrowed_by_days() -> None:
 
 
 def test_bounds_that_leave_nothing_are_known_for_it() -> None:
-    assert Wanted(first_id=2, last_id=1).nothing
-    assert Wanted(first_ms=2, last_ms=1).nothing
-    assert not Wanted(first_ms=2, last_id=1).nothing
+    assert RowFilter(first_id=2, last_id=1).nothing
+    assert RowFilter(first_ms=2, last_ms=1).nothing
+    assert not RowFilter(first_ms=2, last_id=1).nothing
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "text"),
     [
         ({"table": "entries"}, "option table: 'entries'"),
         ({"root": ""}, "option root"),
@@ -119,9 +122,9 @@ def test_bounds_that_leave_nothing_are_known_for_it() -> None:
         ({"partitions": "0"}, "option partitions: '0'"),
     ],
 )
-def test_a_wrong_option_is_named(wrong: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_named(wrong: dict[str, str], text: str) -> None:
     good = {"root": "file:///x", "table": "done", "database": "broker/0", "snapshot": SNAPSHOT}
     assert SlateMQSource(good).schema() is not None
 
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(text)):
         SlateMQSource({**good, **wrong}).schema()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from libs.storage.database.roots import open_root
-from services.janitor.runs.change_detector import AGES_MS, is_news
-from services.janitor.runs.history import Ask, Run, RunStore, State, Trigger, new_run_id
+from services.janitor.runs.change_detector import AGES_MS, has_changed
+from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
 from services.janitor.runs.schedule import parse_schedule
 from services.janitor.runs.timetable import AGAIN_MS, Timetable
 from slatemq.errors import FailedPrecondition, Unavailable
@@ -29,7 +29,7 @@ class World:
 
     ends_ms: int
     now_ms: int = START_MS
-    evidence: dict[str, int] = field(default_factory=dict)
+    probe: dict[str, int] = field(default_factory=dict)
     away: bool = False
     running: bool = False
     looks: list[int] = field(default_factory=list)
@@ -49,15 +49,15 @@ class World:
         self.looks.append((now_ms - START_MS) // 1000)
         if self.away:
             raise Unavailable("broker 0 is away")
-        return dict(self.evidence)
+        return dict(self.probe)
 
-    async def begin(self, ask: Ask, trigger: Trigger, *, seen: Mapping[str, int]) -> Run:
+    async def begin(self, ask: RunRequest, trigger: Trigger, *, seen: Mapping[str, int]) -> Run:
         if self.running:
             raise FailedPrecondition("JOB_RUNNING", "it runs")
         self.begun.append((self.now_ms - START_MS) // 1000)
         return await self.has_run(ask, self.now_ms, seen=seen)
 
-    async def has_run(self, ask: Ask, at_ms: int, **rest: object) -> Run:
+    async def has_run(self, ask: RunRequest, at_ms: int, **rest: object) -> Run:
         run = Run(
             run_id=new_run_id(ask.job, at_ms),
             ask=ask,
@@ -105,7 +105,7 @@ async def test_without_work_it_looks_every_time_and_begins_nothing() -> None:
 
 
 async def test_what_has_work_is_begun_and_not_again_for_what_was_seen_before() -> None:
-    world = World(START_MS + 26 * HOUR_MS, evidence={"ingest/0": 5})
+    world = World(START_MS + 26 * HOUR_MS, probe={"ingest/0": 5})
 
     await passes(world)
 
@@ -115,11 +115,11 @@ async def test_what_has_work_is_begun_and_not_again_for_what_was_seen_before() -
 
 
 async def test_news_is_begun_each_time() -> None:
-    world = World(START_MS + 2 * HOUR_MS, evidence={"ingest/0": 5})
+    world = World(START_MS + 2 * HOUR_MS, probe={"ingest/0": 5})
     look = world.look
 
     async def busy(job: str, now_ms: int) -> Mapping[str, int]:
-        world.evidence["ingest/0"] += 1
+        world.probe["ingest/0"] += 1
         return await look(job, now_ms)
 
     world.look = busy  # type: ignore[method-assign]
@@ -129,9 +129,9 @@ async def test_news_is_begun_each_time() -> None:
 
 
 async def test_a_run_that_failed_is_repeated_with_the_same_evidence() -> None:
-    world = World(START_MS + 2 * HOUR_MS, evidence={"ingest/0": 5})
+    world = World(START_MS + 2 * HOUR_MS, probe={"ingest/0": 5})
 
-    async def failing(ask: Ask, trigger: Trigger, *, seen: Mapping[str, int]) -> Run:
+    async def failing(ask: RunRequest, trigger: Trigger, *, seen: Mapping[str, int]) -> Run:
         world.begun.append((world.now_ms - START_MS) // 1000)
         return await world.has_run(ask, world.now_ms, state=State.FAILED)
 
@@ -142,8 +142,8 @@ async def test_a_run_that_failed_is_repeated_with_the_same_evidence() -> None:
 
 
 async def test_after_a_restart_it_goes_on_from_the_last_run_of_whichever_janitor() -> None:
-    world = World(START_MS + 2 * HOUR_MS, evidence={"ingest/0": 5})
-    await world.has_run(Ask("retention"), START_MS - HOUR_MS // 4)
+    world = World(START_MS + 2 * HOUR_MS, probe={"ingest/0": 5})
+    await world.has_run(RunRequest("retention"), START_MS - HOUR_MS // 4)
 
     await passes(world)
 
@@ -151,10 +151,15 @@ async def test_after_a_restart_it_goes_on_from_the_last_run_of_whichever_janitor
 
 
 @pytest.mark.parametrize(
-    "ask", [Ask("retention", dry_run=True), Ask("retention", queue_ids=("q",)), Ask("done")]
+    "ask",
+    [
+        RunRequest("retention", dry_run=True),
+        RunRequest("retention", queue_ids=("q",)),
+        RunRequest("done"),
+    ],
 )
-async def test_runs_of_less_than_the_whole_job_do_not_count(ask: Ask) -> None:
-    world = World(START_MS + HOUR_MS // 2, evidence={"ingest/0": 5})
+async def test_runs_of_less_than_the_whole_job_do_not_count(ask: RunRequest) -> None:
+    world = World(START_MS + HOUR_MS // 2, probe={"ingest/0": 5})
     await world.has_run(ask, START_MS - 1000, seen={"ingest/0": 5})
 
     await passes(world)
@@ -163,8 +168,8 @@ async def test_runs_of_less_than_the_whole_job_do_not_count(ask: Ask) -> None:
 
 
 async def test_what_was_missed_while_it_was_away_is_made_up_for() -> None:
-    world = World(START_MS + HOUR_MS // 2, evidence={"ingest/0": 5})
-    await world.has_run(Ask("retention"), START_MS - 48 * HOUR_MS)
+    world = World(START_MS + HOUR_MS // 2, probe={"ingest/0": 5})
+    await world.has_run(RunRequest("retention"), START_MS - 48 * HOUR_MS)
 
     await passes(world, "30 9 * * *")
 
@@ -172,7 +177,7 @@ async def test_what_was_missed_while_it_was_away_is_made_up_for() -> None:
 
 
 async def test_cron_without_a_history_waits_for_its_time() -> None:
-    world = World(START_MS + 25 * HOUR_MS, evidence={"ingest/0": 5})
+    world = World(START_MS + 25 * HOUR_MS, probe={"ingest/0": 5})
 
     await passes(world, "30 9 * * *")
 
@@ -181,8 +186,8 @@ async def test_cron_without_a_history_waits_for_its_time() -> None:
 
 
 async def test_another_janitor_that_was_quicker_leaves_nothing_to_do() -> None:
-    world = World(START_MS + 2 * HOUR_MS, evidence={"ingest/0": 5})
-    await world.has_run(Ask("retention"), START_MS - HOUR_MS)
+    world = World(START_MS + 2 * HOUR_MS, probe={"ingest/0": 5})
+    await world.has_run(RunRequest("retention"), START_MS - HOUR_MS)
 
     async def other(job: str, now_ms: int) -> Mapping[str, int]:
         raise AssertionError
@@ -192,7 +197,7 @@ async def test_another_janitor_that_was_quicker_leaves_nothing_to_do() -> None:
 
     async def beaten(seconds: float) -> None:
         await sleep(seconds)
-        await world.has_run(Ask("retention"), world.now_ms - 1000)
+        await world.has_run(RunRequest("retention"), world.now_ms - 1000)
 
     world.sleep = beaten  # type: ignore[method-assign]
     await passes(world, jitter_ms=60_000)
@@ -201,7 +206,7 @@ async def test_another_janitor_that_was_quicker_leaves_nothing_to_do() -> None:
 
 
 async def test_one_that_runs_already_is_left_alone() -> None:
-    world = World(START_MS + 2 * HOUR_MS, evidence={"ingest/0": 5}, running=True)
+    world = World(START_MS + 2 * HOUR_MS, probe={"ingest/0": 5}, running=True)
 
     await passes(world)
 
@@ -226,9 +231,9 @@ async def test_chance_makes_it_later_by_a_quarter_of_a_short_span_at_most() -> N
 
 
 def test_evidence_is_news_when_there_is_some_that_is_new_or_a_day_old() -> None:
-    assert not is_news({}, None, 0)
-    assert not is_news({}, {"a": 1}, AGES_MS)
-    assert is_news({"a": 1}, None, 0)
-    assert not is_news({"a": 1}, {"a": 1}, AGES_MS - 1)
-    assert is_news({"a": 1}, {"a": 1}, AGES_MS)
-    assert is_news({"a": 2}, {"a": 1}, 0)
+    assert not has_changed({}, None, 0)
+    assert not has_changed({}, {"a": 1}, AGES_MS)
+    assert has_changed({"a": 1}, None, 0)
+    assert not has_changed({"a": 1}, {"a": 1}, AGES_MS - 1)
+    assert has_changed({"a": 1}, {"a": 1}, AGES_MS)
+    assert has_changed({"a": 2}, {"a": 1}, 0)

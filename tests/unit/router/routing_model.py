@@ -27,8 +27,8 @@ QUEUES = ["x", "y", "z"]
 LOG = 0
 
 
-def source(letter: str) -> str:
-    return f'headers["letter"] == "{letter}"'
+def source(dead_letter: str) -> str:
+    return f'headers["letter"] == "{dead_letter}"'
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Version:
 
     since: int
     created: int
-    letter: str | None
+    dead_letter: str | None
     starts_in_past: bool
 
 

@@ -326,7 +326,7 @@ def test_more_is_at_hand_while_the_log_goes_on_and_the_route_has_room(
     log = Log(
         0, unused, asyncio.create_task, Buffer(messages_max=messages_max), ByteBudget(1 << 30)
     )
-    log.told(durable_sequence)
+    log.advance(durable_sequence)
 
     assert log.has_more(thin_route(3, 3, GATHERS)) is more
 
@@ -355,7 +355,7 @@ def test_what_was_judged_beside_a_filter_that_took_too_long_is_judged_anew_in_it
     with pytest.raises(TooSlow):
         route.judge(slow, 0, LIMITS)
 
-    route.judge_anew()
+    route.judge_again()
     slow.calls_left = 99
     assert [route.judge(slow, 0, LIMITS) for _ in range(2)] == [2, 1]
 
@@ -379,7 +379,7 @@ def test_what_catches_up_names_the_revision_by_which_it_is_judged_not_the_newest
     known.revision = 3
 
     assert route.judging_revision(known) == 2
-    route.judge_anew()
+    route.judge_again()
     assert route.judging_revision(known) == 3
 
 

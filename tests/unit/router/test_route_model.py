@@ -84,30 +84,30 @@ class Routing:
 
     # --- The log and the queues -----------------------------------------------
 
-    def publish(self, letters: str, gap: int) -> None:
+    def publish(self, dead_letters: str, gap: int) -> None:
         first = (self.log[-1].runs[-1][0][0] if self.log else 0) + 1 + gap
         runs: list[LogRun] = [
-            ((first + n, 0, 0, 0, 0), {"letter": letter}, NO_DELAY, (0,), "")
-            for n, letter in enumerate(letters)
+            ((first + n, 0, 0, 0, 0), {"letter": dead_letter}, NO_DELAY, (0,), "")
+            for n, dead_letter in enumerate(dead_letters)
         ]
         self.log.append(LogEntry(runs, 10 * len(runs), lambda: list(runs)))
         self.published.append(self.now)
 
     def change_queue(
-        self, queue_id: str, letter: str | None, *, in_past: bool, durable: bool
+        self, queue_id: str, dead_letter: str | None, *, in_past: bool, durable: bool
     ) -> None:
         shard = self.broker.shard
         queue = shard.queues.get(queue_id)
-        if letter is None:
+        if dead_letter is None:
             if queue is not None:
                 shard.delete_queue(queue)
                 self.broker.sweep()
         elif queue is not None:
-            shard.update_queue(queue, queue.settings.changed(filter=source(letter)))
+            shard.update_queue(queue, queue.settings.changed(filter=source(dead_letter)))
         elif shard.epoch_is_free(queue_id):
             starts = Starts(0, {LOG: 0}) if in_past else None
             replay = ranges_from(starts, shard.cursors)
-            shard.create_queue(queue_id, QueueSettings(source(letter)), replay)
+            shard.create_queue(queue_id, QueueSettings(source(dead_letter)), replay)
             # One that a crash took back may have had the same revision.
             self.broker.past.discard(shard.revision)
             if in_past:
@@ -129,17 +129,17 @@ class Routing:
         changes = self.broker.make_durable()
         self.now += 1
         for change in changes:
-            letter, created = None, change.revision
+            dead_letter, created = None, change.revision
             if change.settings is not None:
-                letter = change.settings.filter[-2]
+                dead_letter = change.settings.filter[-2]
                 created = self.created_by(change)
-            version = Version(self.now, created, letter, created in self.broker.past)
+            version = Version(self.now, created, dead_letter, created in self.broker.past)
             self.versions[change.queue_id].append(version)
 
     def created_by(self, change: ConfigChange) -> int:
         """The revision with which the queue of a change was created."""
         before = self.versions[change.queue_id]
-        if before and before[-1].letter is not None:
+        if before and before[-1].dead_letter is not None:
             return before[-1].created
         return change.revision
 
@@ -376,7 +376,7 @@ class Routing:
         counts = Counter(asyncio.run(drained(self.broker, queue_id)))
         assert set(counts.values()) <= {1}, "a message is in the queue twice"
         versions = self.versions[queue_id]
-        if not versions or versions[-1].letter is None:
+        if not versions or versions[-1].dead_letter is None:
             assert not counts
             return
         created = versions[-1].created
@@ -384,7 +384,7 @@ class Routing:
         for entry, published in zip(self.log, self.published, strict=True):
             later = [v for at, v in enumerate(own) if v.since > published or v is own[-1]]
             before = [v for v in own if v.since <= published]
-            judges = {v.letter for v in [*before[-1:], *later]}
+            judges = {v.dead_letter for v in [*before[-1:], *later]}
             for numbers, headers, *_ in entry.runs:
                 got = numbers[0] in counts
                 if before or own[0].starts_in_past:

@@ -24,7 +24,7 @@ def entry(*messages: MessageMetadata) -> LogEntry:
 
 
 def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:
-    told = logged(
+    result = logged(
         message_id=1,
         headers={"k": "v"},
         created_at_ms=2,
@@ -36,7 +36,7 @@ def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:
         direct_queue_id="q",
     )
 
-    assert entry(told).runs == [((1, 2, 3, 4, 5), {"k": "v"}, 7, (6,), "q")]
+    assert entry(result).runs == [((1, 2, 3, 4, 5), {"k": "v"}, 7, (6,), "q")]
 
 
 def test_an_entry_becomes_columns_per_queue() -> None:
@@ -144,7 +144,8 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
     piece.add(entry(logged(message_id=1)), rules)
 
     sent = {
-        told.queue_id: told for told in assign_request([(4, piece, None)]).ranges[0].assignments
+        assignment.queue_id: assignment
+        for assignment in assign_request([(4, piece, None)]).ranges[0].assignments
     }
 
     assert list(sent["p"].priorities) == [7]

@@ -160,14 +160,14 @@ async def test_rows_are_deleted_one_by_one_as_their_events_are_published(root: R
 
 
 async def test_many_events_of_one_command_are_bounded_rows_and_bounded_batches(root: Root) -> None:
-    letters = [
+    dead_letters = [
         Happening(
             AT_MS, MessageDeadLettered(message_id=n, queue="q", attempts=3, reason="x" * 1024)
         )
         for n in range(10_000)
     ]
     async with opened(root) as owner:
-        owner.outbox.record(letters)
+        owner.outbox.record(dead_letters)
         rows = owner.outbox.take_rows()
         assert max(len(value) for _, value in rows if value) < 256 << 10
         batch = Batch()

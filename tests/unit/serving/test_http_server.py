@@ -86,14 +86,19 @@ async def test_health_tells_of_the_queue_as_the_design_writes_it() -> None:
     health = Health([])
     await health.serving()
     async with served(health, HttpParts(queue_health=look)) as session:
-        told = {"backend": "redis", "connected": True, "pending_tasks": 0, "dead_letter_count": 0}
-        assert await asked(session) == (200, {"status": "ok", "queue": told})
+        fields = {"backend": "redis", "connected": True, "pending_tasks": 0, "dead_letter_count": 0}
+        assert await asked(session) == (200, {"status": "ok", "queue": fields})
 
         # A backend that is away makes this false, though the service serves
         queue = QueueHealth("redis", False, 7, 2)
         status, body = await asked(session)
-        told = {"backend": "redis", "connected": False, "pending_tasks": 7, "dead_letter_count": 2}
-        assert (status, body) == (503, {"status": "queue_unavailable", "queue": told})
+        fields = {
+            "backend": "redis",
+            "connected": False,
+            "pending_tasks": 7,
+            "dead_letter_count": 2,
+        }
+        assert (status, body) == (503, {"status": "queue_unavailable", "queue": fields})
         assert health.is_serving
 
 

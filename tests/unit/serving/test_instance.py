@@ -24,7 +24,7 @@ from libs.storage.errors import OtherFormat, StoreUnavailable
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.small_objects import Objects
 from services.janitor.config import JanitorConfig
-from services.janitor.runs.history import Ask, Run, State, Trigger
+from services.janitor.runs.history import Run, RunRequest, State, Trigger
 from services.janitor.service import JanitorProcess
 
 HOUR = StatedSetting("replay_window_s", 3600, "--replay-window-s")
@@ -151,7 +151,7 @@ async def test_the_janitor_judges_by_the_settings_of_the_instance() -> None:
     config = load(JanitorConfig, "janitor", ["--root", "memory:///"], {})
     joined = await join_instance(InstanceRecords(root.objects), config.stated)
     process = JanitorProcess(replace(config, instance=joined.settings), Telemetry(), root)
-    ask = Ask("unreferenced")
+    ask = RunRequest("unreferenced")
     task = process._task_of(Run("r", ask, Trigger.REQUEST, State.WAITING, 0, "p", 0))
 
     # Then the run removes by the instance's

@@ -37,9 +37,9 @@ def test_a_json_line_is_one_object_with_the_facts_as_fields() -> None:
         logging.getLogger("x").exception("broke", extra={"shard": 3})
 
     (line,) = stream.getvalue().splitlines()
-    told = json.loads(line)
-    assert (told["level"], told["service"], told["shard"]) == ("error", "broker", 3)
-    assert "ValueError: two\nlines" in told["traceback"]
+    fields = json.loads(line)
+    assert (fields["level"], fields["service"], fields["shard"]) == ("error", "broker", 3)
+    assert "ValueError: two\nlines" in fields["traceback"]
 
 
 def test_what_is_below_the_level_is_left_out() -> None:

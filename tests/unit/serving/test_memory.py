@@ -28,10 +28,10 @@ libc.malloc_stats()
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
 def test_threads_share_two_arenas() -> None:
     def arenas(bound: str) -> int:
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", PROGRAM, bound], capture_output=True, text=True, check=True
         )
-        return told.stderr.count("Arena ")
+        return result.stderr.count("Arena ")
 
     assert arenas("bounded") <= 2 < arenas("free")
 

@@ -31,9 +31,9 @@ class Watched:
 
     def metric_ms(self) -> object:
         """What the gauge of the metrics shows."""
-        told = self._reader.get_metrics_data()
-        assert told is not None
-        (gauge,) = told.resource_metrics[0].scope_metrics[0].metrics
+        metrics_data = self._reader.get_metrics_data()
+        assert metrics_data is not None
+        (gauge,) = metrics_data.resource_metrics[0].scope_metrics[0].metrics
         assert gauge.name == "slatemq.store.waiting"
         (point,) = gauge.data.data_points
         return getattr(point, "value", None)

@@ -61,8 +61,8 @@ async def test_an_ingest_tells_its_largest_payload_and_an_old_entry_does_not(
 
     topology = await TopologyDirectory(objects).read()
 
-    told = [topology.payload_bytes_max(shard) for shard in (0, 1, 2)]
-    assert told == [None, 1000, None]
+    items = [topology.payload_bytes_max(shard) for shard in (0, 1, 2)]
+    assert items == [None, 1000, None]
 
 
 async def test_a_process_that_moved_replaces_its_entry(objects: Objects) -> None:
@@ -188,6 +188,6 @@ async def test_who_leaves_while_the_store_is_away_says_that_its_entry_stays(
 async def test_an_entry_is_plain_json(objects: Objects) -> None:
     await TopologyDirectory(objects).announce(Peer("broker", 3, "h:1"))
 
-    told = json.loads(await objects.get("topology/broker-3.json"))
+    fields = json.loads(await objects.get("topology/broker-3.json"))
 
-    assert told == {"service": "broker", "shard": 3, "address": "h:1"}
+    assert fields == {"service": "broker", "shard": 3, "address": "h:1"}

@@ -13,8 +13,8 @@ shards = st.sets(st.integers(0, 16_383), min_size=1, max_size=20)
 @given(st.text(min_size=1, max_size=20), shards)
 def test_the_rule_is_that_of_the_proto(key: str, some: set[int]) -> None:
     def drawn(shard: int) -> int:
-        told = key.encode() + shard.to_bytes(4, "big")
-        return int.from_bytes(blake2b(told, digest_size=8).digest(), "big")
+        encode = key.encode() + shard.to_bytes(4, "big")
+        return int.from_bytes(blake2b(encode, digest_size=8).digest(), "big")
 
     assert dedupe_shard(key, some) == max(some, key=drawn)
     assert dedupe_shard(key, sorted(some, reverse=True)) == max(some, key=drawn)

@@ -28,10 +28,10 @@ def test_ids_of_one_process_differ_and_sort_as_they_were_made() -> None:
 
 
 @given(shards, st.integers(0, 25), st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ"))
-def test_an_id_with_one_wrong_letter_is_refused(shard: int, place: int, letter: str) -> None:
+def test_an_id_with_one_wrong_letter_is_refused(shard: int, place: int, dead_letter: str) -> None:
     text = TaskIds(shard).make(1_771_761_600_000)
     at = len(TASK_PREFIX) + place
-    wrong = text[:at] + letter + text[at + 1 :]
+    wrong = text[:at] + dead_letter + text[at + 1 :]
     if wrong != text:
         with pytest.raises(InvalidArgument) as refused:
             parse_task_id(wrong)

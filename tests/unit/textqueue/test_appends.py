@@ -38,9 +38,9 @@ def test_an_append_that_a_save_took_away_is_told_once(
     save(path, b"#edited\n" + older, in_place)
 
     # When the next one comes, then it is told, and its call is done all the same
-    with pytest.warns(AppendLost, match="3 appended messages .*'lost one' at offset 6") as told:
+    with pytest.warns(AppendLost, match="3 appended messages .*'lost one' at offset 6") as warns:
         result = queue.append("next") if call == "append" else getattr(queue, call)()
-    [warning] = told
+    [warning] = warns
     assert isinstance(warning.message, AppendLost)
     assert warning.message.appends == ((6, "lost one"), (19, "lost two"))
     assert result is not None
@@ -180,9 +180,9 @@ def test_what_a_compaction_keeps_is_still_missed(path: Path) -> None:
     save(path, older, True)
 
     # Then all of them are told, where they were
-    with pytest.warns(AppendLost, match="4 appended messages") as told:
+    with pytest.warns(AppendLost, match="4 appended messages") as warns:
         assert not queue.has_all_appends()
-    [warning] = told
+    [warning] = warns
     assert isinstance(warning.message, AppendLost)
     assert [start for _, start in warning.message.appends] == ["one", "alike", "alike"]
     assert warning.message.appends[0] == (6, "one")

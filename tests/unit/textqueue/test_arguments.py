@@ -45,14 +45,14 @@ CALLS: list[tuple[str, type[Exception], Call]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "kind", "call"), CALLS, ids=[told for told, _, _ in CALLS])
+@pytest.mark.parametrize(("text", "kind", "call"), CALLS, ids=[text for text, _, _ in CALLS])
 def test_wrong_arguments_are_named(
-    tmp_path: Path, told: str, kind: type[Exception], call: Call
+    tmp_path: Path, text: str, kind: type[Exception], call: Call
 ) -> None:
     queue = TextQueue(tmp_path / "jobs.tq")
     queue.append("one", {"n": "1"})
 
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=text):
         call(queue)
 
     assert (tmp_path / "jobs.tq").read_text() == "-one\n\\n=1\n"

@@ -331,10 +331,10 @@ def test_what_is_no_file_is_named_and_gets_nothing_beside_it(
     else:
         path.mkdir() if kind == "folder" else os.mkfifo(path)
 
-    with pytest.raises(OSError, match=r"directory|regular file|symbolic links") as told:
+    with pytest.raises(OSError, match=r"directory|regular file|symbolic links") as raised:
         call(TextQueue(path))
 
-    assert told.value.filename == str(path)
+    assert raised.value.filename == str(path)
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -355,9 +355,9 @@ def test_what_is_beside_a_queue_is_for_those_whom_that_is_for(path: Path, mode: 
     taken(queue).done()
 
     for name in (f"{path}.mutex", f"{path}.appended"):
-        told = os.stat(name)
-        assert stat.S_IMODE(told.st_mode) == mode | 0o600
-        assert (told.st_uid, told.st_gid) == (NOBODY, NOBODY) or not is_root
+        result = os.stat(name)
+        assert stat.S_IMODE(result.st_mode) == mode | 0o600
+        assert (result.st_uid, result.st_gid) == (NOBODY, NOBODY) or not is_root
     # And so it is when others are let in later
     if is_root:
         os.chown(path, 0, 0)

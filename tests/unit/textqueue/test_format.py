@@ -201,7 +201,7 @@ def test_any_text_comes_back_exactly(
 
 
 @pytest.mark.parametrize(
-    ("content", "told", "advice"),
+    ("content", "text", "advice"),
     [
         (b" a", "f.tq:1:1: a continuation before any entry", "it begins with a space: begin the"),
         (b"\n\n\\a", "f.tq:3:1: a variable before any entry", "begin the line with - = ! or #"),
@@ -219,12 +219,12 @@ def test_any_text_comes_back_exactly(
     ],
 )
 def test_an_error_names_file_line_and_column_and_what_to_do(
-    content: bytes, told: str, advice: str
+    content: bytes, text: str, advice: str
 ) -> None:
     with pytest.raises(FormatError) as caught:
         parse(content, "f.tq", strict=True)
 
-    assert str(caught.value).startswith(f"{told}: {advice}")
+    assert str(caught.value).startswith(f"{text}: {advice}")
     assert str(caught.value).endswith(f"{caught.value.why}: {caught.value.advice}")
 
 

@@ -95,7 +95,9 @@ def test_what_does_not_fit_is_refused_with_the_bytes_needed(path: Path) -> None:
     queue = queue_of(path, content)
     [entry] = queue
 
-    with pytest.raises(DoesNotFit, match="'note': the value needs 4 bytes, 3 are reserved") as told:
+    with pytest.raises(
+        DoesNotFit, match="'note': the value needs 4 bytes, 3 are reserved"
+    ) as raised:
         queue.set_variable(entry, "note", "éé")
     with pytest.raises(DoesNotFit, match="needs 3 bytes, 2 are"):
         queue.fail(entry, "123")
@@ -104,7 +106,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes_needed(path: Path) -> None:
     with pytest.raises(NoSuchVariable):
         queue.set_variable(entry, "nothing", "")
 
-    assert (told.value.needed_bytes, told.value.reserved_bytes) == (4, 3)
+    assert (raised.value.needed_bytes, raised.value.reserved_bytes) == (4, 3)
     assert path.read_bytes() == content
 
 

@@ -183,9 +183,9 @@ def test_an_error_far_into_a_file_names_its_line(
     path = tmp_path / "far.tq"
     path.write_bytes(b"-a line\n more of it\n\n" * lines_count + damage + b"-after\n")
     queue = TextQueue(path)
-    with pytest.raises(FormatError) as told:
+    with pytest.raises(FormatError) as raised:
         deque(queue.texts(), maxlen=0)
     with pytest.raises(FormatError) as expected:
         deque(queue.entries(), maxlen=0)
-    assert str(told.value) == str(expected.value)
-    assert told.value.line > 3 * lines_count
+    assert str(raised.value) == str(expected.value)
+    assert raised.value.line > 3 * lines_count

@@ -37,7 +37,7 @@ class Outcome(Enum):
     EXPIRED = 5  # nobody would get it
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter, in the failed list or archived."""
 
     message_id: int
@@ -153,10 +153,10 @@ class FailedRow(NamedTuple):
 
     order: int
     stored: Sequence[FailedMessage]
-    wanted: Sequence[Letter]
+    wanted: Sequence[DeadLetter]
 
 
-def take_letters(
+def take_dead_letters(
     shard: Shard, queue: Queue, rows: Sequence[FailedRow], *, failed_by_ms: int | None = None
 ) -> tuple[list[list[Outcome]], list[FailedMessage]]:
     """Takes letters out of the failed list, if they failed by then; gives those taken.
@@ -164,27 +164,27 @@ def take_letters(
     The outcomes are by row. Their attempts records go with them.
     """
 
-    def judge(letter: FailedMessage) -> Outcome:
-        is_over = failed_by_ms is None or letter.failed_at_ms <= failed_by_ms
+    def judge(dead_letter: FailedMessage) -> Outcome:
+        is_over = failed_by_ms is None or dead_letter.failed_at_ms <= failed_by_ms
         return Outcome.REMOVED if is_over else Outcome.NOT_EXPIRED
 
-    told: list[list[Outcome]] = []
+    items: list[list[Outcome]] = []
     taken: list[FailedMessage] = []
     for order, stored, wanted in rows:
         outcomes, places = _judged(queue.failed, order, stored, wanted, judge)
-        told.append(outcomes)
+        items.append(outcomes)
         if places:
             key = failed_key(queue.queue_id, order)
             _take_out(shard, queue, queue.failed, (order, key), stored, places, encode_failed)
             shard.redrives.taken_out(queue.queue_id, {order: places.keys()})
             taken += [stored[place] for place in places]
-    _forget_attempts(shard, queue, [letter.message_id for letter in taken])
-    return told, taken
+    _forget_attempts(shard, queue, [dead_letter.message_id for dead_letter in taken])
+    return items, taken
 
 
-def archive(queue: Queue, letters: Sequence[FailedMessage], run: str, now_ms: int) -> None:
+def archive(queue: Queue, dead_letters: Sequence[FailedMessage], run: str, now_ms: int) -> None:
     """Notes dead letters as archived."""
-    queue.archived.add(ArchivedMessage.of(letter, now_ms, run) for letter in letters)
+    queue.archived.add(ArchivedMessage.of(dead_letter, now_ms, run) for dead_letter in dead_letters)
     queue.touch()
 
 
@@ -192,7 +192,7 @@ def judge_archived(
     queue: Queue,
     order: int,
     stored: Sequence[ArchivedMessage],
-    wanted: Sequence[Letter],
+    wanted: Sequence[DeadLetter],
     now_ms: int,
 ) -> tuple[list[Outcome], dict[int, int]]:
     """What may be redriven of a row of archived messages: outcomes, and which is where."""
@@ -209,7 +209,7 @@ def redrive_archived(
     queue: Queue,
     order: int,
     stored: Sequence[ArchivedMessage],
-    wanted: Sequence[Letter],
+    wanted: Sequence[DeadLetter],
     pushes: Mapping[int, bytes],
     ingest_shard: int,
     now_ms: int,
@@ -235,7 +235,7 @@ def drop_archived(
     queue: Queue,
     order: int,
     stored: Sequence[ArchivedMessage],
-    wanted: Sequence[Letter],
+    wanted: Sequence[DeadLetter],
 ) -> list[Outcome]:
     """Takes messages out of a row of archived ones, whichever run archived them."""
     runs = {(one.message_id, one.failed_at_ms): one.run for one in stored}
@@ -251,20 +251,20 @@ def _judged(
     finished: FinishedList[M],
     order: int,
     stored: Sequence[M],
-    wanted: Sequence[Letter],
+    wanted: Sequence[DeadLetter],
     judge: Callable[[M], Outcome],
 ) -> tuple[list[Outcome], dict[int, int]]:
     """The outcomes, and of those that go: at which place of the row is which of those wanted."""
-    at: dict[Letter, list[int]] = {}
+    at: dict[DeadLetter, list[int]] = {}
     # A purge since the row was read has left it as garbage.
     if 0 < finished.oldest_order <= order:
         for place, one in enumerate(stored):
-            letter = Letter(one.message_id, one.failed_at_ms, getattr(one, "run", ""))
-            at.setdefault(letter, []).append(place)
+            dead_letter = DeadLetter(one.message_id, one.failed_at_ms, getattr(one, "run", ""))
+            at.setdefault(dead_letter, []).append(place)
     outcomes: list[Outcome] = []
     places: dict[int, int] = {}
-    for number, letter in enumerate(wanted):
-        there = at.get(letter)
+    for number, dead_letter in enumerate(wanted):
+        there = at.get(dead_letter)
         outcomes.append(judge(stored[there[-1]]) if there else Outcome.GONE)
         if there and outcomes[-1] is Outcome.REMOVED:
             places[there.pop()] = number

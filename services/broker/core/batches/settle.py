@@ -96,18 +96,22 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
         raise Needs((), cold)
 
     for number, (one, place) in enumerate(zip(wanted.each, places, strict=True)):
-        letter = wanted.rows[one.order][place]
+        dead_letter = wanted.rows[one.order][place]
         if one.note:
             attempt = FailedAttempt(wanted.who, now_ms, NOTED + one.note)
             shard.attempts.add(attempts_at(queue, one.message_id), attempt)
         if one.action is Action.COMES_BACK:
-            queue.enter(_back(letter), now_ms)
+            queue.enter(_back(dead_letter), now_ms)
         elif one.action is Action.IS_REPLACED:
             shard.outbox.push(wanted.ingest_shard, wanted.pushes[number], now_ms)
         if one.action in (Action.IS_DROPPED, Action.IS_REPLACED):
             into = queue.queue_id if one.action is Action.IS_REPLACED else ""
             done = DoneMessage(
-                letter.message_id, now_ms, letter.attempts, wanted.who, transferred_to=into
+                dead_letter.message_id,
+                now_ms,
+                dead_letter.attempts,
+                wanted.who,
+                transferred_to=into,
             )
             queue.done.add((done,))
     _take_out(shard, queue, wanted, places)
@@ -124,10 +128,10 @@ def check(queue: Queue, wanted: Settlements, now_ms: int) -> list[int]:
     for number, one in enumerate(wanted.each):
         place = _place(queue, wanted, one, number, used)
         used.add((one.order, place))
-        letter = wanted.rows[one.order][place]
-        if one.action in LIVING_ON and queue.is_over(_back(letter), now_ms):
+        dead_letter = wanted.rows[one.order][place]
+        if one.action in LIVING_ON and queue.is_over(_back(dead_letter), now_ms):
             raise FailedPrecondition(
-                "LETTER_EXPIRED",
+                "DEAD_LETTER_EXPIRED",
                 f"message {one.message_id} is past its retention: nobody would get it",
                 subject=str(one.message_id),
                 metadata=_at(number),
@@ -141,9 +145,9 @@ def _place(
 ) -> int:
     # A purge since the rows were read has left them as garbage.
     if 0 < queue.failed.oldest_order <= one.order:
-        for place, letter in enumerate(wanted.rows[one.order]):
+        for place, dead_letter in enumerate(wanted.rows[one.order]):
             # A transfer may have brought the same message twice.
-            if letter.message_id == one.message_id and (one.order, place) not in used:
+            if dead_letter.message_id == one.message_id and (one.order, place) not in used:
                 return place
     raise NotFound(
         "entry",
@@ -158,8 +162,10 @@ def _at(number: int) -> dict[str, str]:
     return {"settlement": str(number)}
 
 
-def _back(letter: FailedMessage) -> AvailableMessage:
-    return AvailableMessage(letter.message_id, letter.priority, 0, letter.retention_deadline_ms, 0)
+def _back(dead_letter: FailedMessage) -> AvailableMessage:
+    return AvailableMessage(
+        dead_letter.message_id, dead_letter.priority, 0, dead_letter.retention_deadline_ms, 0
+    )
 
 
 def _take_out(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[int]) -> None:
@@ -168,7 +174,7 @@ def _take_out(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[
         if one.action is not Action.STAYS:
             taken.setdefault(one.order, set()).add(place)
     for order, gone in taken.items():
-        left = [letter for n, letter in enumerate(wanted.rows[order]) if n not in gone]
+        left = [dead_letter for n, dead_letter in enumerate(wanted.rows[order]) if n not in gone]
         key = failed_key(queue.queue_id, order)
         if left:
             shard.put(key, encode_failed(left))

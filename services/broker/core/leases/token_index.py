@@ -18,7 +18,7 @@ PLACE_BITS: Final = 8
 """So a block has 256 tokens at most."""
 
 
-class Taken(NamedTuple):
+class LeaseGroup(NamedTuple):
     """Leases of one bucket that end together; no bucket: such leases do not run."""
 
     bucket: LeaseBucket | None
@@ -64,7 +64,7 @@ class LeaseIndex:
         if self._singles.pop(token, None) is None:
             self._leave(token >> PLACE_BITS, 1)
 
-    def take(self, tokens: Sequence[int]) -> Iterator[Taken]:
+    def take(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
         """Ends leases, in the order given; the caller takes them out of their bucket at once."""
         at, count = 0, len(tokens)
         others: list[int] = []
@@ -89,22 +89,22 @@ class LeaseIndex:
                 others += taken.tokens
         yield from self._take_each(others)
 
-    def _take_each(self, tokens: Sequence[int]) -> Iterator[Taken]:
+    def _take_each(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
         buckets: list[LeaseBucket | None] = list(map(self._singles.pop, tokens, repeat(None)))
         end = 0
         for bucket, same in groupby(buckets):
             first, end = end, end + len(list(same))
             if bucket is not None:
-                yield Taken(bucket, tokens[first:end], whole=False)
+                yield LeaseGroup(bucket, tokens[first:end], whole=False)
             else:
                 yield from map(self._take_of_block, tokens[first:end])
 
-    def _take_of_block(self, token: int) -> Taken:
+    def _take_of_block(self, token: int) -> LeaseGroup:
         bucket = self._blocks.get(token >> PLACE_BITS)
         if bucket is None or not bucket.holds(token):
-            return Taken(None, (token,), whole=False)
+            return LeaseGroup(None, (token,), whole=False)
         self._leave(token >> PLACE_BITS, 1)
-        return Taken(bucket, (token,), whole=False)
+        return LeaseGroup(bucket, (token,), whole=False)
 
     def _leave(self, block: int, count: int) -> None:
         self._left[block] -= count
@@ -112,15 +112,15 @@ class LeaseIndex:
             del self._blocks[block], self._left[block]
 
 
-def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> Taken:
+def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> LeaseGroup:
     """The tokens from here on that are of the block of this bucket."""
     whole = bucket.whole
     if whole and tuple(tokens[at : at + len(whole)]) == whole:
-        return Taken(bucket, whole, whole=True)
+        return LeaseGroup(bucket, whole, whole=True)
     block, end = tokens[at] >> PLACE_BITS, at + 1
     while end < len(tokens) and tokens[end] >> PLACE_BITS == block:
         end += 1
-    return Taken(bucket, tokens[at:end], whole=False)
+    return LeaseGroup(bucket, tokens[at:end], whole=False)
 
 
 def tokens_of(block: int, count: int) -> range:

@@ -23,16 +23,16 @@ from services.broker.core.waiting.counts import Counts, counts_of
 from services.broker.core.waiting.lane import READY_BUCKET_MAX, IsOver, Lane
 from services.broker.core.waiting.orders import Orders
 from services.broker.core.waiting.scan import (
+    BulkSelector,
     Choice,
-    Chooser,
-    Many,
+    ExpiryPolicy,
     Needs,
     NeedsBucket,
     NeedsDue,
     NeedsLane,
     NeedsRows,
-    Over,
     Segment,
+    Selector,
     StoredBucket,
     Walk,
 )
@@ -276,11 +276,11 @@ class Available:
 
     def walk(
         self,
-        choose: Chooser,
-        over: Over,
+        choose: Selector,
+        over: ExpiryPolicy,
         now_ms: int,
         found: Sequence[object],
-        many: Many | None = None,
+        many: BulkSelector | None = None,
     ) -> list[Segment]:
         """Offers visible messages in the order of delivery; gives those taken. May raise NeedsLane.
 
@@ -316,7 +316,7 @@ class Available:
         return taken
 
     def _offer_many(
-        self, walk: Walk, lane: Lane, bucket: Bucket, many: Many, over: Over
+        self, walk: Walk, lane: Lane, bucket: Bucket, many: BulkSelector, over: ExpiryPolicy
     ) -> Segment | None:
         """What was taken; None when the messages must be offered one by one."""
         start, count = bucket.start, bucket.count
@@ -332,7 +332,7 @@ class Available:
         return segment
 
     def _offer(
-        self, walk: Walk, lane: Lane, bucket: Bucket, choose: Chooser, over: Over
+        self, walk: Walk, lane: Lane, bucket: Bucket, choose: Selector, over: ExpiryPolicy
     ) -> Segment:
         items = bucket.items
         taken: list[AvailableMessage] = []

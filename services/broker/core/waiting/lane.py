@@ -268,7 +268,7 @@ class Lane(LaneMemory):
         read = dict(rows)
         for order, items in self.merged(rows, first, through):
             if order in read and any(map(is_over, items)):
-                self.invite(order, read[order])
+                self.pin(order, read[order])
             bucket = self.find(order)
             if bucket is None:
                 self.due_count += len(items)

@@ -46,10 +46,10 @@ class LaneMemory:
         "_cached_count",
         "_front",
         "_gone",
-        "_guests",
         "_head_offset",
         "_head_order",
         "_overlay",
+        "_pinned",
         "_reading",
         "_taken_until",
         "changed",
@@ -76,7 +76,7 @@ class LaneMemory:
         # Orders without a bucket, whatever a read says, and the commit that deleted it.
         self._gone: dict[int, int] = {}
         # Orders that were read to be changed: they may be let go of like what is durable.
-        self._guests: list[int] = []
+        self._pinned: list[int] = []
         self._reading: Counter[range] = Counter()  # orders being read for something else
 
     @property
@@ -113,7 +113,7 @@ class LaneMemory:
     @property
     def to_write(self) -> bool:
         """Whether the next commit has something to do here."""
-        return bool(self.changed or self._guests or self.crowded)
+        return bool(self.changed or self._pinned or self.crowded)
 
     @property
     def first_unknown(self) -> int:
@@ -224,7 +224,7 @@ class LaneMemory:
             found[bucket.order] = bucket.items[bucket.start :]
         return [(order, found[order]) for order in sorted(found) if found[order]]
 
-    def invite(self, order: int, items: list[AvailableMessage] | None) -> None:
+    def pin(self, order: int, items: list[AvailableMessage] | None) -> None:
         """Takes in one bucket beyond the cached prefix, as it was read; None: there is none.
 
         It was read between `begin_read` and `end_read`. It stays until the next commit of the
@@ -232,22 +232,22 @@ class LaneMemory:
         """
         if order <= self.known_until or order in self._gone or self.find(order):
             return
-        if len(self._guests) >= GUESTS_MAX:
-            self._send_off(self._guests.pop(0))
-        self._guests.append(order)
+        if len(self._pinned) >= GUESTS_MAX:
+            self._unpin(self._pinned.pop(0))
+        self._pinned.append(order)
         if items is None:
             self._gone[order] = 0
             return
         start = self._head_offset if order == self._head_order else 0
         self._overlay[order] = Bucket(order, items, start=start, stored=True)
 
-    def _send_off(self, order: int) -> None:
+    def _unpin(self, order: int) -> None:
         bucket = self._overlay.get(order)
         generation = bucket.generation if bucket else self._gone.get(order, 0)
         if generation or order in self.changed:
             return  # a commit writes it, and lets go of it
         if self._is_read(order):
-            self._guests.append(order)
+            self._pinned.append(order)
         else:
             self._overlay.pop(order, None)
             self._gone.pop(order, None)
@@ -257,7 +257,7 @@ class LaneMemory:
 
     def written(self, generation: int) -> list[int]:
         """Notes that all of `changed` goes into this commit; gives what it may let go of later."""
-        beyond, self._guests = self._guests, []
+        beyond, self._pinned = self._pinned, []
         for order, bucket in self.changed.items():
             if bucket is not None:
                 bucket.stored = True

@@ -80,7 +80,7 @@ class NeedsBucket(NeedsRows):
 
     def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
         """See NeedsRows."""
-        self.lane.invite(self.first_order, rows[0][1] if rows else None)
+        self.lane.pin(self.first_order, rows[0][1] if rows else None)
 
 
 class NeedsDue(NeedsRows):
@@ -105,7 +105,7 @@ class Choice(Enum):
     STOP = 3  # enough
 
 
-Chooser = Callable[[AvailableMessage], Choice]
+Selector = Callable[[AvailableMessage], Choice]
 
 Origin = tuple[BucketKind, int, int]
 """Where a message was taken from: kind, order and the place within the bucket."""
@@ -120,7 +120,7 @@ class Segment(NamedTuple):
     places: Sequence[int]
 
 
-class Over(Protocol):
+class ExpiryPolicy(Protocol):
     """Which messages must leave without being handed out."""
 
     def drop(self, item: AvailableMessage) -> bool:
@@ -130,7 +130,7 @@ class Over(Protocol):
         """Whether one may that has these attempts at most, or this deadline or a later one."""
 
 
-class Many(ABC):
+class BulkSelector(ABC):
     """Chooses among many messages at once, as long as nothing speaks against any of them.
 
     A walk asks it first; where it cannot say, the walk asks a Chooser about each message.

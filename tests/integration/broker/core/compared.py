@@ -99,10 +99,10 @@ class Compared:
             queue.failed
         )
         for one in failed:
-            told = [
+            items = [
                 (attempt.consumer_id, attempt.outcome, attempt.queue_id) for attempt in one.attempts
             ]
-            assert told == [
+            assert items == [
                 (attempt.consumer, attempt.outcome, attempt.queue_id or name)
                 for attempt in queue.history[one.message_id]
             ]
@@ -135,7 +135,7 @@ class Compared:
         if spent:
             for one in await self.list_entries(name, ENTRY_STATE_FAILED):
                 if one.message_id in spent and one.reason == ATTEMPTS_USED_UP:
-                    queue.use_up(one.message_id, ATTEMPTS_USED_UP)
+                    queue.exhaust(one.message_id, ATTEMPTS_USED_UP)
 
     async def list_entries(
         self,
@@ -170,9 +170,9 @@ async def why_refused(call: Any, *reasons: str) -> str:
     try:
         await call
     except grpc.aio.AioRpcError as error:
-        told = from_rpc_error(error).reason
+        reason = from_rpc_error(error).reason
     else:
         return ""
-    if told not in reasons:
-        raise AssertionError(f"refused for {told}, not {reasons}")
-    return told
+    if reason not in reasons:
+        raise AssertionError(f"refused for {reason}, not {reasons}")
+    return reason

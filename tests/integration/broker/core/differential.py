@@ -111,11 +111,11 @@ class Differential(Repaired):
         most = self.random.choice((1, 1, 3, 20))
         consumer = self.random.choice(("ann", "bob"))
         length_ms = self.random.choice((LEASE_MS_MIN, 5_000, LEASE_MS))
-        wish = {"max_messages": most, "lease_ms": length_ms, "consumer_id": consumer}
+        options = {"max_messages": most, "lease_ms": length_ms, "consumer_id": consumer}
         if queue.paused:
-            assert await is_refused(self.rig.claim(name, **wish), "QUEUE_PAUSED")
+            assert await is_refused(self.rig.claim(name, **options), "QUEUE_PAUSED")
             return
-        claimed = await self.rig.claim(name, **wish)
+        claimed = await self.rig.claim(name, **options)
         now_ms = self.now_ms
         expected = queue.claimable(now_ms)
         # It may answer with less than is there, but not with nothing.

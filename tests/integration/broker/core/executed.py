@@ -100,12 +100,12 @@ class Executed(Finished):
         drafts.arriving.add((name, was.message_id))
         priority = self.random.choice((None, 0, 128))
         delay_ms = self.random.choice((0, 0, 5_000, 60_000))
-        told = command.transfer
-        told.lease_token, told.target_queue_id, told.delay_ms = token, name, delay_ms
+        transfer = command.transfer
+        transfer.lease_token, transfer.target_queue_id, transfer.delay_ms = token, name, delay_ms
         if priority is None:
             priority = target.fallback_priority
         else:
-            told.priority = priority
+            transfer.priority = priority
         entry = Waiting(was.message_id, priority, self.now_ms + delay_ms, was.deadline_ms)
         drafts.effects += (
             partial(queue.complete, token, name),

@@ -23,18 +23,18 @@ async def run_history(
     seed: int,
     commands: int,
     restarts: int,
-    tell: Callable[[int], None] = lambda done: None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> int:
     """Gives how many commands were run; raises AssertionError where broker and model differ."""
     with pytest.MonkeyPatch.context() as patch:
         # The histories' time is their own: a busy machine gives no lease more of it.
         patch.setattr(owner, "STANDSTILL_S", math.inf)
         patch.setattr(owner, "OVERDUE_MS", math.inf)
-        return await _run(folder, seed, commands, restarts, tell)
+        return await _run(folder, seed, commands, restarts, report)
 
 
 async def _run(
-    folder: Path, seed: int, commands: int, restarts: int, tell: Callable[[int], None]
+    folder: Path, seed: int, commands: int, restarts: int, report: Callable[[int], None]
 ) -> int:
     history = Differential(seed)
     clock, ingest = ManualClock(), Ingest()
@@ -50,5 +50,5 @@ async def _run(
             while history.done_count < end:
                 await history.steps(min(COMPARED_EVERY, end - history.done_count))
                 await history.compare()
-                tell(history.done_count)
+                report(history.done_count)
     return history.done_count

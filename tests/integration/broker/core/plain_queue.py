@@ -102,7 +102,7 @@ class PlainQueue:
         was = replace(was, attempts=was.attempts + 1)
         self.held[token] = Held(token, was, consumer, now_ms, now_ms + length_ms, length_ms)
 
-    def use_up(self, message_id: int, reason: str) -> None:
+    def exhaust(self, message_id: int, reason: str) -> None:
         """A claim found that no attempts are left, since fewer are allowed than there were."""
         was = self.waiting.pop(message_id)
         assert was.attempts >= self.max_attempts
@@ -167,13 +167,13 @@ class PlainQueue:
         """A message gets an entry in another queue, which tells the attempts here, too."""
         if target is self or not self.history.get(message_id):
             return
-        told = list(target.history.get(message_id, ()))
+        items = list(target.history.get(message_id, ()))
         for one in self.history[message_id]:
             queue_id = one.queue_id or self.name
             carried = one._replace(queue_id="" if queue_id == target.name else queue_id)
-            if carried not in told:
-                told.append(carried)
-        target.history[message_id] = sorted(told, key=lambda one: one.claimed_ms)
+            if carried not in items:
+                items.append(carried)
+        target.history[message_id] = sorted(items, key=lambda one: one.claimed_ms)
 
     def ended(self, now_ms: int) -> list[str]:
         """The leases whose time has come."""

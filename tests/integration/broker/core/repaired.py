@@ -91,10 +91,10 @@ class Repaired(Executed):
         target = self.random.choice(QUEUES)
         plain = self.queues[target]
         # In the broker's order: the model knows none of what failed together.
-        letters = [one.message_id for one in await self.list_entries(name, ENTRY_STATE_FAILED)]
+        dead_letters = [one.message_id for one in await self.list_entries(name, ENTRY_STATE_FAILED)]
         ids = [
             one
-            for one in letters
+            for one in dead_letters
             if self.random.random() < 0.5 and (target == name or not plain.has(one))
         ]
         if len(set(ids)) < len(ids) or not ids:

@@ -42,11 +42,11 @@ async def test_archived_letters_are_listed_with_the_run_that_has_their_content()
         await rig.create(max_attempts=1)
         failed_ms = rig.clock.now_ms()
         await fail(rig, [1, 2, 3, 4])
-        letters = await listed(rig, FAILED)
+        dead_letters = await listed(rig, FAILED)
         rig.clock.advance(1000)
-        assert await archive(rig, failed_rows(letters[1:3]), "first") == (2, 0)
+        assert await archive(rig, failed_rows(dead_letters[1:3]), "first") == (2, 0)
         rig.clock.advance(1000)
-        assert await archive(rig, failed_rows(letters[3:]), "second") == (1, 0)
+        assert await archive(rig, failed_rows(dead_letters[3:]), "second") == (1, 0)
 
         found = await listed(rig, ARCHIVED, page_size=2)
 
@@ -65,7 +65,7 @@ async def test_archived_letters_are_listed_with_the_run_that_has_their_content()
         assert [one.message_id for one in last] == [4, 3, 2]
         assert await rig.counts() == {"failed": 1, "archived": 3}
         assert await get(rig, found[0].handle) == found[0]
-        moved = await get(rig, letters[1].handle)
+        moved = await get(rig, dead_letters[1].handle)
         assert (moved.state, moved.handle) == (ARCHIVED, found[0].handle)
         code, reason, _ = await refusal(
             entries(rig).CancelEntry(entry_pb2.CancelEntryRequest(handle=found[0].handle))
@@ -195,8 +195,8 @@ async def test_each_bad_input_is_refused_by_the_name_of_its_field_and_changes_no
         for field, fields in BAD:
             given: dict[str, Any] = {"queue_id": "q", "rows": [ROW(**GOOD)]} | fields
             request = removal_pb2.RedriveArchivedRequest(**given)
-            code, _, told = await refusal(removals(rig).RedriveArchived(request))
-            assert (code, told) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+            code, _, result = await refusal(removals(rig).RedriveArchived(request))
+            assert (code, result) == (grpc.StatusCode.INVALID_ARGUMENT, field)
         request = removal_pb2.RedriveArchivedRequest(
             queue_id="q", created_revision=revision(rig) + 1, rows=[ROW(**GOOD)]
         )
@@ -257,7 +257,7 @@ async def test_each_letter_is_archived_and_comes_back_once_whichever_commit_fail
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
         await rig.create(max_attempts=1)
         await fail(rig, range(1, 21))
-        letters = failed_rows(await listed(rig, FAILED))
+        dead_letters = failed_rows(await listed(rig, FAILED))
     fault = Fault(at, kept)
 
     async def flush(database: Database) -> None:
@@ -272,7 +272,7 @@ async def test_each_letter_is_archived_and_comes_back_once_whichever_commit_fail
         async with running(root, clock, disk=disk, pushes=pushes) as rig:
             try:
                 if not rows:
-                    await archive(rig, letters)
+                    await archive(rig, dead_letters)
                     rows = await archived_rows(rig)
                 await come_back(rig, rows[:10])
                 answer = await come_back(rig, rows[:10])

@@ -42,10 +42,10 @@ async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
         monkeypatch.setattr(Blobs, "put", slow)
 
         # When it is redriven
-        told = await redriven(rig, target_queue_id="far")
+        result = await redriven(rig, target_queue_id="far")
 
         # Then the old blob, which nobody refers to and may be collected, is not what is pushed
-        assert (told.state, told.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 1)
+        assert (result.state, result.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 1)
         assert await ids(rig, FAILED) == []
         await eventually(pushes.payloads)
         [pushed] = pushes.stored[0]
@@ -68,9 +68,9 @@ async def test_a_letter_that_is_too_large_to_be_pushed_stays_and_is_told_in_the_
         await fail(rig, [1, 2, 3])
         rig.ingest.sizes[2] = 200_000
 
-        told = await redriven(rig, target_queue_id="far")
+        result = await redriven(rig, target_queue_id="far")
 
-        assert (told.state, told.examined_count, told.redriven_count) == (
+        assert (result.state, result.examined_count, result.redriven_count) == (
             entry_pb2.Redrive.STATE_DONE,
             3,
             2,

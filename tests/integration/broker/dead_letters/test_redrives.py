@@ -85,8 +85,8 @@ async def test_all_dead_letters_come_back_behind_what_waits_with_their_history(
         await fail_again(rig, 4, "again")
         for entry in await listed(rig, FAILED, view=entry_pb2.ENTRY_VIEW_ATTEMPTS):
             assert entry.attempts_count == 1
-            told = [attempt.outcome for attempt in entry.attempts]
-            assert told == ["nack: broken"] * (entry.message_id != 4) + ["nack: again"]
+            items = [attempt.outcome for attempt in entry.attempts]
+            assert items == ["nack: broken"] * (entry.message_id != 4) + ["nack: again"]
 
 
 async def test_only_the_messages_named_move() -> None:
@@ -162,7 +162,7 @@ async def test_letters_that_fail_again_or_come_later_are_not_taken() -> None:
         await rig.create(max_attempts=1)
         await fail(rig, [1, 2, 3, 4])
         one = await start(rig, rate=10)  # one message at a time, and a tenth of a second each
-        await until(rig, one.redrive_id, lambda told: told.redriven_count >= 1)
+        await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
         await fail_again(rig, 1)
         await fail(rig, [5])
 
@@ -230,7 +230,7 @@ async def test_redrives_beside_one_another_in_the_same_rows_skip_nothing() -> No
         await fail(rig, range(1, 301))
         # Looks at some of the row, and leaves it as it is: its filter is false.
         slow = await start(rig, filter="size < 0 || headers == {'never': 'there'}", rate=10)
-        await until(rig, slow.redrive_id, lambda told: told.examined_count >= 10)
+        await until(rig, slow.redrive_id, lambda value: value.examined_count >= 10)
         slow = await cancelled(rig, slow.redrive_id)
         seen = slow.examined_count
         assert 10 <= seen < 300
@@ -239,7 +239,7 @@ async def test_redrives_beside_one_another_in_the_same_rows_skip_nothing() -> No
 
         rig.ingest.reads.clear()
         await resumed(rig, slow.redrive_id)
-        await until(rig, slow.redrive_id, lambda told: told.examined_count > seen)
+        await until(rig, slow.redrive_id, lambda value: value.examined_count > seen)
         await cancelled(rig, slow.redrive_id)
 
         assert rig.ingest.reads[0] == [seen + 1], "it is at the next one, as before"
@@ -261,7 +261,7 @@ async def test_one_that_is_cancelled_stands_still_until_it_is_resumed(tmp_path: 
         await rig.create(max_attempts=1)
         await fail(rig, range(1, 101))
         one = await start(rig, rate=20)
-        await until(rig, one.redrive_id, lambda told: told.redriven_count >= 2)
+        await until(rig, one.redrive_id, lambda value: value.redriven_count >= 2)
 
         stopped = await cancelled(rig, one.redrive_id)
 
@@ -335,13 +335,13 @@ async def test_a_purge_of_the_letters_leaves_nothing_to_do() -> None:
         await rig.create("target")
         await fail(rig, range(1, 51))
         one = await start(rig, rate=10, target_queue_id="target")
-        told = await until(rig, one.redrive_id, lambda told: told.redriven_count >= 1)
+        result = await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
         await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="q", states=[FAILED]))
         await fail(rig, [99])
-        told = await ended(rig, one.redrive_id)
-        assert told.state == DONE
+        result = await ended(rig, one.redrive_id)
+        assert result.state == DONE
         assert await ids(rig, FAILED) == [99]
-        assert told.redriven_count == len(await ids(rig, AVAILABLE, queue_id="target"))
+        assert result.redriven_count == len(await ids(rig, AVAILABLE, queue_id="target"))
 
 
 async def test_one_whose_queue_is_deleted_ends_and_cannot_be_resumed() -> None:
@@ -350,8 +350,8 @@ async def test_one_whose_queue_is_deleted_ends_and_cannot_be_resumed() -> None:
         await fail(rig, range(1, 51))
         one = await start(rig, rate=10)
         await delete(rig)
-        told = await ended(rig, one.redrive_id)
-        assert (told.state, told.error) == (BROKEN_OFF, "its queue was deleted")
+        result = await ended(rig, one.redrive_id)
+        assert (result.state, result.error) == (BROKEN_OFF, "its queue was deleted")
         assert (await refusal(resumed(rig, one.redrive_id)))[0] == NOT_FOUND
         # One of the same name is another queue.
         await created_again(rig, max_attempts=1)
@@ -380,16 +380,19 @@ async def test_one_whose_target_is_deleted_goes_on_when_that_is_there_again() ->
         await rig.create("target")
         await fail(rig, range(1, 21))
         one = await start(rig, target_queue_id="target", rate=10)
-        await until(rig, one.redrive_id, lambda told: told.redriven_count >= 1)
+        await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
         await delete(rig, "target")
-        told = await ended(rig, one.redrive_id)
-        assert (told.state, told.error) == (BROKEN_OFF, "queue 'target' does not exist any more")
-        left = 20 - told.redriven_count
+        result = await ended(rig, one.redrive_id)
+        assert (result.state, result.error) == (
+            BROKEN_OFF,
+            "queue 'target' does not exist any more",
+        )
+        left = 20 - result.redriven_count
         assert len(await ids(rig, FAILED)) == left > 0
         await redriven(rig, message_ids=[20])
         await created_again(rig, "target")
         await resumed(rig, one.redrive_id)
-        told = await ended(rig, one.redrive_id)
-        assert (told.state, told.error, told.redriven_count) == (DONE, "", 19)
+        result = await ended(rig, one.redrive_id)
+        assert (result.state, result.error, result.redriven_count) == (DONE, "", 19)
         assert len(await ids(rig, AVAILABLE, queue_id="target")) == left - 1
         assert await ids(rig, FAILED) == []

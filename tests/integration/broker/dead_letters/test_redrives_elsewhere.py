@@ -71,10 +71,10 @@ async def test_into_a_queue_of_another_shard_they_go_as_new_messages() -> None:
         rig.clock.advance(30_000)
         rig.ingest.gone = {4}
 
-        told = await redriven(rig, target_queue_id="far")
+        result = await redriven(rig, target_queue_id="far")
 
-        assert told.state == DONE
-        assert (told.examined_count, told.redriven_count) == (4, 2)
+        assert result.state == DONE
+        assert (result.examined_count, result.redriven_count) == (4, 2)
         assert await ids(rig, FAILED) == [3, 4], "past its retention, and not stored any more"
         left = await listed(rig, queue_pb2.ENTRY_STATE_DONE)
         assert [(one.message_id, one.transferred_to) for one in left] == [(1, "far"), (2, "far")]
@@ -104,8 +104,8 @@ async def test_where_nothing_can_be_pushed_it_goes_on_to_the_end(
         rig.ingest.gone = {*range(1, 16)}
 
         for wanted in ("false", ""):
-            told = await redriven(rig, target_queue_id="far", filter=wanted)
-            assert (told.state, told.examined_count) == (DONE, told.total_count)
+            result = await redriven(rig, target_queue_id="far", filter=wanted)
+            assert (result.state, result.examined_count) == (DONE, result.total_count)
 
         await eventually(lambda: pushes.payloads() == [payload(n) for n in range(16, 31)])
 
@@ -120,20 +120,20 @@ async def test_a_target_shard_that_is_away_is_waited_for_and_a_deleted_one_is_to
         async with running(root, disk=disk, shard=1) as other:
             await other.create("far")
             one = await start(rig, target_queue_id="far", rate=10)
-            await until(rig, one.redrive_id, lambda told: told.redriven_count >= 1)
+            await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
         refused = await refusal(start(rig, target_queue_id="far"))
         assert refused[:2] == (grpc.StatusCode.UNAVAILABLE, "BROKER_AWAY")
         assert (await redrive(rig, one.redrive_id)).state == RUNNING
         async with running(root, disk=disk, shard=1) as other:
             count = (await redrive(rig, one.redrive_id)).redriven_count
-            await until(rig, one.redrive_id, lambda told: told.redriven_count > count)
+            await until(rig, one.redrive_id, lambda value: value.redriven_count > count)
             await delete(other, "far")
-            told = await ended(rig, one.redrive_id)
-            assert told.state == entry_pb2.Redrive.STATE_FAILED
-            assert told.error == "queue 'far' does not exist any more"
+            result = await ended(rig, one.redrive_id)
+            assert result.state == entry_pb2.Redrive.STATE_FAILED
+            assert result.error == "queue 'far' does not exist any more"
         left = await ids(rig, FAILED)
-        assert len(left) == LETTERS - told.redriven_count > 0
-        await eventually(lambda: len(pushes.payloads()) == told.redriven_count)
+        assert len(left) == LETTERS - result.redriven_count > 0
+        await eventually(lambda: len(pushes.payloads()) == result.redriven_count)
 
 
 async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(
@@ -158,8 +158,8 @@ async def test_a_full_outbox_is_waited_for_and_nothing_is_uploaded_meanwhile(
         assert len(rig.ingest.reads) == reads
         assert await ids(rig, FAILED) == [2]
         pushes.away = False
-        told = await ended(rig, one.redrive_id)
-        assert (told.state, told.redriven_count) == (DONE, 1)
+        result = await ended(rig, one.redrive_id)
+        assert (result.state, result.redriven_count) == (DONE, 1)
         await eventually(lambda: len(pushes.stored.get(0, ())) == 2)
 
 
@@ -171,8 +171,8 @@ async def reaches_its_end(rig: Rig, redrive_id: str) -> bool:
     try:
         async with asyncio.timeout(60):
             while True:
-                told = await redrive(rig, redrive_id)
-                if told.state == DONE:
+                result = await redrive(rig, redrive_id)
+                if result.state == DONE:
                     return True
                 await asyncio.sleep(0.005)
     except grpc.aio.AioRpcError as error:
@@ -221,8 +221,8 @@ async def test_each_letter_moves_once_whichever_commit_fails(
 
         # Then each is there once
         async with running(root, clock, disk=disk, pushes=pushes) as rig:
-            told = await redrive(rig, one.redrive_id)
-            assert (told.examined_count, told.redriven_count) == (LETTERS, LETTERS)
+            result = await redrive(rig, one.redrive_id)
+            assert (result.examined_count, result.redriven_count) == (LETTERS, LETTERS)
             assert await ids(rig, FAILED) == []
             if target == "far":
                 await eventually(lambda: rig.owner.shard.outbox.waiting_count(0) == 0)
@@ -245,15 +245,15 @@ async def test_one_whose_filter_is_not_understood_any_more_says_so(
         await rig.create(max_attempts=1)
         await fail(rig, [1])
         monkeypatch.setattr(redrive_runner, "dead_letter_filter", refuses)
-        told = await redriven(rig, filter="true")
-        assert (told.state, told.examined_count) == (entry_pb2.Redrive.STATE_FAILED, 0)
-        assert "true is not understood" in told.error
-        assert len(told.error) == REASON_CHARACTERS_MAX
+        result = await redriven(rig, filter="true")
+        assert (result.state, result.examined_count) == (entry_pb2.Redrive.STATE_FAILED, 0)
+        assert "true is not understood" in result.error
+        assert len(result.error) == REASON_CHARACTERS_MAX
         monkeypatch.undo()
-        request = entry_pb2.ResumeRedriveRequest(redrive_id=told.redrive_id)
+        request = entry_pb2.ResumeRedriveRequest(redrive_id=result.redrive_id)
         assert (await entries(rig).ResumeRedrive(request)).redrive.error == ""
-        told = await ended(rig, told.redrive_id)
-        assert (told.state, told.redriven_count) == (DONE, 1)
+        result = await ended(rig, result.redrive_id)
+        assert (result.state, result.redriven_count) == (DONE, 1)
 
 
 # --- What may be asked -----------------------------------------------------------
@@ -289,10 +289,10 @@ async def test_what_cannot_be_redriven_is_refused_and_nothing_is_begun(
         await rig.create(max_attempts=1)
         await fail(rig, [1])
 
-        told_code, told_reason, told = await refusal(start(rig, **{"queue_id": "q", **fields}))
+        told_code, told_reason, result = await refusal(start(rig, **{"queue_id": "q", **fields}))
 
         assert (told_code, told_reason) == (code, reason or told_reason)
-        assert field is None or told == field
+        assert field is None or result == field
         answer = await entries(rig).ListRedrives(entry_pb2.ListRedrivesRequest())
         assert list(answer.redrives) == []
         assert await rig.counts() == {"failed": 1}

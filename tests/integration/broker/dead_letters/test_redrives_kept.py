@@ -52,17 +52,17 @@ async def test_those_that_ended_long_ago_are_forgotten_for_good(
         clock.advance(HOUR_MS // 2 + 1)
 
         # Then what ended before it is gone, on disk too, and what runs is there however old
-        async def is_told(*expected: str) -> None:
+        async def is_reported(*expected: str) -> None:
             await until(rig, runs.redrive_id, lambda _: True)
             while await told(rig) != [*expected]:
                 await until(rig, newest.redrive_id, lambda _: True)
 
-        await is_told(newest.redrive_id, late.redrive_id, runs.redrive_id)
+        await is_reported(newest.redrive_id, late.redrive_id, runs.redrive_id)
         assert (await refusal(redrive(rig, stopped)))[0] == NOT_FOUND
         request = entry_pb2.ResumeRedriveRequest(redrive_id=stopped)
         assert (await refusal(entries(rig).ResumeRedrive(request)))[0] == NOT_FOUND
         clock.advance(24 * HOUR_MS)
-        await is_told(newest.redrive_id, runs.redrive_id)
+        await is_reported(newest.redrive_id, runs.redrive_id)
     async with running(root, clock, disk=disk, settings={"redrive_retention_s": 0}) as rig:
         # One that keeps them for ever has none of the others: they are gone on disk, too.
         assert await told(rig) == [newest.redrive_id, runs.redrive_id]

@@ -60,7 +60,7 @@ def waiting(**field: Any) -> dict[str, Any]:
     return {"expired": EXPIRED_REMOVAL(rows=[WAITING(message_id=1, bucket_order=1), row])}
 
 
-def letter(**field: Any) -> dict[str, Any]:
+def dead_letter(**field: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"message_id": 1, "failed_at_ms": 1, "bucket_order": 1} | field
     row = LETTER(**given)
     return {"archive": removal_pb2.ArchiveRemoval(rows=[row], run="r")}
@@ -95,14 +95,14 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         {"created_revision": -1, "archived": removal_pb2.ArchivedRemoval()},
     ),
     ("archive.rows", {"archive": removal_pb2.ArchiveRemoval(run="r")}),
-    ("archive.rows[0].message_id", letter(message_id=-1)),
-    ("archive.rows[0].failed_at_ms", letter(failed_at_ms=0)),
-    ("archive.rows[0].failed_at_ms", letter(failed_at_ms=1 << 62)),
-    ("archive.rows[0].bucket_order", letter(bucket_order=-7)),
-    ("archive.run", {"archive": removal_pb2.ArchiveRemoval(rows=letter()["archive"].rows)}),
+    ("archive.rows[0].message_id", dead_letter(message_id=-1)),
+    ("archive.rows[0].failed_at_ms", dead_letter(failed_at_ms=0)),
+    ("archive.rows[0].failed_at_ms", dead_letter(failed_at_ms=1 << 62)),
+    ("archive.rows[0].bucket_order", dead_letter(bucket_order=-7)),
+    ("archive.run", {"archive": removal_pb2.ArchiveRemoval(rows=dead_letter()["archive"].rows)}),
     (
         "archive.run",
-        {"archive": removal_pb2.ArchiveRemoval(rows=letter()["archive"].rows, run="ü" * 128)},
+        {"archive": removal_pb2.ArchiveRemoval(rows=dead_letter()["archive"].rows, run="ü" * 128)},
     ),
     ("failed_expired.rows", {"failed_expired": removal_pb2.FailedExpiredRemoval()}),
     (
@@ -123,8 +123,8 @@ async def test_each_bad_input_is_refused_by_the_name_of_its_field_and_changes_no
         for field, fields in BAD:
             given: dict[str, Any] = {"queue_id": "q", "created_revision": revision(rig)} | fields
             request = removal_pb2.RemoveEntriesRequest(**given)
-            code, _, told = await refusal(removals(rig).RemoveEntries(request))
-            assert (code, told) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+            code, _, result = await refusal(removals(rig).RemoveEntries(request))
+            assert (code, result) == (grpc.StatusCode.INVALID_ARGUMENT, field)
         assert await rig.counts() == before
 
 
@@ -336,15 +336,15 @@ async def test_what_is_removed_stays_so_and_counts_are_exact_after_a_restart(
         await rig.create(max_attempts=1, done_retention_s=1)
         await fail(rig, range(1, 31))
         await finish(rig, range(31, 61))
-        letters = failed_rows(await listed(rig, FAILED))
+        dead_letters = failed_rows(await listed(rig, FAILED))
         clock.advance(1001 + GRACE_MS)
-        assert await archive(rig, letters[:10]) == (10, 0)
+        assert await archive(rig, dead_letters[:10]) == (10, 0)
         assert await prune(rig, clock.now_ms()) == 30
     async with running(root, clock, pushes=pushes) as rig:
         assert await rig.counts() == {"failed": 20, "archived": 10}
-        assert await archive(rig, letters[:20]) == (10, 10)
+        assert await archive(rig, dead_letters[:20]) == (10, 10)
         answer = await come_back(rig, (await archived_rows(rig))[:5])
         assert answer.redriven_count == 5
     async with running(root, clock, pushes=pushes) as rig:
         assert await rig.counts() == {"failed": 10, "archived": 15}
-        assert await ids(rig, ARCHIVED) == [one.message_id for one in letters[5:20]]
+        assert await ids(rig, ARCHIVED) == [one.message_id for one in dead_letters[5:20]]

@@ -66,13 +66,13 @@ async def test_a_redrive_goes_on_beside_removals_and_each_letter_ends_once() -> 
         rows = failed_rows(await listed(rig, FAILED))
         one = await start(rig, rate=1000)
         counts = [await archive(rig, rows[at : at + 20]) for at in range(280, -1, -20)]
-        told = await until(rig, one.redrive_id, lambda told: bool(told.ended_at_ms))
+        result = await until(rig, one.redrive_id, lambda value: bool(value.ended_at_ms))
 
         archived = sum(removed for removed, _ in counts)
-        assert told.redriven_count + archived == 300
+        assert result.redriven_count + archived == 300
         assert await rig.counts() == {
             name: count
-            for name, count in (("available", told.redriven_count), ("archived", archived))
+            for name, count in (("available", result.redriven_count), ("archived", archived))
             if count
         }
         both = [*await ids(rig, AVAILABLE), *await ids(rig, ARCHIVED)]
@@ -98,5 +98,5 @@ async def test_a_redrive_that_waits_for_an_ingest_is_not_waited_for_without_end(
         rig.ingest.read_gate.set()
 
         assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "ROWS_BUSY")
-        await until(rig, one.redrive_id, lambda told: bool(told.ended_at_ms))
+        await until(rig, one.redrive_id, lambda value: bool(value.ended_at_ms))
         assert await archive(rig, rows) == (2, 0)

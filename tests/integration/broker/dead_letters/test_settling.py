@@ -15,9 +15,9 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateM
 from slatemq.v1 import entry_pb2, queue_pb2
 from slatemq.v1.entry_pb2 import (
     DeadLetterSettlement,
-    DropLetter,
-    RedriveLetter,
-    ReplaceLetter,
+    DropDeadLetter,
+    RedriveDeadLetter,
+    ReplaceDeadLetter,
     SettleDeadLettersRequest,
 )
 from tests.integration.broker.entry_calls import (
@@ -41,16 +41,16 @@ WITH_ATTEMPTS = entry_pb2.ENTRY_VIEW_ATTEMPTS
 
 
 def redrive(handle: str, note: str = "") -> DeadLetterSettlement:
-    return DeadLetterSettlement(handle=handle, redrive=RedriveLetter(), note=note)
+    return DeadLetterSettlement(handle=handle, redrive=RedriveDeadLetter(), note=note)
 
 
 def drop(handle: str, note: str = "") -> DeadLetterSettlement:
-    return DeadLetterSettlement(handle=handle, drop=DropLetter(), note=note)
+    return DeadLetterSettlement(handle=handle, drop=DropDeadLetter(), note=note)
 
 
 def replace(handle: str, payload: bytes, **headers: str) -> DeadLetterSettlement:
     return DeadLetterSettlement(
-        handle=handle, replace=ReplaceLetter(payload=payload, headers=headers)
+        handle=handle, replace=ReplaceDeadLetter(payload=payload, headers=headers)
     )
 
 
@@ -65,7 +65,7 @@ async def refused(rig: Rig, *each: DeadLetterSettlement, request_id: str = "") -
     return from_rpc_error(failure.value)
 
 
-async def letters(rig: Rig, count: int, **settings: Any) -> list[str]:
+async def dead_letters(rig: Rig, count: int, **settings: Any) -> list[str]:
     """The handles of so many dead letters, 1 and on."""
     await rig.create(max_attempts=1, **settings)
     await fail(rig, range(1, count + 1))
@@ -76,7 +76,7 @@ async def test_letters_come_back_go_and_are_replaced_and_it_stays_so() -> None:
     disk, clock, pushes = Disk(), ManualClock(), Pushes()
     root = memory_root(disk)
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
-        one, two, three, four, _ = await letters(rig, 5)
+        one, two, three, four, _ = await dead_letters(rig, 5)
         noted = DeadLetterSettlement(handle=four, note="asked the customer")
 
         await settle(
@@ -106,7 +106,7 @@ async def test_letters_come_back_go_and_are_replaced_and_it_stays_so() -> None:
 async def test_when_one_letter_is_gone_nothing_happens_to_the_others() -> None:
     pushes = Pushes()
     async with running(pushes=pushes) as rig:
-        one, two, three = await letters(rig, 3)
+        one, two, three = await dead_letters(rig, 3)
         await settle(rig, drop(two))
 
         error = await refused(rig, redrive(one), replace(three, b"x"), drop(two))
@@ -123,7 +123,7 @@ async def test_when_one_letter_is_gone_nothing_happens_to_the_others() -> None:
 async def test_a_letter_that_failed_again_is_another_one() -> None:
     clock = ManualClock()
     async with running(clock=clock) as rig:
-        [old] = await letters(rig, 1)
+        [old] = await dead_letters(rig, 1)
         await redriven(rig)
         clock.advance(1000)
         await fail_again(rig, 1, "again")
@@ -140,7 +140,7 @@ async def test_a_repeat_does_nothing_and_other_content_under_its_id_is_refused()
     disk, clock, pushes = Disk(), ManualClock(), Pushes()
     root = memory_root(disk)
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
-        one, two = await letters(rig, 2)
+        one, two = await dead_letters(rig, 2)
         await settle(rig, replace(one, b"new"), request_id="r")
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
         await settle(rig, replace(one, b"new"), request_id="r")
@@ -157,7 +157,7 @@ async def test_a_repeat_does_nothing_and_other_content_under_its_id_is_refused()
 async def test_calls_for_the_same_letters_at_the_same_time_settle_each_once() -> None:
     pushes = Pushes()
     async with running(pushes=pushes) as rig:
-        handles = await letters(rig, 200)
+        handles = await dead_letters(rig, 200)
 
         async def replaced(handle: str, by: int) -> bool:
             try:
@@ -171,24 +171,24 @@ async def test_calls_for_the_same_letters_at_the_same_time_settle_each_once() ->
         reasons: set[str] = set()
         moving = asyncio.create_task(redriven(rig, message_ids=range(1, 101)))
         calls = (replaced(handle, by) for handle in handles for by in range(3))
-        told = await asyncio.gather(*calls)
+        results = await asyncio.gather(*calls)
         moved = await moving
 
         assert reasons == {"ENTRY_UNKNOWN"}
         counts = await rig.counts()
         assert counts == {
             name: count
-            for name, count in (("available", moved.redriven_count), ("done", sum(told)))
+            for name, count in (("available", moved.redriven_count), ("done", sum(results)))
             if count
         }
-        assert moved.redriven_count + sum(told) == 200
-        await eventually(lambda: len(pushes.payloads()) == sum(told))
+        assert moved.redriven_count + sum(results) == 200
+        await eventually(lambda: len(pushes.payloads()) == sum(results))
 
 
 async def test_a_redrive_that_runs_stays_at_its_message_when_letters_before_it_go() -> None:
     clock = ManualClock()
     async with running(clock=clock) as rig:
-        handles = await letters(rig, 300)
+        handles = await dead_letters(rig, 300)
         # Given a redrive in the middle of the row
         begun = await entries(rig).StartRedrive(
             entry_pb2.StartRedriveRequest(queue_id="q", rate=100, filter="attempts == 1")
@@ -218,16 +218,18 @@ async def test_a_letter_past_its_retention_does_not_come_back() -> None:
         await rig.create(max_attempts=1)
         await rig.assign([1], retention_deadlines_ms=[clock.now_ms() + 5000])
         await fail_again(rig, 1)
-        [letter] = await listed(rig, FAILED)
+        [dead_letter] = await listed(rig, FAILED)
         clock.advance(6000)
 
-        error = await refused(rig, redrive(letter.handle))
+        error = await refused(rig, redrive(dead_letter.handle))
 
         assert isinstance(error, FailedPrecondition)
-        assert (error.reason, error.metadata["settlement"]) == ("LETTER_EXPIRED", "0")
+        assert (error.reason, error.metadata["settlement"]) == ("DEAD_LETTER_EXPIRED", "0")
         # What replaces it would have the same end: nobody would get it either.
-        assert (await refused(rig, replace(letter.handle, b"x"))).reason == "LETTER_EXPIRED"
-        await settle(rig, drop(letter.handle))
+        assert (
+            await refused(rig, replace(dead_letter.handle, b"x"))
+        ).reason == "DEAD_LETTER_EXPIRED"
+        await settle(rig, drop(dead_letter.handle))
         assert await rig.counts() == {"done": 1}
 
 
@@ -252,7 +254,7 @@ async def test_what_replaces_a_letter_keeps_its_end_and_may_be_large() -> None:
 
 async def test_bad_input_names_its_field_and_changes_nothing() -> None:
     async with running(settings={"payload_bytes_max": 1000}) as rig:
-        [good] = await letters(rig, 1)
+        [good] = await dead_letters(rig, 1)
         await rig.create("other", max_attempts=1)
         bad: list[tuple[str, list[DeadLetterSettlement]]] = [
             ("settlements", []),
@@ -281,7 +283,7 @@ async def test_bad_input_names_its_field_and_changes_nothing() -> None:
 
 async def test_after_a_purge_the_letters_are_gone() -> None:
     async with running() as rig:
-        [handle] = await letters(rig, 1)
+        [handle] = await dead_letters(rig, 1)
         await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="q", states=[FAILED]))
 
         assert (await refused(rig, drop(handle))).reason == "ENTRY_UNKNOWN"

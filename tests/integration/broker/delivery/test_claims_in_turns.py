@@ -96,7 +96,9 @@ async def test_claims_in_turns_share_what_there_is(monkeypatch: pytest.MonkeyPat
         claims = [
             asyncio.create_task(rig.claim(max_messages=COUNT, wait_ms=30_000)) for _ in range(2)
         ]
-        await eventually(lambda: queue in delivery._desks and len(delivery._desks[queue].line) == 2)
+        await eventually(
+            lambda: queue in delivery._waiter_lines and len(delivery._waiter_lines[queue].line) == 2
+        )
 
         await rig.assign(range(1, 3 * TURN + 1))
 

@@ -344,7 +344,7 @@ async def test_a_forged_token_is_refused_by_itself(token: str, code: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "wish"),
+    ("field", "options"),
     [
         ("max_messages", {"max_messages": -1}),
         ("max_messages", {"max_messages": 10_001}),
@@ -356,13 +356,13 @@ async def test_a_forged_token_is_refused_by_itself(token: str, code: int) -> Non
         ("consumer_id", {"consumer_id": "ä" * 128}),
     ],
 )
-async def test_a_bad_claim_names_its_field(field: str, wish: dict[str, Any]) -> None:
+async def test_a_bad_claim_names_its_field(field: str, options: dict[str, Any]) -> None:
     async with running() as rig:
         await rig.create()
         await rig.assign([1])
 
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await rig.claim(**wish)
+            await rig.claim(**options)
 
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert (refused.value.details() or "").startswith(f"{field}: ")

@@ -213,7 +213,7 @@ async def test_consumers_that_do_not_read_leave_other_queues_their_small_message
     ingest = Ingest()
     settings = {"delivery_bytes_max": BUDGET, "payload_cache_bytes": 0}
     async with running(ingest=ingest, settings=settings) as rig:
-        await use_up(rig, ingest)
+        await exhaust(rig, ingest)
 
         # Then small messages of other queues come, with a wait and without
         for queue_id, message_id in (("small", 1000), ("other", 1001)):
@@ -235,7 +235,7 @@ async def test_what_is_too_large_for_what_is_free_is_refused_and_counts_no_attem
     ingest = Ingest()
     settings = {"delivery_bytes_max": BUDGET, "payload_cache_bytes": 0}
     async with running(ingest=ingest, settings=settings) as rig:
-        calls = await use_up(rig, ingest)
+        calls = await exhaust(rig, ingest)
         await rig.create("large")
         ingest.sizes[1000] = SIZE
         await rig.assign([1000], "large")
@@ -280,7 +280,7 @@ async def stalled(rig: Rig, queue_id: str) -> Any:
     return call
 
 
-async def use_up(rig: Rig, ingest: Ingest) -> list[Any]:
+async def exhaust(rig: Rig, ingest: Ingest) -> list[Any]:
     """Has consumers that do not read hold all of the budget."""
     await rig.create("unread")
     ids = list(range(1, 201))

@@ -152,10 +152,10 @@ async def test_redrives_of_what_another_ingest_has_go_on(
 
             # When those of the other queue are redriven, then they go at once
             async with asyncio.timeout(ONE_DEADLINE_S):
-                told = await start(rig, queue_id="p", target_queue_id="far", rate=10)
-                told = await ended(rig, told.redrive_id)
+                result = await start(rig, queue_id="p", target_queue_id="far", rate=10)
+                result = await ended(rig, result.redrive_id)
                 await eventually(lambda: rig.owner.shard.outbox.waiting_count(1) == 0)
-            assert (told.state, told.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 3)
+            assert (result.state, result.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 3)
             for each in stuck:
                 assert (await redrive(rig, each.redrive_id)).state == RUNNING
             assert len(taken) < len(STUCK)

@@ -150,6 +150,6 @@ async def test_a_bad_nack_is_named_and_changes_nothing() -> None:
             request = consumer_pb2.NackRequest(
                 items=[consumer_pb2.NackItem(lease_token=token, **item)]
             )
-            told = await refusal(rig.consumers.Nack(request))
-            assert told[::2] == (grpc.StatusCode.INVALID_ARGUMENT, field)
+            result = await refusal(rig.consumers.Nack(request))
+            assert result[::2] == (grpc.StatusCode.INVALID_ARGUMENT, field)
         assert await rig.counts() == {"in_flight": 1}

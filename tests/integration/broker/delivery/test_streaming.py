@@ -185,7 +185,7 @@ async def idle(rig: Rig) -> None:
     delivery = rig.service._delivery
     assert delivery is not None
     for _ in range(2000):
-        left = delivery.places_count, len(delivery._desks), len(delivery.streams)
+        left = delivery.places_count, len(delivery._waiter_lines), len(delivery.streams)
         if not any(left):
             return
         await asyncio.sleep(0.001)
@@ -265,9 +265,9 @@ async def test_a_drain_ends_every_stream_and_claim_and_says_why() -> None:
         async with asyncio.timeout(1):  # of the two seconds that a drain may take
             rig.signals.first.set()
             reads = (unbegun.read(), with_credit.call.read(), without.call.read())
-            told = await asyncio.gather(claim, *map(refusal, reads))
+            results = await asyncio.gather(claim, *map(refusal, reads))
 
-        assert {one[:2] for one in told} == {(grpc.StatusCode.UNAVAILABLE, "DRAINING")}
+        assert {one[:2] for one in results} == {(grpc.StatusCode.UNAVAILABLE, "DRAINING")}
 
 
 async def test_streams_share_what_comes() -> None:

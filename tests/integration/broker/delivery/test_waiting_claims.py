@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from libs.storage.layout.ids import message_id, shard_of
-from services.broker.delivery.message_cache import Came
+from services.broker.delivery.message_cache import IngestMessages
 from slatemq.errors import Unavailable
 from slatemq.v1 import assignment_pb2, consumer_pb2
 from tests.integration.broker.rig import Disk, Ingest, Rig, memory_root, running
@@ -40,14 +40,14 @@ async def test_a_stream_that_ended_by_an_error_keeps_nothing_from_those_behind_i
         call = rig.consumers.Consume()
         await call.write(consumer_pb2.ConsumeRequest(start=start))
         await call.read()
-        await eventually(lambda: len(delivery._desks[queue].line) == 1)
+        await eventually(lambda: len(delivery._waiter_lines[queue].line) == 1)
         disk.free.clear()
         others = asyncio.create_task(assign(rig, "other", 1, 1))
         await eventually(lambda: rig.owner.shard.queues["other"].ready_count == 1)
 
         # When the stream is ended by a bad request, which its consumer hears after the commit
         waiting = asyncio.create_task(rig.claim(wait_ms=30_000))
-        await eventually(lambda: len(delivery._desks[queue].line) == 2)
+        await eventually(lambda: len(delivery._waiter_lines[queue].line) == 2)
         bad = consumer_pb2.ConsumeCredit(messages_count=-1)
         await call.write(consumer_pb2.ConsumeRequest(credit=bad))
         await eventually(lambda: all(stream.error for stream in delivery.streams))  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ class _HangingIngest(Ingest):
             self.hangs += 1
             await self.back.wait()
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         if shard == 1 and not self.back.is_set():
             self.hangs += 1
             if self.hangs == 1:

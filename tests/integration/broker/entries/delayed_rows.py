@@ -22,7 +22,7 @@ Updates: TypeAlias = AsyncIterator[entry_pb2.WatchDelayedResponse]
 
 def watches(rig: Rig, **settings: Any) -> DelayedWatches:
     assert rig.service._database is not None
-    teller = rig.servicers.entries._teller
+    teller = rig.servicers.entries._reader
     return DelayedWatches(rig.owner, rig.service._database, teller, **settings)
 
 

@@ -130,8 +130,8 @@ async def test_more_streams_than_are_allowed_are_refused(monkeypatch: pytest.Mon
 async def test_bad_watches_name_their_field(field: str, fields: dict[str, Any]) -> None:
     async with running() as rig:
         await rig.create()
-        code, _, told = await refusal(first_answer(rig, **fields))
-        assert (code, told) == (INVALID, field)
+        code, _, result = await refusal(first_answer(rig, **fields))
+        assert (code, result) == (INVALID, field)
 
 
 async def test_the_watch_of_an_unknown_queue_is_refused() -> None:
@@ -158,10 +158,10 @@ async def test_bad_edits_name_their_field_and_change_nothing(
     async with running() as rig:
         await rig.create()
         await delayed(rig, 5)
-        code, _, told = await refusal(
+        code, _, result = await refusal(
             entries(rig).EditMessage(entry_pb2.EditMessageRequest(**fields))
         )
-        assert (code, told) == (INVALID, field)
+        assert (code, result) == (INVALID, field)
         assert rig.ingest.edits == []
 
 
@@ -174,8 +174,8 @@ async def test_edits_of_what_is_not_there_are_refused(reason: str, handle: str) 
         await rig.create()
         await delayed(rig, 5)
         request = entry_pb2.EditMessageRequest(handle=handle, payload=b"x")
-        code, told, _ = await refusal(entries(rig).EditMessage(request))
-        assert (code, told) == (grpc.StatusCode.NOT_FOUND, reason)
+        code, result, _ = await refusal(entries(rig).EditMessage(request))
+        assert (code, result) == (grpc.StatusCode.NOT_FOUND, reason)
         assert rig.ingest.edits == []
 
 

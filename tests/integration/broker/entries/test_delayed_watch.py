@@ -35,8 +35,8 @@ async def test_delayed_messages_are_told_in_order_both_those_there_and_those_to_
         await delay(rig, [2])
         async with watching(rig) as watch:
             assert await watch.until(3) == [3, 1, 2]
-            told = watch.seen[0]
-            assert told.visible_at_ms == rig.clock.now_ms() + 9 * MINUTE
+            value = watch.seen[0]
+            assert value.visible_at_ms == rig.clock.now_ms() + 9 * MINUTE
             assert not watch.seen[0].HasField("message")
             for message_id in range(10, 20):
                 await delay(rig, [message_id], message_id * MINUTE)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
-from services.broker.delivery.message_cache import Came
+from services.broker.delivery.message_cache import IngestMessages
 from services.broker.entries import editor as editing_module
 from services.broker.entries.editor import Find, MessageEditor, replacement
 from services.broker.entries.handles import parse_handle
@@ -206,7 +206,7 @@ class SlowShard(Ingest):
         super().__init__()
         self.slow = asyncio.Event()
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         fetched = await super().fetch(shard, ids, max_bytes)
         if shard == 1:
             await self.slow.wait()

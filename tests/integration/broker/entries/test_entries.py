@@ -132,10 +132,10 @@ async def test_an_entry_is_followed_wherever_it_has_gone_however_deep_the_queue(
 
         async def is_now(state: int) -> None:
             clock.advance(10)
-            told = [await get(rig, handle) for handle in stale]
-            assert [one.state for one in told] == [state] * len(told)
-            if told[0].handle not in stale:
-                stale.append(told[0].handle)
+            items = [await get(rig, handle) for handle in stale]
+            assert [one.state for one in items] == [state] * len(items)
+            if items[0].handle not in stale:
+                stale.append(items[0].handle)
 
         await is_now(AVAILABLE)
         later = await reschedule(rig, entry.handle, clock.now_ms() + MINUTE)
@@ -237,7 +237,7 @@ async def test_what_is_no_handle_is_refused_and_nothing_changes(call: Call) -> N
         for handle in ("none/1", "none/1/p5", f"none/1/a1.r.{1 << 53:x}"):
             assert (await refusal(call(rig, handle)))[:2] == (NOT_FOUND, "QUEUE_NOT_FOUND")
         orders = ("0", "1", f"{(1 << 54) - 1:x}")
-        places = [f"{letter}{order}" for letter in "idf" for order in orders]
+        places = [f"{dead_letter}{order}" for dead_letter in "idf" for order in orders]
         places += [f"a{priority}.{kind}.{order}" for priority in (0, 128, 255)
                    for kind in "rt" for order in orders]  # fmt: skip
         for place in ["", "p0", "p" + "9" * 15, f"l0-{1:016x}", *places]:
@@ -276,6 +276,6 @@ async def test_other_bad_input_names_its_field(method: str, request_: Any, field
         before = await rig.counts()
         call = getattr(entries(rig), method)(request_)
         answer = call if hasattr(call, "__await__") else anext(aiter(call))
-        code, _, told = await refusal(answer)
-        assert (code, told) == (INVALID, field)
+        code, _, result = await refusal(answer)
+        assert (code, result) == (INVALID, field)
         assert await rig.counts() == before

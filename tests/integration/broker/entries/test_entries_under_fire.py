@@ -128,7 +128,7 @@ async def test_pages_may_be_short_and_go_on_all_the_same(monkeypatch: pytest.Mon
                 (began_ms + 5000, 0, range(6, 12)),
                 (0, began_ms + 5000, range(1, 6)),
             ):
-                told = await ids(
+                result = await ids(
                     rig,
                     FAILED,
                     newest_first=backwards,
@@ -136,7 +136,7 @@ async def test_pages_may_be_short_and_go_on_all_the_same(monkeypatch: pytest.Mon
                     finished_until_ms=until_ms,
                 )
                 expected = [n + more for n in numbers for more in (0, 100)]
-                assert told == (expected[::-1] if backwards else expected)
+                assert result == (expected[::-1] if backwards else expected)
         deadline_ms = rig.clock.now_ms() + 1000
         await rig.assign(range(201, 231), retention_deadlines_ms=[deadline_ms] * 29 + [0])
         rig.clock.advance(1000)
@@ -195,13 +195,13 @@ async def test_an_entry_that_runs_through_its_states_is_always_found() -> None:
             while working:
                 before = last
                 try:
-                    told = await get(rig, f"q/{number:x}")
+                    value = await get(rig, f"q/{number:x}")
                 except grpc.aio.AioRpcError as error:
                     assert error.code() == grpc.StatusCode.NOT_FOUND  # noqa: PT017
                     assert number > before, "it was there before it was asked for"
                     continue
-                found.add(told.state)
-                number += told.state in (DONE, FAILED)
+                found.add(value.state)
+                number += value.state in (DONE, FAILED)
 
         looking = [asyncio.create_task(look()) for _ in range(3)]
         await work()

@@ -157,7 +157,7 @@ async def test_finished_entries_are_listed_within_times(page_size: int, newest_f
                 ((1 << 63) - 1, 0, []),
                 (0, (1 << 63) - 1, first + second),
             ):
-                told = await ids(
+                result = await ids(
                     rig,
                     state,
                     page_size=page_size,
@@ -166,7 +166,7 @@ async def test_finished_entries_are_listed_within_times(page_size: int, newest_f
                     finished_until_ms=until_ms,
                 )
                 wanted = [hundred + n for n in expected]
-                assert told == (wanted[::-1] if newest_first else wanted)
+                assert result == (wanted[::-1] if newest_first else wanted)
 
 
 async def test_what_is_past_the_queues_retention_is_not_listed_any_more() -> None:
@@ -186,8 +186,8 @@ async def test_what_is_past_the_queues_retention_is_not_listed_any_more() -> Non
             assert len(await ids(rig, state)) == 7
             await keep(1)
             for backwards in (False, True):
-                told = await ids(rig, state, newest_first=backwards, finished_from_ms=1)
-                assert sorted(told) == [hundred + n for n in (5, 6, 7)]
+                result = await ids(rig, state, newest_first=backwards, finished_from_ms=1)
+                assert sorted(result) == [hundred + n for n in (5, 6, 7)]
         rig.clock.advance(1001)
         assert await ids(rig, DONE) == await ids(rig, FAILED) == []
         await keep(0)  # for ever
@@ -262,9 +262,9 @@ async def test_no_page_is_larger_than_it_may_be(
                 queue_id="q", state=AVAILABLE, view=view, page_token=token
             )
             answer = await entries(rig).ListEntries(request)
-            told = [one.message_id for one in answer.entries]
-            assert sum(one.message.ByteSize() for one in answer.entries) <= 3000 or told == [7]
-            found += told
+            items = [one.message_id for one in answer.entries]
+            assert sum(one.message.ByteSize() for one in answer.entries) <= 3000 or items == [7]
+            found += items
             token = answer.next_page_token
         assert found == [*range(1, 21)]
 
@@ -297,8 +297,8 @@ async def test_what_cannot_be_listed_is_refused(
         await one_of_each(rig)
         fields = {"queue_id": "q", "state": AVAILABLE, **fields}
         call = entries(rig).ListEntries(entry_pb2.ListEntriesRequest(**fields))
-        code, told_reason, told = await refusal(call)
-        assert (code, told_reason, told) == (INVALID, reason or told_reason, field)
+        code, told_reason, result = await refusal(call)
+        assert (code, told_reason, result) == (INVALID, reason or told_reason, field)
 
 
 async def test_a_queue_that_there_is_not_has_no_listing() -> None:
@@ -308,8 +308,8 @@ async def test_a_queue_that_there_is_not_has_no_listing() -> None:
         assert refused[:2] == (grpc.StatusCode.NOT_FOUND, "QUEUE_NOT_FOUND")
 
 
-def made_up(*told: Any) -> str:
-    return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+def made_up(*value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
 
 
 @each_state

@@ -88,9 +88,9 @@ async def test_nobody_holds_the_others_up_while_a_long_list_is_read(
         assert found.message_id == 3000
 
         wanted = [1, 2500, LETTERS]
-        told = await redriven(rig, message_ids=wanted)
+        result = await redriven(rig, message_ids=wanted)
 
-        assert (told.examined_count, told.redriven_count) == (LETTERS, 3)
+        assert (result.examined_count, result.redriven_count) == (LETTERS, 3)
         assert await ids(rig, AVAILABLE) == wanted
         assert (await redriven(rig)).redriven_count == LETTERS - 3
         assert await rig.counts() == {"available": LETTERS}
@@ -116,10 +116,10 @@ async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_letters_they
         monkeypatch.setattr(RedriveRunner, "_apply", counted)
 
         # When one of the last is redriven by its ID
-        told = await redriven(rig, message_ids=[29])
+        result = await redriven(rig, message_ids=[29])
 
         # Then no step held the others up for all that lies before it
-        assert (told.examined_count, told.redriven_count) == (30, 1)
+        assert (result.examined_count, result.redriven_count) == (30, 1)
         assert steps == [5] * 6
 
 
@@ -140,11 +140,11 @@ async def test_nobody_is_held_up_while_queues_of_many_priorities_are_listed(
             await rig.create(queue_id)
             await rig.assign(numbers, queue_id, priorities=numbers)
 
-        def counted(*told: Any) -> queue_pb2.Queue:
+        def counted(*value: Any) -> queue_pb2.Queue:
             nonlocal made_since, most
             made_since += 1
             most = max(most, made_since)
-            return with_counts(*told)
+            return with_counts(*value)
 
         def delete(_: int) -> None:
             for queue_id in (ids[0], ids[-1]):
@@ -171,9 +171,9 @@ async def test_nobody_is_held_up_while_queues_of_many_priorities_are_listed(
         # Then the others had turns, and no queue is missing or told twice but what they deleted
         task.cancel()
         assert most == 2
-        told = [*first.queues, *second.queues]
-        assert [queue.queue_id for queue in told] == ids[:-1]
-        for queue in told:
+        items = [*first.queues, *second.queues]
+        assert [queue.queue_id for queue in items] == ids[:-1]
+        for queue in items:
             counts = queue.counts.by_priority
             assert [(one.priority, one.available_count) for one in counts] == [
                 (number, 1) for number in numbers

@@ -128,9 +128,9 @@ async def test_each_change_of_a_message_has_its_event(
         )
         await rig.pass_time(2000)
         await redriven(rig, target_queue_id="other", message_ids=[11], request_id="move")
-        letters = {one.message_id: one.handle for one in await listed(rig, FAILED)}
+        dead_letters = {one.message_id: one.handle for one in await listed(rig, FAILED)}
         settlement = entry_pb2.DeadLetterSettlement(
-            handle=letters[13], redrive=entry_pb2.RedriveLetter()
+            handle=dead_letters[13], redrive=entry_pb2.RedriveDeadLetter()
         )
         await entries(rig).SettleDeadLetters(
             entry_pb2.SettleDeadLettersRequest(

@@ -182,7 +182,7 @@ async def test_a_refusal_tells_which_command_and_nothing_has_happened() -> None:
         first, second = (one.lease_token for one in await rig.claim(max_messages=2))
         await rig.ack(first)
 
-        told = [
+        items = [
             await refused(rig, complete(second), bad)
             for bad in (
                 complete(TOKEN),
@@ -194,14 +194,14 @@ async def test_a_refusal_tells_which_command_and_nothing_has_happened() -> None:
         ]
         target = await refused(rig, transfer(second, "none"))
 
-        assert [error.reason for error in told] == [
+        assert [error.reason for error in items] == [
             "LEASE_UNKNOWN",
             "LEASE_UNKNOWN",
             "LEASE_ENDED",
             "QUEUE_NOT_FOUND",
             "LEASE_ENDED",
         ]
-        assert {error.metadata["command"] for error in told} == {"1"}
+        assert {error.metadata["command"] for error in items} == {"1"}
         assert (target.reason, target.metadata["command"]) == ("QUEUE_NOT_FOUND", "0")
         assert await rig.counts() == {"in_flight": 1, "done": 1}
 

@@ -285,10 +285,10 @@ async def test_a_halted_outbox_does_not_spin(
     tries = 0
     push_once = IngestPushes.push
 
-    async def counted(self: IngestPushes, *told: object) -> int:
+    async def counted(self: IngestPushes, *value: object) -> int:
         nonlocal tries
         tries += 1
-        return await push_once(self, *told)  # type: ignore[arg-type]
+        return await push_once(self, *value)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IngestPushes, "push", counted)
     async with running(tmp_path, pushes=IngestPushes) as rig:
@@ -362,5 +362,5 @@ async def test_a_broker_that_begins_anew_loses_no_push_to_an_ingest_that_goes_on
 async def test_an_ingest_shard_that_cannot_be_is_refused(ingest_shard: int) -> None:
     async with running() as rig:
         request = outbox_pb2.ResumeOutboxRequest(ingest_shard=ingest_shard)
-        told = await refusal(outbox_stub(rig).ResumeOutbox(request))
-        assert told == (grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE", "ingest_shard")
+        result = await refusal(outbox_stub(rig).ResumeOutbox(request))
+        assert result == (grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE", "ingest_shard")

@@ -133,7 +133,7 @@ async def delayed(rig: Rig) -> str:
 
 async def settled(rig: Rig) -> Any:
     letter = await dead_letter(rig)
-    replace = entry_pb2.ReplaceLetter(payload=b"x", headers={"a": "b"})
+    replace = entry_pb2.ReplaceDeadLetter(payload=b"x", headers={"a": "b"})
     one = entry_pb2.DeadLetterSettlement(handle=letter.handle, replace=replace, note="n")
     return entry_pb2.SettleDeadLettersRequest(settlements=[one])
 

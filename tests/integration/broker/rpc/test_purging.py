@@ -207,22 +207,22 @@ async def test_what_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch)
         rig.clock.advance(500)
         await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="empty"))
         monkeypatch.setattr(Queue, "has_due", noting)
-        told: list[set[str]] = []
+        items: list[set[str]] = []
         for by_ms in (0, 499, 1, 4000, 4000):
             rig.clock.advance(by_ms)
             looked_at.clear()
             await rig.owner.look_at_due()
-            told.append(set(looked_at))
+            items.append(set(looked_at))
         # What is due and still there may be looked at again.
-        assert told[:2] == [set(), set()]
-        assert "soon" in told[2]
-        assert "later" not in told[2]
-        assert "later" in told[3]
-        assert "later" in told[4]
-        assert not any("ready" in one for one in told)
+        assert items[:2] == [set(), set()]
+        assert "soon" in items[2]
+        assert "later" not in items[2]
+        assert "later" in items[3]
+        assert "later" in items[4]
+        assert not any("ready" in one for one in items)
         # A queue that is gone is not kept, though its messages were due much later.
         await rig.create("gone")
         await rig.assign([1], "gone", visible_at_ms=[now_ms + 10**9])
         await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="gone"))
-        rig.owner._due._tidy()
+        rig.owner._due._clean_up()
         assert {queue.queue_id for queue in rig.owner._due._at_ms} == {"soon", "later"}

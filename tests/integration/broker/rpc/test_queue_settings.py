@@ -43,9 +43,9 @@ async def test_all_settings_survive_a_restart_and_go_back_to_their_defaults() ->
 async def test_a_backoff_is_told_with_its_defaults() -> None:
     async with running() as rig:
         asked = Backoff(kind=Backoff.KIND_LINEAR, initial_ms=5)
-        told = (await rig.create(backoff=asked)).backoff
-        assert told == Backoff(kind=Backoff.KIND_LINEAR, initial_ms=5, max_ms=43_200_000)
-        assert (await update(rig, ["backoff"], backoff=told)).backoff == told
+        backoff = (await rig.create(backoff=asked)).backoff
+        assert backoff == Backoff(kind=Backoff.KIND_LINEAR, initial_ms=5, max_ms=43_200_000)
+        assert (await update(rig, ["backoff"], backoff=backoff)).backoff == backoff
         assert (await update(rig, ["backoff"], backoff=NO_BACKOFF)).backoff == NO_BACKOFF
 
 
@@ -62,8 +62,8 @@ async def test_the_longest_lease_is_no_longer_than_the_longest_total_lease() -> 
         assert (created.max_lease_ms, created.lease_ms) == (5000, 5000)
 
         await rig.create("b", lease_ms=5000, max_lease_ms=10_000)
-        told = await refusal(update(rig, ["max_total_lease_ms"], "b", max_total_lease_ms=9999))
-        assert told[2] == "queue.max_total_lease_ms"
+        result = await refusal(update(rig, ["max_total_lease_ms"], "b", max_total_lease_ms=9999))
+        assert result[2] == "queue.max_total_lease_ms"
         paths = ["max_lease_ms", "max_total_lease_ms"]
         assert (await update(rig, paths, "b", max_total_lease_ms=9999)).max_lease_ms == 9999
 
@@ -72,5 +72,5 @@ async def test_the_longest_delay_is_a_setting_of_the_instance() -> None:
     async with running(settings={"max_message_delay_ms": 3_155_760_000_000}) as rig:
         created = await rig.create(default_delay_ms=3_155_760_000_000)
         assert created.default_delay_ms == 3_155_760_000_000
-        told = await refusal(rig.create("b", default_delay_ms=3_155_760_000_001))
-        assert told[2] == "queue.default_delay_ms"
+        result = await refusal(rig.create("b", default_delay_ms=3_155_760_000_001))
+        assert result[2] == "queue.default_delay_ms"

@@ -161,8 +161,8 @@ async def test_a_bad_expression_is_refused_with_line_and_column() -> None:
 async def test_a_lower_longest_lease_than_the_lease_is_refused() -> None:
     async with running() as rig:
         await rig.create()
-        told = await refusal(update(rig, ["max_lease_ms"], max_lease_ms=5000))
-        assert told[::2] == (INVALID, "queue.max_lease_ms")
+        result = await refusal(update(rig, ["max_lease_ms"], max_lease_ms=5000))
+        assert result[::2] == (INVALID, "queue.max_lease_ms")
         both = await update(rig, ["max_lease_ms", "lease_ms"], max_lease_ms=5000)
         assert both.lease_ms == 5000
 
@@ -186,8 +186,8 @@ async def test_an_update_mask_must_name_settings() -> None:
     async with running() as rig:
         await rig.create()
         assert (await refusal(update(rig, [])))[::2] == (INVALID, "update_mask")
-        told = await refusal(update(rig, ["filter", "queue_id"]))
-        assert told[::2] == (INVALID, "update_mask.paths[1]")
+        result = await refusal(update(rig, ["filter", "queue_id"]))
+        assert result[::2] == (INVALID, "update_mask.paths[1]")
 
 
 async def test_an_old_etag_is_refused_with_the_current_one() -> None:
@@ -238,8 +238,8 @@ async def test_a_forged_page_token_is_refused() -> None:
         other = token[:-2] + ("A" if token[-2] != "A" else "B") + token[-1]
         for forged in ("x", "YQ==", token[:-1], token + "=", token + "A", other, "ä", "\x00"):
             request = queue_pb2.ListQueuesRequest(page_token=forged)
-            told = await refusal(rig.queues.ListQueues(request))
-            assert told == (INVALID, "INVALID_PAGE_TOKEN", "page_token"), forged
+            result = await refusal(rig.queues.ListQueues(request))
+            assert result == (INVALID, "INVALID_PAGE_TOKEN", "page_token"), forged
         request = queue_pb2.ListQueuesRequest(page_size=-1)
         assert (await refusal(rig.queues.ListQueues(request)))[::2] == (INVALID, "page_size")
 

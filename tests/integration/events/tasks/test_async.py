@@ -174,10 +174,10 @@ async def test_orphaned_bodies_are_removed_at_the_start_and_others_stay(
     async with queued(settings, root) as ingest:
         await ingest.applied(await ingest.send_task(b"x"))
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return "has 2 bodies" in caplog.text
 
-        await eventually(is_told)
+        await eventually(is_reported)
     assert "removed" not in caplog.text
 
 

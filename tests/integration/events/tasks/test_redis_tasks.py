@@ -88,15 +88,15 @@ async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server)
     settings = server.settings("bodies")
     body = "A" * (700 << 10)
     async with aioredis.from_url(settings.url) as client:
-        letters = DeadLetters(client, settings.stream_prefix)
+        dead_letters = DeadLetters(client, settings.stream_prefix)
         tasks = [replace(a_task(), payload={"body": body}) for _ in range(64)]
         for task in tasks:
             async with client.pipeline() as pipeline:
-                letters.add_task(pipeline, task, "no room")
+                dead_letters.add_task(pipeline, task, "no room")
                 await pipeline.execute()
         tracemalloc.start()
         try:
-            found = await letters.tasks(1_000)
+            found = await dead_letters.tasks(1_000)
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -99,8 +99,8 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
         dead = f"{key[:-5]}dead-letter"
         assert all(f" of {dead}: " in one.error for one in unreadable)
         assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
-        letters = [fields for _, fields in await client.xrange(dead)]
-        assert [one[b"data"] for one in letters[:2]] == [b"not JSON", long]
+        dead_letters = [fields for _, fields in await client.xrange(dead)]
+        assert [one[b"data"] for one in dead_letters[:2]] == [b"not JSON", long]
         waiting = TaskBackend(settings, 0, Telemetry().meter)
         await waiting.connect()
         assert (await waiting.connected.stats()).pending_tasks == 0

@@ -72,8 +72,8 @@ async def test_each_message_of_an_applied_task_has_its_event(
         assert {event.type for event in got} == {"message.published"}
         assert got[2].data["size"] == len(LARGE)
         assert got[2].data["headers"] == {"queue": "orders"}
-        told = await status(ingest)
-        assert (told.consistency, told.published_count, told.lag_count) == (consistency, 6, 0)
+        result = await status(ingest)
+        assert (result.consistency, result.published_count, result.lag_count) == (consistency, 6, 0)
 
 
 async def test_what_was_applied_before_a_restart_has_its_events_after_it(

@@ -18,7 +18,7 @@ from tests.integration.janitor.instances import OPTIONS
 from tests.integration.janitor.jobs.killing import DAEMON, DRIVER, arm
 
 
-def tell(progress: Progress) -> None:
+def report(progress: Progress) -> None:
     """Tell the parent."""
     sys.stdout.write(f"{progress.phase}\n")
     sys.stdout.flush()
@@ -32,4 +32,4 @@ if __name__ == "__main__":
     # One task at a time: what is killed within one leaves nothing that goes on.
     spark = {**SMALL, **DAEMON}
     options = replace(OPTIONS, master="local[1]", memory="512m", spark=spark, now_ms=now_ms)
-    run_job(job, JobInstance(root), options, tell)
+    run_job(job, JobInstance(root), options, report)

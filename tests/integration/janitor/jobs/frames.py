@@ -52,8 +52,8 @@ def table(spark: SparkSession, name: str, rows: Iterable[Row] = ()) -> DataFrame
     schema = TABLES[name].schema
     time_column = TABLES[name].time_column
     found: list[Row] = []
-    for told in rows:
-        row = {**{field.name: DEFAULTS.get(field.name) for field in schema}, **told}
+    for item in rows:
+        row = {**{field.name: DEFAULTS.get(field.name) for field in schema}, **item}
         for field in schema:
             if field.name.endswith("_count") and row[field.name] is None:
                 row[field.name] = 0

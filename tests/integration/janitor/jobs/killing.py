@@ -48,7 +48,7 @@ PLACES = {
     "before-call": Place(Owners, "call", after=False),
     "after-call": Place(Owners, "call", after=True),
     "after-part": Place(Objects, "put_if_absent", after=True),
-    "before-emptying": Place(DayFolder, "_empty", after=False, counts=lambda told: bool(told[0])),
+    "before-emptying": Place(DayFolder, "_empty", after=False, counts=lambda value: bool(value[0])),
     "after-object": Place(Blobs, "delete", after=True),
     "after-parquet": Place(Objects, "put", after=True, counts=_named("/report.parquet")),
     "after-page": Place(Objects, "put", after=True, counts=_named("/report.html")),
@@ -62,10 +62,10 @@ def environ(place: str) -> dict[str, str]:
 
 def arm() -> None:
     """Have it happen in this process, if it is to."""
-    told = os.environ.get(PLACE)
-    if not told:
+    value = os.environ.get(PLACE)
+    if not value:
         return
-    *victim, name, number = told.split()
+    *victim, name, number = value.split()
     kill = _kill_java if victim == [JAVA] else _kill_driver
     place, left = PLACES[name], int(number)
     method = getattr(place.owner, place.name)

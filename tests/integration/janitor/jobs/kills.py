@@ -64,7 +64,7 @@ class Filled:
     over: set[int] = field(default_factory=set)
     printed: set[int] = field(default_factory=set)
     nobodys: set[int] = field(default_factory=set)
-    letters: dict[str, set[int]] = field(default_factory=dict)
+    dead_letters: dict[str, set[int]] = field(default_factory=dict)
     young: Path = Path()
 
 
@@ -127,12 +127,12 @@ async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) 
     options = replace(OPTIONS, cancelled=threading.Event())
     phase = PHASES[job][SHARED_PHASES if "-call " in stage else -1]
 
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         if progress.phase == phase:
             options.cancelled.set()
 
     with pytest.raises(JobCancelled):
-        await asyncio.to_thread(run_on, spark, job, made.janitor, options, tell)
+        await asyncio.to_thread(run_on, spark, job, made.janitor, options, report)
 
 
 async def _done(spark: SparkSession, made: Instance, job: str) -> None:
@@ -152,7 +152,7 @@ async def fill(made: Instance, tag: str) -> Filled:
     for queue in LETTERS:
         if tag == "0":
             await client.create_queue(queue, max_attempts=1)
-        filled.letters[queue] = set()
+        filled.dead_letters[queue] = set()
     await fail_letters(made, filled)
     for number in range(PRUNED):
         queue = f"prints-{tag}-{number}"
@@ -175,11 +175,11 @@ async def fill(made: Instance, tag: str) -> Filled:
 
 async def fail_letters(made: Instance, filled: Filled) -> None:
     """Make thirty dead letters in each of the queues for them."""
-    for queue, ids in filled.letters.items():
-        letters = await made.publish(queue, 30, payload=f"{queue} {filled.tag}".encode())
-        for message in await made.claim(queue, letters):
+    for queue, ids in filled.dead_letters.items():
+        dead_letters = await made.publish(queue, 30, payload=f"{queue} {filled.tag}".encode())
+        for message in await made.claim(queue, dead_letters):
             await message.nack("boom")
-        ids |= letters
+        ids |= dead_letters
 
 
 def _upload(made: Instance) -> Path:
@@ -191,8 +191,8 @@ def _upload(made: Instance) -> Path:
 
 async def _after_retention(made: Instance, filled: Filled) -> None:
     assert await made.stored(filled.over) == set()
-    letters = set[int]().union(*filled.letters.values())
-    assert await made.stored(letters | filled.printed) == letters | filled.printed
+    dead_letters = set[int]().union(*filled.dead_letters.values())
+    assert await made.stored(dead_letters | filled.printed) == dead_letters | filled.printed
 
 
 async def _after_done(made: Instance, filled: Filled) -> None:
@@ -201,7 +201,7 @@ async def _after_done(made: Instance, filled: Filled) -> None:
 
 
 async def _after_dead_letters(made: Instance, filled: Filled) -> None:
-    for queue, ids in filled.letters.items():
+    for queue, ids in filled.dead_letters.items():
         assert await made.listed(queue, "failed") == set()
         assert await made.listed(queue, "archived") == ids
     # What the kill left half written has another name.
@@ -209,12 +209,12 @@ async def _after_dead_letters(made: Instance, filled: Filled) -> None:
     table = pq.read_table(parts, partitioning="hive")
     found = table["message_id"].to_pylist()
     assert len(found) == len(set(found))
-    assert set(found) >= set[int]().union(*filled.letters.values())
+    assert set(found) >= set[int]().union(*filled.dead_letters.values())
 
 
 async def _after_restore(made: Instance, filled: Filled) -> None:
     """Each letter is back once: whoever restores it again finds it gone."""
-    for queue, ids in filled.letters.items():
+    for queue, ids in filled.dead_letters.items():
         assert await made.listed(queue, "archived") == set()
         async with asyncio.timeout(PHASE_S):
             while len(there := await made.listed(queue, "available")) < len(ids):

@@ -186,8 +186,8 @@ class Lived:
         ]
         for name, message_id in some:
             begun = await self.made.client.start_redrive(name, message_ids=[message_id])
-            told = await self.made.client.wait_redrive(begun, every=0.05)
-            assert told.redriven_count == 1, told
+            redrive = await self.made.client.wait_redrive(begun, every=0.05)
+            assert redrive.redriven_count == 1, redrive
             self.queues[name].entries[message_id] = Entry("available", self.early)
 
     async def ack(self, names: Iterable[tuple[str, int]]) -> None:
@@ -265,9 +265,9 @@ class Lived:
         there = await self._in_the_store()
         for name in self.queues:
             for state in STATES:
-                found, told = there[name, state], self.listed(name, state)
+                found, result = there[name, state], self.listed(name, state)
                 dropped = open_ - racing if state == "available" else set()
-                assert told - dropped <= found <= told, (when, name, state, found ^ told)
+                assert result - dropped <= found <= result, (when, name, state, found ^ result)
 
     async def _in_the_store(self) -> dict[tuple[str, str], set[int]]:
         """The entries in snapshots: brokers list none that is over, whoever is to remove it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from services.janitor.jobs.dead_letters import due_letters
+from services.janitor.jobs.dead_letters import due_dead_letters
 from services.janitor.jobs.done import done_ends, overdue_done
 from services.janitor.jobs.retention import expired_entries, expired_failed, expired_messages
 from services.janitor.jobs.unreferenced import judged_positions, unreferenced_messages
@@ -60,17 +60,17 @@ def test_retention_removes_what_the_model_allows(
 ) -> None:
     messages, active, failed = tables["messages"], tables["active"], tables["failed"]
     entries = expired_entries(active, tables["queues"], NOW_MS, GRACE_MS)
-    letters = expired_failed(failed, tables["queues"], NOW_MS, GRACE_MS)
+    dead_letters = expired_failed(failed, tables["queues"], NOW_MS, GRACE_MS)
     gone = expired_messages(messages, active, failed, NOW_MS, GRACE_MS)
 
     assert rows(entries, "queue", "message_id") == united(h.may_expire_entries() for h in lived)
-    assert rows(letters, "queue", "message_id", "failed_at_ms") == united(
+    assert rows(dead_letters, "queue", "message_id", "failed_at_ms") == united(
         h.may_expire_failed() for h in lived
     )
     assert rows(gone, "message_id") == united(
         ((one,) for one in h.may_expire_messages()) for h in lived
     )
-    assert min(entries.count(), letters.count(), gone.count()) > HISTORIES // 2
+    assert min(entries.count(), dead_letters.count(), gone.count()) > HISTORIES // 2
 
 
 def test_unreferenced_removes_what_the_model_allows(
@@ -118,7 +118,7 @@ def test_done_and_dead_letters_take_what_the_model_allows(
     tables: dict[str, DataFrame], lived: list[History]
 ) -> None:
     over = overdue_done(tables["done"], done_ends(tables["queues"], NOW_MS, GRACE_MS))
-    due = due_letters(tables["failed"], tables["queues"], NOW_MS - 100_000)
+    due = due_dead_letters(tables["failed"], tables["queues"], NOW_MS - 100_000)
 
     assert rows(over, "queue", "message_id") == united(h.may_prune_done() for h in lived)
     failed_at = due.selectExpr("queue", "message_id", "unix_millis(failed_at) AS failed_at_ms")

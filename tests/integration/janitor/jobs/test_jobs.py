@@ -34,10 +34,10 @@ async def run(
     spark: SparkSession, made: Instance, job: str, options: JobOptions = OPTIONS, **more: Any
 ) -> JobResult:
     """Run a job while the servers and the event loop of the test go on."""
-    told: list[Progress] = []
+    progresses: list[Progress] = []
     chosen = replace(options, **more)
-    result = await asyncio.to_thread(run_on, spark, job, made.janitor, chosen, told.append)
-    assert [one.phase for one in told if not one.tasks_done][-1] == PHASES[job][-1]
+    result = await asyncio.to_thread(run_on, spark, job, made.janitor, chosen, progresses.append)
+    assert [one.phase for one in progresses if not one.tasks_done][-1] == PHASES[job][-1]
     assert [name for name, _ in result.phases] == list(PHASES[job])
     return result
 
@@ -80,7 +80,7 @@ class Filled(NamedTuple):
     held: list[slatemq.Received]
     in_flight: set[int]
     failed: set[int]
-    letters: set[int]
+    dead_letters: set[int]
     short: set[int]
     printed: set[int]
     nobodys: set[int]
@@ -103,8 +103,8 @@ async def fill(made: Instance) -> Filled:
     in_flight = await made.publish("orders", 10, retention_s=RETENTION_S)
     held = await made.claim("orders", in_flight)
     failed = await made.publish("orders", 10, retention_s=RETENTION_S)
-    letters = await made.publish("orders", 10, payload=BLOB)
-    for message in await made.claim("orders", failed | letters):
+    dead_letters = await made.publish("orders", 10, payload=BLOB)
+    for message in await made.claim("orders", failed | dead_letters):
         await message.nack("boom")
     short = await made.publish("brief", 5)
     for message in await made.claim("brief", short):
@@ -117,7 +117,7 @@ async def fill(made: Instance) -> Filled:
     over = await made.publish("orders", 30, retention_s=1)
     await made.routed()
     await asyncio.sleep(max(1.2, began + RETENTION_S + 0.5 - time.monotonic()))
-    return Filled(held, in_flight, failed, letters, short, printed, nobodys, waiting, over)
+    return Filled(held, in_flight, failed, dead_letters, short, printed, nobodys, waiting, over)
 
 
 @pytest.mark.parametrize("dry_runs", [False, proof(True)])
@@ -127,17 +127,17 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
     async with instance(tmp_path, brokers_count=2) as made, traffic(made) as (published, acked):
         filled = await fill(made)
         everything, waiting = filled.everything, filled.waiting
-        letters, failed = filled.letters, filled.failed | filled.letters
+        dead_letters, failed = filled.dead_letters, filled.failed | filled.dead_letters
 
         if dry_runs:
-            told = await run(spark, made, "retention", dry_run=True)
-            assert told.counts["messages_purged"] == len(filled.over)
-            assert told.counts["failed_removed/brief"] == len(filled.short)
+            result = await run(spark, made, "retention", dry_run=True)
+            assert result.counts["messages_purged"] == len(filled.over)
+            assert result.counts["failed_removed/brief"] == len(filled.short)
             assert await made.stored(everything) == everything
 
-        told = await run(spark, made, "retention")
-        assert told.counts["messages_purged"] == len(filled.over)
-        assert told.counts["failed_removed"] == len(filled.short)
+        result = await run(spark, made, "retention")
+        assert result.counts["messages_purged"] == len(filled.over)
+        assert result.counts["failed_removed"] == len(filled.short)
         assert await made.stored(everything) == everything - filled.over
         assert await made.listed("orders", "available") == waiting
         assert await made.listed("orders", "in_flight") == filled.in_flight
@@ -147,50 +147,50 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         pruned = {"done_removed": len(filled.printed), "queues_pruned": 1}
         dry = await run(spark, made, "done", dry_run=True)
         assert dry.counts == pruned | {"done_removed/prints": len(filled.printed)}
-        told = await run(spark, made, "done")
-        assert told.counts == pruned
+        result = await run(spark, made, "done")
+        assert result.counts == pruned
         assert await made.listed("prints", "done") == set()
 
-        told = await run(spark, made, "unreferenced")
+        result = await run(spark, made, "unreferenced")
         kept = filled.in_flight | failed | waiting
         assert await made.stored(everything) == kept
         others = await made.logged() - kept
         async with asyncio.timeout(30):
             while not others <= set(published):  # one may be stored and not be answered yet
                 await asyncio.sleep(0.01)
-        assert len(made.objects) == len(letters)
+        assert len(made.objects) == len(dead_letters)
 
-        payload_bytes = len(BLOB) * len(letters) + len(b"payload") * len(filled.failed)
+        payload_bytes = len(BLOB) * len(dead_letters) + len(b"payload") * len(filled.failed)
         if dry_runs:
-            told = await run(spark, made, "dead-letters", dry_run=True)
-            assert told.counts["payload_bytes"] == payload_bytes
-            assert told.counts["letters_archived/orders"] == len(failed)
-        told = await run(spark, made, "dead-letters", run="letters-1")
-        assert told.counts["letters_archived"] == len(failed)
-        assert told.counts["payload_bytes"] == payload_bytes
+            result = await run(spark, made, "dead-letters", dry_run=True)
+            assert result.counts["payload_bytes"] == payload_bytes
+            assert result.counts["letters_archived/orders"] == len(failed)
+        result = await run(spark, made, "dead-letters", run="letters-1")
+        assert result.counts["letters_archived"] == len(failed)
+        assert result.counts["payload_bytes"] == payload_bytes
         assert await made.listed("orders", "failed") == set()
         assert await made.listed("orders", "archived") == failed
 
         for message in filled.held:  # past its retention, but its lease is valid
             await message.ack()
         await run(spark, made, "retention")
-        assert await made.stored(everything) == letters | waiting
+        assert await made.stored(everything) == dead_letters | waiting
         await run(spark, made, "unreferenced")
         assert await made.stored(everything) == waiting
         assert made.objects == set()
-        await _tell(spark, made, filled)
+        await _report(spark, made, filled)
         await _bring_back(spark, made, filled)
     # The last publish may have been cancelled when it was stored, and not answered yet.
     assert set(published) <= set(acked)
     assert len(acked) == len(set(acked)) <= len(published) + 1
 
 
-async def _tell(spark: SparkSession, made: Instance, filled: Filled) -> None:
+async def _report(spark: SparkSession, made: Instance, filled: Filled) -> None:
     """What is in the archive, and in a report."""
     archived = pq.read_table(made.data / "archive/dead-letters", partitioning="hive").to_pylist()
-    assert {row["message_id"] for row in archived} == filled.failed | filled.letters
+    assert {row["message_id"] for row in archived} == filled.failed | filled.dead_letters
     for row in archived:
-        assert row["payload"] == (BLOB if row["message_id"] in filled.letters else b"payload")
+        assert row["payload"] == (BLOB if row["message_id"] in filled.dead_letters else b"payload")
         assert (row["queue"], dict(row["headers"])) == ("orders", {"queue": "orders"})
         assert row["run"] == "letters-1"
         assert [one["outcome"] for one in row["history"]] == ["nack: boom"]
@@ -204,12 +204,12 @@ async def _tell(spark: SparkSession, made: Instance, filled: Filled) -> None:
 
 async def _bring_back(spark: SparkSession, made: Instance, filled: Filled) -> None:
     """Archived letters come back once, however often they are asked for."""
-    ids = sorted(filled.letters)
-    told = await run(spark, made, "restore", message_ids=ids)
-    assert told.counts["letters_restored"] == len(ids)
+    ids = sorted(filled.dead_letters)
+    result = await run(spark, made, "restore", message_ids=ids)
+    assert result.counts["letters_restored"] == len(ids)
     assert await made.listed("orders", "archived") == filled.failed
-    told = await run(spark, made, "restore", message_ids=ids)
-    assert told.counts == {"letters_restored": 0}
+    result = await run(spark, made, "restore", message_ids=ids)
+    assert result.counts == {"letters_restored": 0}
 
     async with asyncio.timeout(30):
         while len(there := await made.listed("orders", "available")) < len(filled.waiting) + len(

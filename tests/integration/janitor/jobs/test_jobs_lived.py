@@ -59,12 +59,12 @@ async def _judge(spark: SparkSession, made: Instance, lived: Lived) -> None:
     # Leases are valid, whatever became of the retention; some end while a job looks.
     await lived.ack(held[0::2])
     racing = held[1::4]
-    _, told = await asyncio.gather(
+    _, result = await asyncio.gather(
         lived.ack(racing), _result(run(spark, made, "retention", options))
     )
     lived.after("retention")
     await lived.compare("acks at the same time", frozenset(one for _, one in racing))
-    assert not [name for name in told.counts if name.endswith("_refused") and told.counts[name]]
+    assert not [name for name in result.counts if name.endswith("_refused") and result.counts[name]]
     for name in JOBS:
         await job(name)
     await lived.compare("all of it again")

@@ -86,7 +86,7 @@ async def _settled(made: Instance, job: str, filled: Filled) -> None:
     if job != "restore":
         return
     async with asyncio.timeout(PHASE_S):
-        for queue, ids in filled.letters.items():
+        for queue, ids in filled.dead_letters.items():
             while len(await made.listed(queue, "available")) < len(ids):
                 await asyncio.sleep(0.05)
 
@@ -113,7 +113,7 @@ async def _filled(
             await fail_letters(made, filled)
         now_ms = int(time.time() * 1000)
         ids = filled.waiting | filled.over | filled.printed | filled.nobodys | expiring
-        return filled, ids.union(*filled.letters.values()), expiring, now_ms
+        return filled, ids.union(*filled.dead_letters.values()), expiring, now_ms
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from libs.storage.records.refused_pushes import RefusedPushRecord, encode_refuse
 from libs.storage.records.replay_records import ReplayRange, encode_replay
 from libs.storage.records.states import encode_routing_cursor
 from services.broker.core.lists.replays import Replays
-from services.janitor.jobs.archiving import LetterArchive
+from services.janitor.jobs.archiving import DeadLetterArchive
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.leftovers import _PushUris, store_time_ms
@@ -137,7 +137,7 @@ async def test_a_letter_whose_message_came_after_the_snapshot_of_its_ingest_is_n
     last_ids = await read_last_ids(root, names)
 
     assert last_ids == {0: 9, 1: second + 12, 2: 0}
-    archive = LetterArchive(root.url, tuple(names[:3]), last_ids, "run")
+    archive = DeadLetterArchive(root.url, tuple(names[:3]), last_ids, "run")
     # Of 5 to 9 some are gone: that is known. What is behind the end may have all its content.
     ids = [5, 9, 10, second + 12, second + 13, message_id(2, 1), message_id(7, 1)]
     known = archive.can_be_known(pa.table({"message_id": ids}))

@@ -10,7 +10,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from services.janitor.config import JanitorConfig
 from services.janitor.rpc.queues import NamedQueues
-from services.janitor.runs.history import Ask
+from services.janitor.runs.history import RunRequest
 from services.janitor.service import JanitorProcess
 
 WORKER = (sys.executable, "-m", "tests.integration.janitor.runs.own_worker")
@@ -27,7 +27,7 @@ OWN_JOBS = frozenset(
 class RealQueues(NamedQueues):
     """The queues of the instance, besides names that are none."""
 
-    async def check(self, ask: Ask) -> None:
+    async def check(self, ask: RunRequest) -> None:
         """See NamedQueues."""
         named = tuple(one for one in ask.queue_ids if one not in OWN_JOBS)
         await super().check(replace(ask, queue_ids=named))

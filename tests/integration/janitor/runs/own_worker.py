@@ -17,7 +17,7 @@ from services.janitor.jobs.contract import (
     JobOptions,
     JobResult,
     Progress,
-    Tell,
+    Report,
 )
 from services.janitor.runs.working import work
 from services.janitor.spark.instance import open_tables
@@ -30,9 +30,9 @@ SMALL = {
 }
 
 
-def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
-    tell(Progress("looking", 1, 2, 1, 2))
-    tell(Progress("removing", 2, 2, 2, 2))
+def quick(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+    report(Progress("looking", 1, 2, 1, 2))
+    report(Progress("removing", 2, 2, 2, 2))
     sys.stdout.write("words on stdout that are for the log\n")
     sys.stdout.flush()
     return JobResult(
@@ -40,11 +40,11 @@ def quick(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     )
 
 
-def named(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def named(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     return JobResult({}, [f"reports/{options.run}/report.html"])
 
 
-def tells(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def tells(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """Its options, as the files that it wrote."""
     found = {
         "root": instance.root,
@@ -53,22 +53,22 @@ def tells(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     return JobResult({}, [f"{name}={value}" for name, value in found.items()])
 
 
-def slow(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def slow(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """Ends when it is told to."""
-    tell(Progress("waiting", 1, 1))
+    report(Progress("waiting", 1, 1))
     while not options.cancelled.wait(60):
         pass
     raise JobCancelled
 
 
-def stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def stubborn(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """Never ends by itself."""
-    tell(Progress("waiting", 1, 1))
+    report(Progress("waiting", 1, 1))
     while True:
         time.sleep(60)
 
 
-def fails(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def fails(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     raise JobFailed("broker 0 is away")
 
 
@@ -79,33 +79,33 @@ class Babble(Progress):
     mood: str = "fine"
 
 
-def babbles(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
-    tell(Babble("babbling", 1, 1))
+def babbles(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+    report(Babble("babbling", 1, 1))
     return slow(instance, options, lambda _: None)
 
 
-def breaks(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def breaks(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     raise ValueError("a fault\n\tat org.apache.spark.Something")
 
 
-def dies(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def dies(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def spark(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def spark(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """Real Spark over real snapshots; stays there until it is told to end."""
     with (
         spark_session("local[1]", "512m", SMALL) as session,
         open_tables(session, instance.root) as table,
     ):
         count = table("queues").count()
-        tell(Progress(f"{count} queues", 1, 1))
+        report(Progress(f"{count} queues", 1, 1))
         slow(instance, options, lambda _: None)
         return JobResult({})
 
 
-def traces(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def traces(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """The trace contexts that calls of this process and of a Spark worker have."""
     with spark_session("local[1]", "512m", SMALL) as session:
         inside = (
@@ -114,7 +114,7 @@ def traces(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
     return JobResult({}, [context_of_calls(), *inside])
 
 
-def context(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def context(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """The trace context that calls of this process have."""
     return JobResult({}, [context_of_calls()])
 
@@ -124,17 +124,17 @@ def context_of_calls() -> str:
     return dict(carrier())["traceparent"] if carrier is not None else ""
 
 
-def spark_stubborn(instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def spark_stubborn(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """The same, and pays no heed."""
     with (
         spark_session("local[1]", "512m", SMALL) as session,
         open_tables(session, instance.root) as table,
     ):
         count = table("queues").count()
-        return stubborn(instance, options, lambda _: tell(Progress(f"{count} queues", 1, 1)))
+        return stubborn(instance, options, lambda _: report(Progress(f"{count} queues", 1, 1)))
 
 
-JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
+JOBS: dict[str, Callable[[JobInstance, JobOptions, Report], JobResult]] = {
     "quick": quick,
     "named": named,
     "slow": slow,
@@ -151,9 +151,9 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Tell], JobResult]] = {
 }
 
 
-def run_job(job: str, instance: JobInstance, options: JobOptions, tell: Tell) -> JobResult:
+def run_job(job: str, instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     named = [one for one in options.queues or () if one in OWN_JOBS]
-    return JOBS[named[0] if named else "quick"](instance, options, tell)
+    return JOBS[named[0] if named else "quick"](instance, options, report)
 
 
 if __name__ == "__main__":

@@ -34,17 +34,17 @@ async def cli(there: Janitor, *arguments: str) -> Result:
 
 async def test_a_run_is_told_with_what_it_did(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
-        told = await cli(there, "run", "retention", "--queue", "quick", "--dry-run")
-        run_id = told.err.split()[2]
+        result = await cli(there, "run", "retention", "--queue", "quick", "--dry-run")
+        run_id = result.err.split()[2]
 
-        assert told.code == 0, told
-        assert f"run {run_id} is asked for" in told.err
-        assert f"run {run_id} is done after" in told.out
-        assert "(dry run: nothing was removed)" in told.out
-        assert "\n  messages purged: 7\n    of orders: 4\n" in told.out
-        assert "\n  looking: 500ms\n" in told.out
-        assert "\n  wrote reports/a.html\n" in told.out
-        assert (await cli(there, "show", run_id)).out == told.out
+        assert result.code == 0, result
+        assert f"run {run_id} is asked for" in result.err
+        assert f"run {run_id} is done after" in result.out
+        assert "(dry run: nothing was removed)" in result.out
+        assert "\n  messages purged: 7\n    of orders: 4\n" in result.out
+        assert "\n  looking: 500ms\n" in result.out
+        assert "\n  wrote reports/a.html\n" in result.out
+        assert (await cli(there, "show", run_id)).out == result.out
 
         as_json = json.loads((await cli(there, "show", run_id, "--json")).out)
         assert as_json["counts"] == {"messages_purged": 7, "messages_purged/orders": 4}
@@ -61,11 +61,11 @@ async def test_a_run_is_told_with_what_it_did(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("queue", "said"), [("fails", "broker 0 is away"), ("breaks", "a fault")])
 async def test_a_run_that_fails_is_exit_code_1(tmp_path: Path, queue: str, said: str) -> None:
     async with janitor(tmp_path) as there:
-        told = await cli(there, "run", "done", "--queue", queue)
+        result = await cli(there, "run", "done", "--queue", queue)
 
-    assert told.code == 1
-    assert " is failed " in told.out
-    assert said in told.err
+    assert result.code == 1
+    assert " is failed " in result.out
+    assert said in result.err
 
 
 async def test_a_run_is_begun_without_waiting_followed_and_cancelled(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ async def test_a_run_is_begun_without_waiting_followed_and_cancelled(tmp_path: P
     ],
 )
 async def test_wrong_usage_is_exit_code_2(tmp_path: Path, line: tuple[str, ...], said: str) -> None:
-    told = await cli(Janitor(tmp_path), *line)
+    result = await cli(Janitor(tmp_path), *line)
 
-    assert told.code == 2
-    assert said in told.err
+    assert result.code == 2
+    assert said in result.err
 
 
 async def test_what_the_janitor_refuses_is_exit_code_1(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from tests.integration.janitor.runs.janitors import QUIET, Janitor, janitor
 
 async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
-        told: list[JobRun] = []
+        job_runs: list[JobRun] = []
         begun = await client.run_job("retention", dry_run=True, queue_ids=["quick"])
-        run = await client.wait_job_run(begun, on_progress=told.append)
+        run = await client.wait_job_run(begun, on_progress=job_runs.append)
 
         assert begun.state is JobRunState.WAITING
         assert (run.job, run.dry_run, run.queue_ids) == ("retention", True, ["quick"])
@@ -31,7 +31,7 @@ async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
         assert run.phases == [("looking", 500)]
         assert run.artifacts == ["reports/a.html"]
         assert not run.scheduled
-        assert told[-1] == run
+        assert job_runs[-1] == run
         assert await client.get_job_run(run.run_id) == run
         assert [one async for one in client.list_job_runs()] == [run]
         assert [one async for one in client.list_job_runs("done")] == []
@@ -51,13 +51,13 @@ async def test_the_options_of_each_job_arrive(tmp_path: Path) -> None:
         restore = await client.run_job(
             "restore", into="t", message_ids=[7], failed_from=1, failed_until=2
         )
-        letters = await client.run_job("dead-letters", older_than=60)
+        dead_letters = await client.run_job("dead-letters", older_than=60)
         report = await client.run_job("report", days=3)
 
         asked = (await there.get(restore.run_id)).request
         assert (asked.target_queue_id, list(asked.message_ids)) == ("t", [7])
         assert (asked.failed_from_ms, asked.failed_until_ms) == (1, 2)
-        assert (await there.get(letters.run_id)).request.older_than_s == 60
+        assert (await there.get(dead_letters.run_id)).request.older_than_s == 60
         assert (await there.get(report.run_id)).request.days == 3
 
 

@@ -15,7 +15,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import open_root
-from services.janitor.runs.change_detector import SCHEDULED, Ages, Looker
+from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
 from slatemq.errors import Unavailable
 from slatemq.v1 import janitor_pb2
 from tests.integration.broker.rig import Rig, running
@@ -30,27 +30,27 @@ AGES = Ages(replay_window_s=7 * 86_400, dead_letters_s=3 * 86_400, grace_s=60)
 @asynccontextmanager
 async def looked_at(
     folder: Path, ages: Ages = AGES
-) -> AsyncIterator[tuple[Looker, Ingest, Rig, TopologyDirectory]]:
+) -> AsyncIterator[tuple[ChangeDetector, Ingest, Rig, TopologyDirectory]]:
     objects = open_root(folder.as_uri()).objects
     directory = TopologyDirectory(objects)
     channels = Channels(directory)
     async with serving(folder.as_uri()) as ingest, running(folder) as rig:
-        yield Looker(directory, channels, objects, ages), ingest, rig, directory
+        yield ChangeDetector(directory, channels, objects, ages), ingest, rig, directory
         await channels.close()
         await directory.close()
 
 
-async def evidence(looker: Looker, now_ms: int) -> dict[str, Mapping[str, int]]:
+async def probe(looker: ChangeDetector, now_ms: int) -> dict[str, Mapping[str, int]]:
     """What there is for each job, but for those for which there is none."""
     found = {job: await looker.look(job, now_ms) for job in SCHEDULED}
-    return {job: told for job, told in found.items() if told}
+    return {job: item for job, item in found.items() if item}
 
 
 async def test_an_instance_without_messages_has_no_work_ever(tmp_path: Path) -> None:
     async with looked_at(tmp_path) as (looker, _, rig, _):
         await rig.create("orders", done_retention_s=1, failed_retention_s=1)
 
-        assert await evidence(looker, time.time_ns() // 1_000_000 + 1000 * DAY_MS) == {}
+        assert await probe(looker, time.time_ns() // 1_000_000 + 1000 * DAY_MS) == {}
 
 
 async def test_messages_are_work_once_they_are_old_enough(tmp_path: Path) -> None:
@@ -58,12 +58,12 @@ async def test_messages_are_work_once_they_are_old_enough(tmp_path: Path) -> Non
         first = (await ingest.send(b"1"))[-1]
         now_ms = time.time_ns() // 1_000_000
 
-        assert await evidence(looker, now_ms) == {"report": {"ingest/0": first}}
-        assert (await evidence(looker, now_ms + HOUR_MS + 61_000)).keys() == {
+        assert await probe(looker, now_ms) == {"report": {"ingest/0": first}}
+        assert (await probe(looker, now_ms + HOUR_MS + 61_000)).keys() == {
             "retention",
             "report",
         }
-        old = await evidence(looker, now_ms + 7 * DAY_MS + 61_000)
+        old = await probe(looker, now_ms + 7 * DAY_MS + 61_000)
         assert old["unreferenced"] == old["retention"] == {"ingest/0": first}
 
         # And newer ones are other evidence.

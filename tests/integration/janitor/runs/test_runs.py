@@ -91,8 +91,8 @@ async def test_queues_that_do_not_exist_are_refused_before_anything_begins(tmp_p
             Request(job="done", queue_ids=["orders", "oders"]),
             Request(job="restore", queue_ids=["orders"], target_queue_id="oders"),
         ):
-            _, *told = await refusal(there.stub.RunJob(request))
-            assert told == ["QUEUE_NOT_FOUND", "queue 'oders' does not exist"]
+            _, *result = await refusal(there.stub.RunJob(request))
+            assert result == ["QUEUE_NOT_FOUND", "queue 'oders' does not exist"]
 
         # A repeated request has its run, also when the queue is gone
         await rig.queues.DeleteQueue(queue_pb2.DeleteQueueRequest(queue_id="orders"))
@@ -300,8 +300,8 @@ BAD: list[tuple[str, Any, str, str]] = [
 async def test_what_makes_no_sense_is_refused_by_name_and_begins_nothing(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
         for method, request, field, reason in BAD:
-            _, *told = await refusal(getattr(there.stub, method)(request))
-            assert told == [reason, field], request
+            _, *result = await refusal(getattr(there.stub, method)(request))
+            assert result == [reason, field], request
         for field, fields in BAD_LETTERS:
             asked = janitor_pb2.ReadArchivedRequest(**{"queue_id": "q"} | fields)
             stream = there.stub.ReadArchived(asked)
@@ -335,14 +335,16 @@ async def test_no_request_chooses_where_spark_runs_or_what_it_reads(tmp_path: Pa
     async with janitor(tmp_path, *QUIET, "--spark-master", "local[1]") as there:
         for asked in (request, stranger):
             begun = await there.stub.RunJob(asked)
-            told = dict(one.split("=", 1) for one in (await there.done(begun.run.run_id)).artifacts)
+            fields = dict(
+                one.split("=", 1) for one in (await there.done(begun.run.run_id)).artifacts
+            )
 
             # Then all but what it names is the janitor's own
-            assert told["root"] == (tmp_path / "data").as_uri()
-            assert told["master"] == "local[1]"
-            assert told["memory"] == "1g"
-            assert told["spark"] == "{}"
-            assert told["run"] == begun.run.run_id
+            assert fields["root"] == (tmp_path / "data").as_uri()
+            assert fields["master"] == "local[1]"
+            assert fields["memory"] == "1g"
+            assert fields["spark"] == "{}"
+            assert fields["run"] == begun.run.run_id
     assert set(Request.DESCRIPTOR.fields_by_name) == {
         *("job", "dry_run", "queue_ids", "older_than_s", "days", "target_queue_id"),
         *("message_ids", "failed_from_ms", "failed_until_ms", "request_id"),

@@ -34,5 +34,5 @@ if __name__ == "__main__":
     with spark_session(master, "512m", SETTINGS) as spark:
         found = spark.range(0, 1, 1, 1).mapInArrow(places, "place string").collect()
         result = run_on(spark, job, JobInstance(root), replace(OPTIONS, master=master))
-    told = {"places": [row["place"] for row in found], "counts": result.counts}
-    sys.stdout.write(f"{json.dumps(told)}\n")
+    fields = {"places": [row["place"] for row in found], "counts": result.counts}
+    sys.stdout.write(f"{json.dumps(fields)}\n")

@@ -127,30 +127,30 @@ async def test_archived_letters_have_a_table_of_their_own_with_the_run_of_each(
     async with running(tmp_path) as rig:
         await rig.create("q", max_attempts=1, failed_retention_s=7)
         await entry_calls.fail(rig, range(1, 5))
-        letters = failed_rows(await entry_calls.listed(rig, entry_calls.FAILED))
+        dead_letters = failed_rows(await entry_calls.listed(rig, entry_calls.FAILED))
         for day, run in enumerate(("first", "second")):
             rig.clock.advance(DAY_MS)
-            await archive(rig, letters[2 * day : day + 2], run)
+            await archive(rig, dead_letters[2 * day : day + 2], run)
         options = await options_of(rig)
 
         archived, failed = await read(options, "archived"), await read(options, "failed")
         one_day = await read(options, "archived", EqualTo(("day",), date(2026, 1, 3)))
         (queue,) = (await read(options, "queues")).rows
-        told = await entry_calls.listed(rig, ARCHIVED)
+        listed = await entry_calls.listed(rig, ARCHIVED)
 
     assert [
         (row["message_id"], row["run"], row["bucket_order"], row["attempts"])
         for row in archived.rows
     ] == [
         (one.message_id, one.archived.run, one.archived.bucket_order, one.attempts_count)
-        for one in told
+        for one in listed
     ]
     assert [row["day"] for row in archived.rows] == [date(2026, 1, 2)] * 2 + [date(2026, 1, 3)]
     assert {row["failed_at"].date() for row in archived.rows} == {FIRST_DAY}
     assert ids(failed.rows) == [4]
     assert (ids(one_day.rows), one_day.rows_read) == ([3], 1)
-    told_of = ("archived_count", "failed_count", "failed_retention_s", "created_revision")
-    assert [queue[name] for name in told_of] == [3, 1, 7, 1]
+    help_text = ("archived_count", "failed_count", "failed_retention_s", "created_revision")
+    assert [queue[name] for name in help_text] == [3, 1, 7, 1]
 
 
 async def test_what_was_purged_or_belongs_to_a_deleted_queue_is_not_read(tmp_path: Path) -> None:
@@ -221,11 +221,11 @@ async def test_a_query_on_one_queue_reads_its_dead_letters_and_their_attempts_al
             await rig.create(f"q{number}", max_attempts=1)
             for n in range(6):  # in rows of their own
                 await entry_calls.fail(rig, [100 * number + n + 1], queue_id=f"q{number}")
-            letters = failed_rows(
+            dead_letters = failed_rows(
                 await entry_calls.listed(rig, entry_calls.FAILED, queue_id=f"q{number}")
             )
-            for letter in letters[:2]:
-                removal = removal_pb2.ArchiveRemoval(rows=[letter], run="run")
+            for dead_letter in dead_letters[:2]:
+                removal = removal_pb2.ArchiveRemoval(rows=[dead_letter], run="run")
                 await remove(rig, f"q{number}", archive=removal)
         options = await options_of(rig)
         tables = ("failed", "archived", "attempts", "queues")

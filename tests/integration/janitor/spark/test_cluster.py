@@ -108,10 +108,10 @@ async def test_a_job_runs_on_a_cluster_that_has_no_code_of_ours_and_over_s3(tmp_
                 driver.kill()
 
         assert driver.returncode == 0
-        told = json.loads(out.splitlines()[-1])
-        assert told["counts"]["messages_purged"] == 30
+        fields = json.loads(out.splitlines()[-1])
+        assert fields["counts"]["messages_purged"] == 30
         # What the tasks ran is what the driver sent.
-        assert [place for place in told["places"] if "slatemq_code.zip" not in place] == []
-        assert told["places"]
+        assert [place for place in fields["places"] if "slatemq_code.zip" not in place] == []
+        assert fields["places"]
         left = [entry async for entry in client.list_entries("orders", "available")]
         assert len(left) == 5

@@ -160,9 +160,9 @@ async def test_what_a_real_ingest_has_stored_is_read_whole(tmp_path: Path) -> No
         found = await read(options, "payloads")
         one_by_one = await asyncio.to_thread(contents_of, root, name, ids)
 
-    told = {row["message_id"]: row["payload"] for row in found.rows}
-    assert len(found.rows) == len(ids) == len(told)
-    assert [told[one] for one in ids] == [*payloads[:-1], None]
+    fields = {row["message_id"]: row["payload"] for row in found.rows}
+    assert len(found.rows) == len(ids) == len(fields)
+    assert [fields[one] for one in ids] == [*payloads[:-1], None]
     assert one_by_one == payloads
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from services.janitor.jobs.dead_letters import due_letters, with_content
+from services.janitor.jobs.dead_letters import due_dead_letters, with_content
 from services.janitor.jobs.report import queue_days
 from services.janitor.jobs.reporting import written
 from tests.integration.janitor.jobs.frames import table
@@ -140,7 +140,7 @@ def test_letters_have_their_history_in_order_and_none_is_lost_with_its_message(
         {"message_id": 1, "attempt": n, "outcome": f"nack: {n}", "claimed_at": FIRST}
         for n in (2, 1)
     ]
-    due = due_letters(
+    due = due_dead_letters(
         table(spark, "failed", failed),
         table(spark, "queues", [{"queue": "q", "created_revision": 5}]),
         SINCE_MS + 5_000,

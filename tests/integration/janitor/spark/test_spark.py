@@ -262,9 +262,9 @@ async def test_columns_that_are_named_are_those_that_come_in_their_order(
         frames = (whole, by_option, by_schema)
         return [sorted(frame.collect(), key=lambda row: row["message_id"]) for frame in frames]
 
-    told, *others = await in_thread(rows)
-    assert told
-    assert others == [told, told]
+    result, *others = await in_thread(rows)
+    assert result
+    assert others == [result, result]
 
 
 async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(

@@ -94,7 +94,7 @@ def test_the_help_has_the_tables_and_examples(capsys: pytest.CaptureFixture[str]
         parse(["sql", "--help"], {})
 
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert "tables: messages, payloads, queues" in told
-    assert "python -m services.janitor sql --root file:///var/lib/slatemq" in told
-    assert "1,000 rows" in told
+    out = capsys.readouterr().out
+    assert "tables: messages, payloads, queues" in out
+    assert "python -m services.janitor sql --root file:///var/lib/slatemq" in out
+    assert "1,000 rows" in out

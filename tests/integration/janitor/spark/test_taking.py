@@ -144,10 +144,10 @@ async def test_one_that_is_lost_while_it_is_read_is_told_at_the_next_renewal(
         name = taken.names[0].snapshot_id
         await stub_of(ingest).ReleaseSnapshot(snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=name))
         passing.put_nowait(None)
-        told = await taken.lost
+        lost = await taken.lost
 
-    assert name in told
-    assert "ingest/0" in told
+    assert name in lost
+    assert "ingest/0" in lost
 
 
 async def test_what_is_published_after_they_were_taken_is_in_none_of_their_tables(

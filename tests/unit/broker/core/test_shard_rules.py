@@ -88,13 +88,13 @@ async def test_a_queue_made_again_counts_failed_attempts_from_the_first() -> Non
         (lease,) = await rig.claim(1)
         await rig.nack(Nack(lease.token, "no"))
         rig.commit()
-        told = stored_attempts(rig.store.rows, "orders", 1)
+        result = stored_attempts(rig.store.rows, "orders", 1)
         rig.shard.delete_queue(rig.queue())
         # No queue of this name is made before the sweeper is through with them.
         rig.shard.delete_rows([attempts_key("orders", 1)])
         rig.commit()
 
-    assert told == (FailedAttempt("worker", START_MS, "nack: no"),)
+    assert result == (FailedAttempt("worker", START_MS, "nack: no"),)
 
 
 async def test_leases_of_a_deleted_queue_do_not_end_any_more() -> None:

@@ -117,8 +117,8 @@ async def test_attempts_that_are_being_written_stay_in_memory(
     await rig.nack(second)
     rig.commit()
 
-    told = stored_attempts(rig.store.rows, "orders", 1)
-    assert [one.outcome for one in told] == ["nack: first", "nack: second"]
+    result = stored_attempts(rig.store.rows, "orders", 1)
+    assert [one.outcome for one in result] == ["nack: first", "nack: second"]
 
 
 async def test_a_lane_of_which_nothing_is_left_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

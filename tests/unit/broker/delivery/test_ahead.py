@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from services.broker.delivery import waiter_lines as desks
-from services.broker.delivery.message_cache import Fetched
-from services.broker.delivery.waiter_lines import AHEAD, AHEAD_BYTES, PAUSE, Ahead, Aheads
+from services.broker.delivery import waiter_lines as lines
+from services.broker.delivery.message_cache import FetchResult
+from services.broker.delivery.waiter_lines import (
+    AHEAD,
+    AHEAD_BYTES,
+    PAUSE,
+    PrefetchWindow,
+    PrefetchWindows,
+)
 
 
-def fetch(ahead: Ahead, first: int, payload_bytes: int = 100) -> int:
+def fetch(ahead: PrefetchWindow, first: int, payload_bytes: int = 100) -> int:
     """As a step does that misses the messages from `first` on, of which 100 are asked for."""
     count = max(100, ahead.count(first))
     ids = range(first, first + count)
-    ahead.fetched(ids, 100, Fetched(count=count, size_bytes=count * payload_bytes))
+    ahead.fetched(ids, 100, FetchResult(count=count, size_bytes=count * payload_bytes))
     return count
 
 
 def test_small_messages_are_fetched_by_the_thousand_once_their_size_is_known() -> None:
-    ahead = Ahead()
+    ahead = PrefetchWindow()
     assert [fetch(ahead, 1), fetch(ahead, 101), fetch(ahead, 1101)] == [100, AHEAD, AHEAD]
 
 
 def test_of_large_messages_a_megabyte_is_fetched() -> None:
-    ahead = Ahead()
+    ahead = PrefetchWindow()
     fetch(ahead, 1, 10_000)
     assert AHEAD_BYTES // 2 < ahead.count(101) * 10_000 <= AHEAD_BYTES
     fetch(ahead, 1001, AHEAD_BYTES)
@@ -31,20 +37,20 @@ def test_of_large_messages_a_megabyte_is_fetched() -> None:
 
 
 def test_what_was_forgotten_before_its_turn_is_not_fetched_ahead_for_long() -> None:
-    ahead = Ahead()
+    ahead = PrefetchWindow()
     fetched = [fetch(ahead, first) for first in range(1, 100 * 200, 100)]  # nothing is kept
     assert sum(fetched) < 1.5 * 100 * 200
     assert fetched.count(AHEAD) <= len(fetched) // PAUSE + 1
 
 
 def test_messages_that_did_not_come_tell_nothing_of_sizes() -> None:
-    ahead = Ahead()
-    ahead.fetched(range(1, 101), 100, Fetched())
+    ahead = PrefetchWindow()
+    ahead.fetched(range(1, 101), 100, FetchResult())
     assert ahead.count(101) == 0
 
 
 def test_messages_of_several_ingests_and_those_that_come_again_are_fetched_ahead() -> None:
-    ahead = Ahead()
+    ahead = PrefetchWindow()
     fetch(ahead, 1 << 50)
     assert fetch(ahead, 1) == AHEAD
     assert fetch(ahead, 1 << 51) == AHEAD
@@ -54,9 +60,9 @@ def test_messages_of_several_ingests_and_those_that_come_again_are_fetched_ahead
 def test_as_many_queues_as_are_consumed_in_turn_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(desks, "AHEADS_MAX", 3)
-    aheads = Aheads()
+    monkeypatch.setattr(lines, "AHEADS_MAX", 3)
+    windows = PrefetchWindows()
     queues = "abcd"
-    first = [aheads.of(queue) for queue in queues]
-    assert [aheads.of(queue) is first[at] for at, queue in enumerate(queues[1:], 1)] == [True] * 3
-    assert aheads.of(queues[0]) is not first[0]
+    first = [windows.of(queue) for queue in queues]
+    assert [windows.of(queue) is first[at] for at, queue in enumerate(queues[1:], 1)] == [True] * 3
+    assert windows.of(queues[0]) is not first[0]

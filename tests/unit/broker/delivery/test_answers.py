@@ -14,7 +14,7 @@ from services.broker.core.waiting.scan import Segment
 from services.broker.delivery import responses as answers
 from services.broker.delivery.message_cache import held_of
 from services.broker.delivery.responses import encode_messages
-from services.broker.delivery.waiters import Given
+from services.broker.delivery.waiters import ClaimBatch
 from services.broker.requests.tokens import token_text
 from slatemq.v1.consumer_pb2 import ClaimResponse, ConsumeResponse
 from slatemq.v1.message_pb2 import Message
@@ -63,14 +63,14 @@ def test_an_answer_is_parsed_as_it_was_meant(
         claimed = Claimed(terms, [segment])
         claimed.tokens += [token for token, *_ in messages]
         claimed.parts += [(cast("Any", None), at, at + 1) for at in range(len(messages))]
-        delivered.append(Given(claimed, held))
+        delivered.append(ClaimBatch(claimed, held))
 
     for encoded in each_way(shard, delivered):
         assert messages_of(ClaimResponse.FromString(encoded)) == expected
         assert messages_of(ConsumeResponse.FromString(encoded)) == expected
 
 
-def each_way(shard: int, delivered: list[Given]) -> list[bytes]:
+def each_way(shard: int, delivered: list[ClaimBatch]) -> list[bytes]:
     """In runs of one, and in runs that are as long as they can be."""
     encoded = []
     for run_min in (1 << 20, 0):
@@ -131,7 +131,7 @@ def test_messages_of_which_many_are_alike_come_in_few_runs() -> None:
 
 def _given(
     blocks: list[tuple[int, int, bool, list[tuple[bytes, tuple[int, int], str]]]], deadline_ms: int
-) -> Given:
+) -> ClaimBatch:
     """A claim whose leases are in buckets with a block of tokens each."""
     items, held = [], []
     tokens: list[int] = []
@@ -148,7 +148,7 @@ def _given(
     claimed = Claimed(terms, [Segment(items, BucketKind.READY, 1, range(len(items)))])
     claimed.tokens += tokens
     claimed.parts += parts
-    return Given(claimed, held)
+    return ClaimBatch(claimed, held)
 
 
 async def test_others_have_their_turn_between_the_parts_of_an_answer() -> None:

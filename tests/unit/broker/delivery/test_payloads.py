@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from libs.storage.layout.ids import MAX_SHARD, SEQUENCE_BITS
-from services.broker.delivery.message_cache import Came, Held, Payloads
+from services.broker.delivery.message_cache import CachedMessage, IngestMessages, Payloads
 
 OVERHEAD = 500
 
@@ -19,17 +19,17 @@ class Disk:
         self.size = size
         self.fetches: list[tuple[int, list[int]]] = []
 
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> Came:
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         self.fetches.append((shard, list(ids)))
-        return Came.of(dict.fromkeys(ids, (b"p" * self.size, b"")), {})
+        return IngestMessages.of(dict.fromkeys(ids, (b"p" * self.size, b"")), {})
 
 
 def cache(disk: Disk, bytes_max: int) -> Payloads:
     return Payloads(cast("Any", disk), bytes_max)
 
 
-def fetch(payloads: Payloads, ids: Sequence[int]) -> dict[int, Held]:
-    async def run() -> dict[int, Held]:
+def fetch(payloads: Payloads, ids: Sequence[int]) -> dict[int, CachedMessage]:
+    async def run() -> dict[int, CachedMessage]:
         with payloads.hand() as hand:
             await payloads.fetch(ids, hand)
             return dict(hand)

@@ -6,7 +6,7 @@ import pytest
 
 from services.broker.core.waiting import available
 from services.broker.core.waiting import lane_cache as lane_memory
-from services.broker.entries.waiting_pages import Position, WaitingReader
+from services.broker.entries.waiting_pages import QueuePosition, WaitingReader
 from services.broker.shard import loading
 from tests.unit.broker.core.shards import START_MS, Rig
 
@@ -57,7 +57,7 @@ async def test_a_page_goes_on_behind_what_was_told_though_others_left_meanwhile(
     rig.commit()
     reader = WaitingReader(rig.store)
     first = await reader.page(rig.queue(), delayed=False, after=None, limit=2, now_ms=rig.now_ms)
-    assert isinstance(first.next, Position)
+    assert isinstance(first.next, QueuePosition)
     assert await rig.ids(1) == [1]
 
     rest = await reader.page(

@@ -48,16 +48,16 @@ def test_the_others_stay_as_they_were_and_what_went_is_told(seed: int) -> None:
         assert last_message_id(data) == messages[-1].message_id
         ids = {one.message_id for one in messages if chance.random() < 0.3}
         kept = [one for one in messages if one.message_id not in ids]
-        told = removed(data, ids | {99, 10_000})
-        assert told.removed == [
+        result = removed(data, ids | {99, 10_000})
+        assert result.removed == [
             (one.message_id, one.payload_bytes) for one in messages if one.message_id in ids
         ]
-        assert told.last_message_id == messages[-1].message_id
+        assert result.last_message_id == messages[-1].message_id
         if not kept:
-            assert told.kept is None
+            assert result.kept is None
             return
-        assert told.kept == encode_log_entry(kept)
-        messages, data = kept, told.kept
+        assert result.kept == encode_log_entry(kept)
+        messages, data = kept, result.kept
 
 
 def test_receipt_and_retention_are_there_to_decide_by() -> None:

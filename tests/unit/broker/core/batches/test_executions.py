@@ -379,15 +379,15 @@ async def test_a_full_outbox_refuses_the_whole_list(limits: tuple[int, int]) -> 
 
 async def test_the_age_of_the_oldest_push_is_known_until_all_are_sent() -> None:
     rig, _ = await rig_with(0)
-    told: list[int] = []
-    rig.shard.outbox.on_push = told.append
+    items: list[int] = []
+    rig.shard.outbox.on_push = items.append
     first_ms = rig.now_ms
     await run(rig, Push("orders", VALUE))
     rig.now_ms += 1000
     await run(rig, Push("orders", VALUE))
 
     assert rig.shard.outbox.oldest_ms(INGEST) == first_ms
-    assert told == [INGEST, INGEST]
+    assert items == [INGEST, INGEST]
     rig.shard.outbox.sent(INGEST, 1, len(VALUE))
     rig.shard.outbox.seen(INGEST, first_ms + 1000)
     assert rig.shard.outbox.oldest_ms(INGEST) == first_ms + 1000

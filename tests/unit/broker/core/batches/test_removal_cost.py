@@ -6,12 +6,12 @@ import pytest
 
 from libs.storage.records.queues import DoneMessage, FailedMessage
 from services.broker.core.batches.remove import (
+    DeadLetter,
     DoneRow,
     FailedRow,
-    Letter,
     Outcome,
     prune_done,
-    take_letters,
+    take_dead_letters,
 )
 from services.broker.core.leases.leases import InFlight
 from tests.unit.broker.core.shards import START_MS, Rig
@@ -40,14 +40,14 @@ async def test_dead_letters_of_many_rows_are_taken_with_one_look(
     queue = rig.create()
     rows: list[FailedRow] = []
     for n in range(ROWS):
-        letter = FailedMessage(n + 1, START_MS, 3, 0, 0, "no")
-        queue.failed.add((letter,))
+        dead_letter = FailedMessage(n + 1, START_MS, 3, 0, 0, "no")
+        queue.failed.add((dead_letter,))
         queue.touch()
         rig.shard.drain(START_MS)
-        rows.append(FailedRow(queue.last_order, [letter], [Letter(n + 1, START_MS)]))
+        rows.append(FailedRow(queue.last_order, [dead_letter], [DeadLetter(n + 1, START_MS)]))
     looks = Looks(monkeypatch)
 
-    outcomes, taken = take_letters(rig.shard, queue, rows)
+    outcomes, taken = take_dead_letters(rig.shard, queue, rows)
 
     assert outcomes == [[Outcome.REMOVED]] * ROWS
     assert [one.message_id for one in taken] == list(range(1, ROWS + 1))

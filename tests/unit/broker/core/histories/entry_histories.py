@@ -12,7 +12,7 @@ from libs.storage.records.states import decode_queue_state
 from services.broker.core.commands import Needs, Purge
 from services.broker.core.queue import ATTEMPTS_USED_UP, Queue
 from services.broker.core.waiting.bucket import Place
-from services.broker.entries.waiting_pages import Position, WaitingReader
+from services.broker.entries.waiting_pages import QueuePosition, WaitingReader
 from tests.unit.broker.core.histories.histories import queue_ids, slowly
 from tests.unit.broker.core.histories.model import Failed, ModelQueue, Waiting
 from tests.unit.broker.core.histories.replay_histories import ReplayHistory
@@ -237,7 +237,7 @@ class EntryHistory(ReplayHistory):
         lists: list[list[int]] = []
         for delayed in (False, True):
             ids: list[int] = []
-            after: Position | None = None
+            after: QueuePosition | None = None
             while True:
                 page = await reader.page(
                     queue, delayed=delayed, after=after, limit=limit, now_ms=now_ms

@@ -137,12 +137,12 @@ class ExecuteHistory(RedriveHistory):
         try:
             ends = execute(self.shard, execution, now_ms, came_ms)
         except SlateMQError as error:
-            told = (type(error), error.metadata.get("command", ""))
+            acknowledged = (type(error), error.metadata.get("command", ""))
             if known is not None:
                 assert known != fingerprint
-                assert told == (InvalidArgument, "")
+                assert acknowledged == (InvalidArgument, "")
                 return
-            assert told in expected
+            assert acknowledged in expected
             return
         assert len(ends) == len(commands)
         if known is not None:
@@ -222,8 +222,8 @@ class ExecuteHistory(RedriveHistory):
 
     # --- Pushes -------------------------------------------------------------
 
-    @rule(limit=st.integers(1, 3), told=st.booleans())
-    def send(self, limit: int, told: bool) -> None:
+    @rule(limit=st.integers(1, 3), acknowledged=st.booleans())
+    def send(self, limit: int, acknowledged: bool) -> None:
         """Sends what is durable; the answer may get lost."""
         outbox = self.shard.outbox
         first = outbox.counter(INGEST).first_waiting
@@ -235,7 +235,7 @@ class ExecuteHistory(RedriveHistory):
             values.append(value)
         assert first <= len(self.ingest) + 1, "a gap"
         self.ingest += values[len(self.ingest) + 1 - first :]
-        if told and values:
+        if acknowledged and values:
             outbox.sent(INGEST, len(values), sum(map(len, values)))
             self.model.sent_count += len(values)
 
@@ -252,5 +252,5 @@ class ExecuteHistory(RedriveHistory):
             self.commit()
             while self.written:
                 self.durable()
-            self.send(3, told=True)
+            self.send(3, acknowledged=True)
         assert self.ingest == list(self.model.pushes)

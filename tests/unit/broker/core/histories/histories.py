@@ -322,8 +322,8 @@ class History(RuleBasedStateMachine):
                 for m, a in expected.archived().items()
             }
             for message_id in expected.entries:
-                told = stored_attempts(self.store.rows, queue_id, message_id)
-                assert told == expected.attempts.get(message_id, ())
+                result = stored_attempts(self.store.rows, queue_id, message_id)
+                assert result == expected.attempts.get(message_id, ())
             expected.lowest_max_attempts = expected.max_attempts
 
     def drop_what_is_over(

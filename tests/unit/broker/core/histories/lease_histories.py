@@ -27,8 +27,8 @@ class LeaseHistory(RemovalHistory):
         found = self.model.finished.get(token)
         if found is None:
             return {Finish.UNKNOWN}
-        told = Finish.OK if found == outcome else Finish.ENDED
-        return {told} if self.model.surely_remembered(token) else {told, Finish.UNKNOWN}
+        ok = Finish.OK if found == outcome else Finish.ENDED
+        return {ok} if self.model.surely_remembered(token) else {ok, Finish.UNKNOWN}
 
     @rule(chosen=picks)
     def ack(self, chosen: list[int]) -> None:

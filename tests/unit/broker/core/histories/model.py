@@ -195,13 +195,13 @@ class Model:
         if target is source or not source.attempts.get(message_id):
             return
         [name] = [queue_id for queue_id, queue in self.queues.items() if queue is source]
-        told = list(target.attempts.get(message_id, ()))
+        items = list(target.attempts.get(message_id, ()))
         for one in source.attempts[message_id]:
             where = one.queue or name
             carried = one._replace(queue="" if where == into else where)
-            if carried not in told:
-                told.append(carried)
-        target.attempts[message_id] = tuple(sorted(told, key=lambda one: one.claimed_at_ms))
+            if carried not in items:
+                items.append(carried)
+        target.attempts[message_id] = tuple(sorted(items, key=lambda one: one.claimed_at_ms))
 
     def holder(self, token: int) -> tuple[ModelQueue, int, Held] | None:
         for queue in self.queues.values():

@@ -40,26 +40,28 @@ class RedriveHistory(EntryHistory):
         row = self.first_row(queue)
         if row is None:
             return
-        order, letters = row
+        order, dead_letters = row
         source_model, target_model = self.model.queues[source], self.model.queues[into]
         places = [
             place
-            for place, letter in enumerate(letters)
+            for place, dead_letter in enumerate(dead_letters)
             if chosen[place % len(chosen)]
             # The model holds a message once in each queue.
-            and (queue is target or letter.message_id not in target_model.entries)
+            and (queue is target or dead_letter.message_id not in target_model.entries)
         ]
         self.tick()
         now_ms = self.now_ms
         taken = [
-            letters[place]
+            dead_letters[place]
             for place in places
-            if not self.is_over(letters[place], now_ms, source_model, target_model)
+            if not self.is_over(dead_letters[place], now_ms, source_model, target_model)
         ]
         record = self.record_of(queue, source, into, order)
 
         attempts = self.shard.attempts
-        for cold in attempts.needed([letter.message_id for letter in letters], queue, target):
+        for cold in attempts.needed(
+            [dead_letter.message_id for dead_letter in dead_letters], queue, target
+        ):
             value = self.store.rows.get(attempts_key(cold[0], cold[2]))
             attempts.offer(cold, decode_attempts(value) if value else [])
 
@@ -69,7 +71,7 @@ class RedriveHistory(EntryHistory):
             attempts.carry(item.message_id, queue, target)
             return True
 
-        step = Step(order, letters, len(letters), places)
+        step = Step(order, dead_letters, len(dead_letters), places)
         after, _, rows = moved(queue, record, step, enter, now_ms)
 
         for key, value in rows:
@@ -78,12 +80,12 @@ class RedriveHistory(EntryHistory):
             else:
                 self.shard.put(key, value)
         assert after.redriven_count == len(taken)
-        assert (after.examined_count, after.next_order) == (len(letters), order + 1)
-        for letter in taken:
-            source_model.entries[letter.message_id] = Done(0, letter.attempts, into)
-            self.model.carry(letter.message_id, source_model, into)
-            target_model.entries[letter.message_id] = self.waiting(
-                target_model, letter.priority, 0, letter.retention_deadline_ms, 0, now_ms
+        assert (after.examined_count, after.next_order) == (len(dead_letters), order + 1)
+        for dead_letter in taken:
+            source_model.entries[dead_letter.message_id] = Done(0, dead_letter.attempts, into)
+            self.model.carry(dead_letter.message_id, source_model, into)
+            target_model.entries[dead_letter.message_id] = self.waiting(
+                target_model, dead_letter.priority, 0, dead_letter.retention_deadline_ms, 0, now_ms
             )
 
     def record_of(self, queue: Queue, source: str, into: str, order: int) -> RedriveRecord:
@@ -104,9 +106,9 @@ class RedriveHistory(EntryHistory):
             target_queue_id=into,
         )
 
-    def is_over(self, letter: FailedMessage, now_ms: int, *queues: ModelQueue) -> bool:
+    def is_over(self, dead_letter: FailedMessage, now_ms: int, *queues: ModelQueue) -> bool:
         latest_ms = max(now_ms, *(queue.walked_ms for queue in queues))
-        return 0 < letter.retention_deadline_ms <= latest_ms
+        return 0 < dead_letter.retention_deadline_ms <= latest_ms
 
     def first_row(self, queue: Queue) -> tuple[int, list[FailedMessage]] | None:
         """The first row of the failed list, as it is stored."""

@@ -17,15 +17,15 @@ from libs.storage.layout.own_keys import parse_archived_key
 from libs.storage.records.archived_records import ArchivedMessage, decode_archived
 from libs.storage.records.queues import FailedMessage, decode_done
 from services.broker.core.batches.remove import (
+    DeadLetter,
     FailedRow,
-    Letter,
     Outcome,
     archive,
     done_row,
     drop_waiting,
     prune_done,
     redrive_archived,
-    take_letters,
+    take_dead_letters,
 )
 from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.queue import Queue
@@ -108,13 +108,18 @@ class RemovalHistory(ExecuteHistory):
         row = self.first_row(queue) if queue is not None else None
         if queue is None or row is None:
             return
-        order, letters = row
-        wanted = [letter for place, letter in enumerate(letters) if chosen[place % len(chosen)]]
-        asked = [
-            Letter(one.message_id, one.failed_at_ms + (n == wrong)) for n, one in enumerate(wanted)
+        order, dead_letters = row
+        wanted = [
+            dead_letter
+            for place, dead_letter in enumerate(dead_letters)
+            if chosen[place % len(chosen)]
         ]
-        row_wanted = FailedRow(order, letters, [*asked, *asked])
-        (outcomes,), taken = take_letters(self.shard, queue, [row_wanted], failed_by_ms=by_ms)
+        asked = [
+            DeadLetter(one.message_id, one.failed_at_ms + (n == wrong))
+            for n, one in enumerate(wanted)
+        ]
+        row_wanted = FailedRow(order, dead_letters, [*asked, *asked])
+        (outcomes,), taken = take_dead_letters(self.shard, queue, [row_wanted], failed_by_ms=by_ms)
 
         goes = [
             n != wrong and (by_ms is None or o.failed_at_ms <= by_ms) for n, o in enumerate(wanted)
@@ -132,14 +137,18 @@ class RemovalHistory(ExecuteHistory):
             archive(queue, taken, f"run{order % 2}", self.now_ms)
         self.taken(self.model.queues[queue_id], taken, archived=by_ms is None)
 
-    def taken(self, expected: ModelQueue, letters: list[FailedMessage], *, archived: bool) -> None:
-        for letter in letters:
-            assert letter.message_id in expected.failed()
-            del expected.entries[letter.message_id]
-            expected.attempts.pop(letter.message_id, None)
+    def taken(
+        self, expected: ModelQueue, dead_letters: list[FailedMessage], *, archived: bool
+    ) -> None:
+        for dead_letter in dead_letters:
+            assert dead_letter.message_id in expected.failed()
+            del expected.entries[dead_letter.message_id]
+            expected.attempts.pop(dead_letter.message_id, None)
             if archived:
-                expected.entries[letter.message_id] = Archived(
-                    letter.attempts, letter.failed_at_ms, letter.retention_deadline_ms
+                expected.entries[dead_letter.message_id] = Archived(
+                    dead_letter.attempts,
+                    dead_letter.failed_at_ms,
+                    dead_letter.retention_deadline_ms,
                 )
 
     @rule(queue_id=queue_ids, chosen=some, wrong=st.integers(0, 5))
@@ -155,7 +164,7 @@ class RemovalHistory(ExecuteHistory):
         order, stored = rows[0]
         wanted = [one for place, one in enumerate(stored) if chosen[place % len(chosen)]]
         asked = [
-            Letter(one.message_id, one.failed_at_ms, one.run + "x" * (n == wrong))
+            DeadLetter(one.message_id, one.failed_at_ms, one.run + "x" * (n == wrong))
             for n, one in enumerate(wanted)
         ]
         pushes = {}

@@ -41,7 +41,7 @@ from services.broker.core.leases.lease_bucket import Terms
 from services.broker.core.queue import Choice, Queue
 from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.shard import Assignment, Range
-from services.broker.core.waiting.scan import Many
+from services.broker.core.waiting.scan import BulkSelector
 from tests.forms import examples
 from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.histories.histories import QUEUES, queue_ids, slowly
@@ -60,7 +60,7 @@ message_kinds = st.tuples(
 )
 
 
-class Choosing(Many):
+class Choosing(BulkSelector):
     """Chooses the first messages of all ingest shards but one, all at once or one by one."""
 
     def __init__(self, limit: int, away: int | None) -> None:
@@ -90,11 +90,13 @@ def _as_sent(piece: Range) -> Range:
     return replace(piece, assignments=[_without_defaults(one) for one in piece.assignments])
 
 
-def _without_defaults(told: Assignment) -> Assignment:
-    return told._replace(
-        priorities=told.priorities if set(told.priorities) != {DEFAULT_PRIORITY} else (),
-        retention_deadlines_ms=told[3] if any(told.retention_deadlines_ms) else (),
-        visible_at_ms=told.visible_at_ms if any(told.visible_at_ms) else (),
+def _without_defaults(assignment: Assignment) -> Assignment:
+    return assignment._replace(
+        priorities=assignment.priorities
+        if set(assignment.priorities) != {DEFAULT_PRIORITY}
+        else (),
+        retention_deadlines_ms=assignment[3] if any(assignment.retention_deadlines_ms) else (),
+        visible_at_ms=assignment.visible_at_ms if any(assignment.visible_at_ms) else (),
     )
 
 

@@ -10,13 +10,13 @@ from libs.storage.records.queues import AvailableMessage, DoneMessage
 from services.broker.core.commands import Nack
 from services.broker.core.leases import leases
 from services.broker.core.leases.lease_bucket import Claimed
-from services.broker.core.waiting.scan import Choice, Many
+from services.broker.core.waiting.scan import BulkSelector, Choice
 from tests.unit.broker.core.shards import START_MS, Rig
 
 IDS = range(1, 301)
 
 
-class All(Many):
+class All(BulkSelector):
     """Takes everything at once."""
 
     def room(self) -> int:

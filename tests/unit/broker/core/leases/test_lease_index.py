@@ -81,8 +81,8 @@ async def test_acks_in_any_order_and_number(
             assert rig.shard.ack(asked, rig.now_ms) == wanted
             for at in nacks:
                 outcome = expected.setdefault(tokens[at], LeaseOutcome.NACKED)
-                told = await rig.nack(Nack(tokens[at], "no", 60_000))
-                assert told == [Finish.OK if outcome is LeaseOutcome.NACKED else Finish.ENDED]
+                nack = await rig.nack(Nack(tokens[at], "no", 60_000))
+                assert nack == [Finish.OK if outcome is LeaseOutcome.NACKED else Finish.ENDED]
 
             running = [token for token in tokens if token not in expected]
             assert sorted(one.token for one in rig.queue().leases()) == sorted(running)

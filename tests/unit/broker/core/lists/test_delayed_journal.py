@@ -31,7 +31,7 @@ def journal(rig: Rig, queue_id: str = "orders") -> Journal:
 
 
 def ids(rows: Journal) -> list[list[int]]:
-    return [[told.message_id for told in row] for row in rows.values()]
+    return [[item.message_id for item in row] for row in rows.values()]
 
 
 async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_as_ever() -> None:
@@ -83,9 +83,9 @@ async def test_each_commit_writes_its_delayed_messages_under_an_order_of_its_own
     assert ids(rows) == [[1, 2, 3], [5]]
     assert [split_order(order).ms for order in rows] == [START_MS, START_MS + 1]
     assert queue.delayed.last_order == max(rows)
-    told = next(iter(rows.values()))[0]
-    assert told[:4] == (1, 7, START_MS + 900, START_MS + 5000)
-    assert split_order(told.bucket_order).ms == START_MS + 900
+    item = next(iter(rows.values()))[0]
+    assert item[:4] == (1, 7, START_MS + 900, START_MS + 5000)
+    assert split_order(item.bucket_order).ms == START_MS + 900
 
 
 async def test_many_delayed_messages_of_one_commit_stand_in_rows_of_bounded_length() -> None:

@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from services.janitor.jobs.archive import FOLDER
-from services.janitor.jobs.archiving import LetterArchive, LetterRestore
+from services.janitor.jobs.archiving import DeadLetterArchive, DeadLetterRestore
 from services.janitor.jobs.batches import counted, totals_by_queue
-from services.janitor.jobs.dead_letters import due_letters, with_content
+from services.janitor.jobs.dead_letters import due_dead_letters, with_content
 from services.janitor.jobs.moments import at_ms
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
@@ -28,7 +28,7 @@ def dead_letters(work: Work) -> Counter[str]:
     counts = Counter(letters_written=0, letters_archived=0, payload_bytes=0)
     with work.phase("dead letters"):
         before_ms = work.now_ms - work.options.older_than_s * 1000
-        due = due_letters(work.of_queues("failed"), work.of_queues("queues"), before_ms)
+        due = due_dead_letters(work.of_queues("failed"), work.of_queues("queues"), before_ms)
         bounds = due.selectExpr("min(message_id)", "max(message_id)", "count(*)").first()
         assert bounds is not None, "an aggregate always has a row"
         first_id, last_id, count = bounds
@@ -41,14 +41,16 @@ def dead_letters(work: Work) -> Counter[str]:
         if count <= FEW_ENTRIES:
             wanted = sf.broadcast(due.select("message_id").distinct())
             messages = messages.join(wanted, "message_id", "left_semi")
-        letters = with_content(due, messages, attempts)
+        dead_letters = with_content(due, messages, attempts)
         if work.options.dry_run:
-            found = totals_by_queue(letters, letters_archived="1", payload_bytes="payload_bytes")
+            found = totals_by_queue(
+                dead_letters, letters_archived="1", payload_bytes="payload_bytes"
+            )
             return counts + Counter(letters_written=found["letters_archived"], **found)
         names = tuple(name for name in work.names if name.service == "ingest")
         last_ids = asyncio.run(read_last_ids(work.root, names))
-        task = LetterArchive(work.url, names, last_ids, work.run)
-        counts.update(counted(_in_days(letters), task))
+        task = DeadLetterArchive(work.url, names, last_ids, work.run)
+        counts.update(counted(_in_days(dead_letters), task))
         work.artifacts.append(FOLDER)
     return counts
 
@@ -70,9 +72,9 @@ def restore(work: Work) -> Counter[str]:
         if options.dry_run:
             counts.update(totals_by_queue(rows, letters_restored="1"))
         else:
-            counts.update(counted(_in_days(rows), LetterRestore(work.url, options.target)))
+            counts.update(counted(_in_days(rows), DeadLetterRestore(work.url, options.target)))
     return counts
 
 
-def _in_days(letters: DataFrame) -> DataFrame:
-    return letters.repartition("queue", "day").sortWithinPartitions(*_IN_DAYS)
+def _in_days(dead_letters: DataFrame) -> DataFrame:
+    return dead_letters.repartition("queue", "day").sortWithinPartitions(*_IN_DAYS)

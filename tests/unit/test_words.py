@@ -1,0 +1,77 @@
+"""Names use the words of docs/glossary.md, and none of those that they replace."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.test_house import _product
+
+GLOSSARY = Path(__file__).resolve().parents[2] / "docs" / "glossary.md"
+
+BARRED = {
+    "anew",
+    "desk",
+    "desks",
+    "guest",
+    "guests",
+    "letter",
+    "letters",
+    "looker",
+    "mend",
+    "mended",
+    "nobody",
+    "somebody",
+    "teller",
+    "telling",
+    "tell",
+    "tells",
+    "told",
+    "whoever",
+}
+
+ELSEWHERE = {
+    ("libs/storage/objects/small_objects.py", "tell"),  # the method of a file
+    ("slatemq/textqueue/texts.py", "tell"),
+}
+"""Names that are not ours to choose."""
+
+
+def test_no_name_has_a_word_that_the_glossary_replaces() -> None:
+    barred = {
+        f"{file}: {name}"
+        for file, tree in _product()
+        for name in _names(tree)
+        if BARRED & set(_words(name)) and (file, name) not in ELSEWHERE
+    }
+
+    assert barred == set()
+
+
+def test_the_glossary_has_one_row_for_each_word() -> None:
+    rows = [line.split("|")[1].strip() for line in GLOSSARY.read_text().splitlines() if "|" in line]
+
+    words = [row for row in rows if row and not set(row) <= set("-: ")]
+    assert len(words) > 30
+    assert len(words) == len(set(words))
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name):
+                yield name
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, but for those of "dead letter"."""
+    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+", name)]
+    return [
+        part
+        for place, part in enumerate(parts)
+        if not (part in ("letter", "letters") and place and parts[place - 1] == "dead")
+    ]
