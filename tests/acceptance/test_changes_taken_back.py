@@ -16,6 +16,7 @@ from slatemq.v1 import assignment_pb2, consumer_pb2, ingest_pb2, queue_pb2
 from slatemq.v1.assignment_pb2_grpc import AssignmentServiceStub
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs, persist
+from tests.claimed_runs import messages_of
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 from tests.integration.waiting import eventually
@@ -90,4 +91,4 @@ async def test_a_queue_gets_messages_after_a_crash_took_back_its_newest_change(
                 # Then it arrives
                 claim = consumer_pb2.ClaimRequest(queue_id=queue_id, max_messages=1, wait_ms=10_000)
                 answer: Any = await persist(lambda c=claim: stubs.consumer.Claim(c))  # type: ignore[misc]
-                assert [one.message.headers["to"] for one in answer.messages] == [queue_id]
+                assert [one.message.headers["to"] for one in messages_of(answer)] == [queue_id]

@@ -9,7 +9,6 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
@@ -29,10 +28,6 @@ NUMBERS: Final = sorted(
 
 SIZES: Final = (1, 128, 255, 256, 1_000, 1_024, 8_192, 65_535)
 """The bounds of all texts, in bytes."""
-
-
-def service_of(name: str) -> Any:
-    return descriptor_pool.Default().FindServiceByName(f"slatemq.v1.{name}Service")
 
 
 def extremes(field: FieldDescriptor) -> list[Any]:

@@ -13,8 +13,9 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from slatemq.v1 import ingest_pb2, purge_pb2, snapshot_pb2, task_pb2
-from tests.integration.extreme_fields import FAULTS, caller, count_taken, service_of
+from tests.integration.extreme_fields import FAULTS, caller, count_taken
 from tests.integration.ingest.server import Ingest, message, serving
+from tests.services import service_of
 
 LATER_MS: Final = 1 << 42
 DAY_S: Final = 86_400
@@ -35,7 +36,7 @@ SERVICES: Final = ("Ingest", "Purge", "Task", "Snapshot")
 
 def methods() -> dict[str, Any]:
     """All commands of an ingest, by name."""
-    found = [method for name in SERVICES for method in service_of(name).methods]
+    found = [method for name in SERVICES for method in service_of(f"{name}Service").methods]
     return {one.name: one for one in found if one.name not in READING}
 
 

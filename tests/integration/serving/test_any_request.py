@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
@@ -23,6 +22,7 @@ from libs.serving.reflection import SERVICE_NAMES
 from slatemq._rpc.rpc_status import from_rpc_error
 from tests.forms import seeds
 from tests.integration.stack.processes import Service
+from tests.services import service_of
 
 FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED})
 """What no caller is answered, whatever was sent."""
@@ -56,12 +56,8 @@ def methods_at(kind: str) -> list[Method]:
         found += methods_of(REFLECTION, name)
     for name, kinds in SERVED_BY.items():
         if kind in kinds:
-            found += methods_of(descriptor_of(name))
+            found += methods_of(service_of(name))
     return found
-
-
-def descriptor_of(service: str) -> Any:
-    return descriptor_pool.Default().FindServiceByName(f"slatemq.v1.{service}")
 
 
 def garbage(chance: random.Random, request: Descriptor) -> bytes:

@@ -130,9 +130,8 @@ def pairs(count: int) -> bytes:
 
 MILLIONS: list[tuple[str, str, Callable[[], bytes]]] = [
     (PUBLISH, "runs[0].headers", lambda: field(1, pairs(1_000_000))),
-    (PUBLISH, "messages", lambda: field(1, b"") * 6_500_000),
-    (PUBLISH, "runs[0].payloads", lambda: field(3, field(2, b"x") * 4_000_000)),
-    (PUBLISH, "runs[0].common.headers", lambda: field(3, field(1, pairs(1_000_000)))),
+    (PUBLISH, "runs", lambda: field(1, b"") * 6_500_000),
+    (PUBLISH, "runs[0].payloads", lambda: field(1, field(1, b"x") * 4_000_000)),
     (PUBLISH, "", lambda: b"\x78\x01" * 6_500_000),  # fields that there are not
     (GET, "message_ids", lambda: field(1, b"\x01" * 13_000_000)),
     (GET, "", lambda: b"\x08\x01" * 6_500_000),

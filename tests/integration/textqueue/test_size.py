@@ -138,8 +138,8 @@ def test_a_long_message_is_in_memory_a_few_times_at_most(
     )
 
     # Then all its copies together were no larger than so many messages, of which the last is one
-    # that the allocator had not given back, and a tenth
-    assert int(done.stderr) << 10 < (most + 0.1) * LONG_BYTES
+    # that the allocator had not given back, and half of one: that depends on where things lie
+    assert int(done.stderr) << 10 < (most + 0.5) * LONG_BYTES
 
 
 @pytest.mark.parametrize("call", ["queue.done(entry)", "queue.set_variable(entry, 'v', 'b')"])

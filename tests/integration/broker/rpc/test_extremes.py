@@ -16,8 +16,9 @@ from tests.forms import proof
 from tests.integration.broker.entry_calls import entries
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.integration.broker.rpc.extreme_requests import REQUESTS, prepare
-from tests.integration.extreme_fields import caller, count_taken, service_of
+from tests.integration.extreme_fields import caller, count_taken
 from tests.manual_clock import ManualClock
+from tests.services import service_of
 
 READING: Final = {
     "GetQueue",
@@ -52,7 +53,7 @@ SERVICES: Final = (
 
 def methods() -> dict[str, Any]:
     """All commands of a broker, by name."""
-    found = [method for name in SERVICES for method in service_of(name).methods]
+    found = [method for name in SERVICES for method in service_of(f"{name}Service").methods]
     return {one.name: one for one in found if one.name not in READING | STREAMS}
 
 

@@ -17,8 +17,8 @@ from tests.integration.broker.outbox.pushes import Pushes
 from tests.integration.broker.rig import Disk, Rig, running
 from tests.integration.broker.rpc.extreme_requests import REQUESTS, prepare
 from tests.integration.broker.rpc.test_extremes import READING, SERVICES, STREAMS
-from tests.integration.extreme_fields import service_of
 from tests.integration.waiting import eventually
+from tests.services import service_of
 
 PUSH_ID, REDRIVE_ID = "0-0-1", "0-1"
 
@@ -96,7 +96,9 @@ async def commands(rig: Rig) -> dict[str, Message]:
 
 def caller(rig: Rig) -> Callable[[str, Message], Coroutine[Any, Any, object]]:
     """Gives the first answer to a call, or the code and the words of its refusal."""
-    methods = {one.name: one for service in SERVICES for one in service_of(service).methods}
+    methods = {
+        one.name: one for service in SERVICES for one in service_of(f"{service}Service").methods
+    }
 
     async def call(name: str, request: Message) -> object:
         method = methods[name]
