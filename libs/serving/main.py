@@ -89,7 +89,7 @@ async def _serve(
     exposition: Exposition | None,
 ) -> ExitCause:
     instance = f"{name}-{os.getpid()}"
-    configure = telemetry.configure(
+    recorder = telemetry.configure(
         name,
         instance,
         config.otlp_endpoint,
@@ -97,18 +97,18 @@ async def _serve(
         [exposition.reader] if exposition is not None else [],
     )
     if watchdog is not None:
-        watchdog.count = configure.record_slow_step
+        watchdog.count = recorder.record_slow_step
     try:
         render = exposition.render if exposition is not None else None
         root = opened_root(config.root)
         config = await _joined(config, root)
-        return await run_service(build(config, configure, root), config, configure, render)
+        return await run_service(build(config, recorder, root), config, recorder, render)
     except FatalError as error:
         level = logging.ERROR if error.cause.code else logging.INFO
         logging.getLogger(__name__).log(level, "%s", error.cause.message)
         return error.cause
     finally:
-        await asyncio.to_thread(configure.shutdown)
+        await asyncio.to_thread(recorder.shutdown)
 
 
 async def _joined(config: C, root: Root) -> C:

@@ -257,13 +257,13 @@ class BrokerService:
             RemovalServicer(owner, remover, redriver, limits),
             QueueNameServicer(config.shard, names),
             self._snapshots(owner, database, starts),
-            self._publish_events(),
+            EventsServicer(self._relay),
             InstanceServicer(self._root.objects, self._directory, config),
             TopologyServicer(self._directory),
         )
 
     async def _announce(self, owner: ShardOwner, address: str) -> None:
-        """Say where the shard is, once it is proven to be this process's."""
+        """Says where the shard is, once it is proven ours, and begins to publish its events."""
         config, shard = self._config, owner.shard
         peer = Peer("broker", config.shard, address, config.peer_address)
         self.announcement = Ownership(owner.commits, self._directory, peer)
@@ -271,6 +271,8 @@ class BrokerService:
         log.info(
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
         )
+        if self._relay is not None:
+            self._relay.begin_publishing()
 
     def _run(self, *works: Coroutine[Any, Any, object]) -> None:
         self._tasks += [asyncio.create_task(work) for work in works]
@@ -284,12 +286,6 @@ class BrokerService:
             owner.commits.prove_ownership,
             settled=partial(_settled, starts, owner),
         )
-
-    def _publish_events(self) -> EventsServicer:
-        if self._relay is None:
-            return EventsServicer()
-        self._relay.begin_publishing()
-        return EventsServicer(self._relay.status)
 
     async def _load(self) -> tuple[ShardOwner, Database, int]:
         """The shard as its last commit left it, its database, and the time of that commit."""

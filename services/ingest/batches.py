@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import xxhash
 
-from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from libs.storage.records.states import FINGERPRINT_BYTES
 
 __all__ = [
@@ -211,8 +210,3 @@ async def fingerprint_of(accepted: Accepted) -> bytes:
     if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
         return await asyncio.to_thread(accepted.fingerprint)
     return accepted.fingerprint()
-
-
-def is_large(payload_bytes: int) -> bool:
-    """Whether a payload of this size becomes a blob."""
-    return payload_bytes > INLINE_PAYLOAD_MAX_BYTES

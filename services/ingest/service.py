@@ -139,11 +139,10 @@ class IngestProcess:
             shard.prove_ownership,
             purge_epoch=lambda: shard.purge_epoch.durable,
         )
-        events = EventsServicer() if self._relay is None else EventsServicer(self._relay.status)
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(self._servicer, server)
         purge_pb2_grpc.add_PurgeServiceServicer_to_server(purges, server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(snapshots, server)
-        events_pb2_grpc.add_EventsServiceServicer_to_server(events, server)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(EventsServicer(self._relay), server)
         task_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
         instance_pb2_grpc.add_InstanceServiceServicer_to_server(
             InstanceServicer(self._root.objects, self._directory, self._config), server

@@ -159,8 +159,7 @@ class JanitorProcess:
             self.runner, self._store, self._archived, self._queues, self._channels, _now_ms
         )
         janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
-        events = EventsServicer() if self._relay is None else EventsServicer(self._relay.status)
-        events_pb2_grpc.add_EventsServiceServicer_to_server(events, server)
+        events_pb2_grpc.add_EventsServiceServicer_to_server(EventsServicer(self._relay), server)
         instance_pb2_grpc.add_InstanceServiceServicer_to_server(
             InstanceServicer(self._objects, self._directory, self._config), server
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -33,9 +33,6 @@ from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
 
 PAGE_SIZE = 1000
 """Entries asked for at once by `list_entries`: the most that the server gives."""
-
-CallOf = Callable[[grpc.aio.Channel], Callable[..., Awaitable[Any]]]
-"""The method of a stub, given its channel."""
 
 SEARCH_S = 3600.0
 """How long a search may take: by a handle without a place, or for a message in all queues."""
@@ -105,7 +102,7 @@ class EntryCalls:
             finished_until_ms=_time_ms("finished_until", finished_until),
             newest_first=newest_first,
         )
-        result = await self._ask(queue_id, _list_entries, request)
+        result = await self._ask(queue_id, "ListEntries", request)
         return EntryPage([entry_of(each) for each in result.entries], result.next_page_token)
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
@@ -115,7 +112,7 @@ class EntryCalls:
         moved; list or find it again).
         """
         request = message_of(entry_pb2.GetEntryRequest, handle=handle, view=view_wire(view))
-        return entry_of((await self._by_handle(handle, _get_entry, request)).entry)
+        return entry_of((await self._by_handle(handle, "GetEntry", request)).entry)
 
     async def find_message(
         self,
@@ -205,7 +202,7 @@ class EntryCalls:
 
         request = message_of(entry_pb2.CancelEntryRequest, handle=handle)
         try:
-            await self._by_handle(handle, _cancel_entry, request, before=tried)
+            await self._by_handle(handle, "CancelEntry", request, before=tried)
         except NotFound as error:
             # The first try may have done it, and its answer got lost.
             if tries < 2 or error.reason != "ENTRY_UNKNOWN":
@@ -221,7 +218,7 @@ class EntryCalls:
             handle=handle,
             visible_at_ms=_time_ms("visible_at", visible_at),
         )
-        return entry_of((await self._by_handle(handle, _reschedule_entry, request)).entry)
+        return entry_of((await self._by_handle(handle, "RescheduleEntry", request)).entry)
 
     async def edit_message(
         self,
@@ -245,7 +242,9 @@ class EntryCalls:
             headers=headers,
             etag=etag,
         )
-        return str((await self._by_handle(handle, _edit_message, request)).etag)
+        return str(
+            (await self._by_handle(handle, "EditMessage", request, stub_of=DelayedServiceStub)).etag
+        )
 
     def watch_delayed(
         self, queue_id: str, *, position: str = "", view: EntryView | ViewName = EntryView.FULL
@@ -269,16 +268,18 @@ class EntryCalls:
     async def _by_handle(
         self,
         handle: str,
-        call_of: CallOf,
+        method: str,
         request: Any,
         *,
+        stub_of: Callable[[grpc.aio.Channel], Any] = EntryServiceStub,
         before: Callable[[], None] | None = None,
     ) -> Any:
         has_place = handle.count("/") > 1
         return await self._ask(
             queue_of_handle(handle),
-            call_of,
+            method,
             request,
+            stub_of=stub_of,
             wait_s=0.0 if has_place else SEARCH_S,
             before=before,
         )
@@ -286,9 +287,10 @@ class EntryCalls:
     async def _ask(
         self,
         queue_id: str,
-        call_of: CallOf,
+        method: str,
         request: Any,
         *,
+        stub_of: Callable[[grpc.aio.Channel], Any] = EntryServiceStub,
         repeat_unknown: bool = True,
         wait_s: float = 0.0,
         before: Callable[[], None] | None = None,
@@ -299,7 +301,8 @@ class EntryCalls:
             channel = await self._peers.broker(shard)
             if before is not None:
                 before()
-            return await call_of(channel)(request, timeout=timeout)
+            call = getattr(stub_of(channel), method)
+            return await call(request, timeout=timeout)
 
         return await self._locations.call(
             queue_id,
@@ -312,23 +315,3 @@ class EntryCalls:
 
 def _time_ms(field: str, time: Time | None) -> int:
     return 0 if time is None else time_ms(time, field)
-
-
-def _list_entries(channel: grpc.aio.Channel) -> Any:
-    return EntryServiceStub(channel).ListEntries
-
-
-def _get_entry(channel: grpc.aio.Channel) -> Any:
-    return EntryServiceStub(channel).GetEntry
-
-
-def _cancel_entry(channel: grpc.aio.Channel) -> Any:
-    return EntryServiceStub(channel).CancelEntry
-
-
-def _reschedule_entry(channel: grpc.aio.Channel) -> Any:
-    return EntryServiceStub(channel).RescheduleEntry
-
-
-def _edit_message(channel: grpc.aio.Channel) -> Any:
-    return DelayedServiceStub(channel).EditMessage

@@ -154,14 +154,14 @@ class RedriveCalls:
     ) -> Redrive:
         if isinstance(redrive, Redrive):
             request = request_type(redrive_id=redrive.redrive_id)
-            ask_redrives = await self._ask_redrives(redrive.broker_shard, method, request)
-            return _redrive_of(ask_redrives.redrive, redrive.broker_shard)
+            response = await self._ask_redrives(redrive.broker_shard, method, request)
+            return _redrive_of(response.redrive, redrive.broker_shard)
         check_text("redrive_id", redrive)
         request = request_type(redrive_id=redrive)
-        ask_redrives, shard = await self._locations.ask_owner_of(
+        response, shard = await self._locations.ask_owner_of(
             "redrive", redrive, lambda shard: self._ask_redrives(shard, method, request)
         )
-        return _redrive_of(ask_redrives.redrive, shard)
+        return _redrive_of(response.redrive, shard)
 
     async def _ask_redrives(self, shard: int, method: str, request: Any) -> Any:
         stub_of = entry_pb2_grpc.DeadLetterServiceStub

@@ -265,8 +265,8 @@ def _settle(descriptor: int) -> None:
     """Wait until nobody is in the middle of saving the file in place."""
     before = None
     for _ in range(SETTLING_ROUNDS_MAX):
-        fstat = os.fstat(descriptor)
-        now = (fstat.st_size, fstat.st_mtime_ns)
+        status = os.fstat(descriptor)
+        now = (status.st_size, status.st_mtime_ns)
         if now == before:
             return
         before = now

@@ -173,8 +173,8 @@ class Claimer:
         return held
 
     def _expect_same(self, descriptor: int) -> None:
-        fstat = os.fstat(descriptor)
-        identity = (fstat.st_dev, fstat.st_ino)
+        status = os.fstat(descriptor)
+        identity = (status.st_dev, status.st_ino)
         if self._identity not in (None, identity):
             raise Rewritten(f"{self._file.name} was replaced")
         self._identity = identity

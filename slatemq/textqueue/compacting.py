@@ -80,15 +80,15 @@ def beside(path: str) -> str:
 
 
 def _state_of(descriptor: int) -> tuple[int, int]:
-    fstat = os.fstat(descriptor)
-    return fstat.st_size, fstat.st_mtime_ns
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def _look_alike(old: int, new: int) -> None:
-    fstat = os.fstat(old)
+    status = os.fstat(old)
     with suppress(PermissionError):
-        os.fchown(new, fstat.st_uid, fstat.st_gid)
-    os.fchmod(new, fstat.st_mode & 0o7777)
+        os.fchown(new, status.st_uid, status.st_gid)
+    os.fchmod(new, status.st_mode & 0o7777)
 
 
 def _copy(

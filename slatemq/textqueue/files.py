@@ -237,10 +237,10 @@ class QueueFile:
 
     def _existing(self) -> os.stat_result:
         """What there is. Raises OSError, also where there is nothing."""
-        expect_file = self._expect_file()
-        if expect_file is None:
+        status = self._expect_file()
+        if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
-        return expect_file
+        return status
 
     def _expect_file(self) -> os.stat_result | None:
         """What there is, if anything. Raises OSError for a folder, a pipe or a device."""

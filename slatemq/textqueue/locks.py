@@ -77,9 +77,9 @@ def opened_beside(path: str, like: os.stat_result | None, *, wait: bool = True) 
     nobody else reads what is in it.
     """
     with opened(path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor:
-        fstat = os.fstat(descriptor)
-        if like is not None and fstat.st_uid == os.geteuid():
-            _share(descriptor, fstat, like)
+        status = os.fstat(descriptor)
+        if like is not None and status.st_uid == os.geteuid():
+            _share(descriptor, status, like)
         yield descriptor
 
 

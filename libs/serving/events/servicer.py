@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from slatemq.v1 import events_pb2, events_pb2_grpc
 
 SERVICE_NAME: Final = events_pb2.DESCRIPTOR.services_by_name["EventsService"].full_name
 """For `Service.grpc_services`."""
 
-Status = Callable[[], Awaitable[events_pb2.GetEventsStatusResponse]]
 
+class Relay(Protocol):
+    """What publishes the events of a process: `libs.serving.events.relay.ProcessRelay`."""
 
-async def direct_mode() -> events_pb2.GetEventsStatusResponse:
-    """The status of a process that publishes no events."""
-    return events_pb2.GetEventsStatusResponse()
+    async def status(self) -> events_pb2.GetEventsStatusResponse:
+        """How far they are published."""
 
 
 class EventsServicer(events_pb2_grpc.EventsServiceServicer):
     """Answers from the relay of its process."""
 
-    def __init__(self, status: Status = direct_mode) -> None:
-        """`status` says how far the events of the process are published."""
-        self._status = status
+    def __init__(self, relay: Relay | None) -> None:
+        """None: the process publishes no events."""
+        self._relay = relay
 
     async def GetEventsStatus(  # noqa: N802 - the RPC's name
         self, request: events_pb2.GetEventsStatusRequest, context: Any
     ) -> events_pb2.GetEventsStatusResponse:
         """See the proto."""
-        return await self._status()
+        if self._relay is None:
+            return events_pb2.GetEventsStatusResponse()
+        return await self._relay.status()

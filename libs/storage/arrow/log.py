@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from libs.storage.arrow import columns as columns
+from libs.storage.arrow import columns
 from libs.storage.arrow.columns import Column, Ints, Mask, Places, Walk
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord

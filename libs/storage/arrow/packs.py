@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from libs.storage.arrow import columns as columns
+from libs.storage.arrow import columns
 from libs.storage.arrow.columns import Mask
 from libs.storage.arrow.log import PAYLOAD_SCHEMA, payload_batch, shards
 from libs.storage.database.binding import Row

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from libs.storage.arrow import columns as columns
+from libs.storage.arrow import columns
 from libs.storage.arrow.columns import Column, Ints, Walk
 from libs.storage.arrow.keys import ActiveKeys, active_keys
 from libs.storage.database.binding import Row

@@ -144,11 +144,9 @@ def plain_pack(data: bytes) -> bytes:
     frame = data[begin:]
     try:
         # First what the frame says itself: damage must not become gigabytes.
-        frame_content_size = zstandard.frame_content_size(frame)
-        if frame_content_size != size:
-            raise CorruptRecord(
-                "payload pack", f"a frame of {frame_content_size} bytes, {size} are told"
-            )
+        frame_bytes = zstandard.frame_content_size(frame)
+        if frame_bytes != size:
+            raise CorruptRecord("payload pack", f"a frame of {frame_bytes} bytes, {size} are told")
         content = _codecs.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecord("payload pack", f"is no Zstandard frame: {error}") from None

@@ -78,16 +78,18 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
                 count, more = await self._remover.done(queue, before_ms)
                 return removal_pb2.RemoveEntriesResponse(removed_count=count, more=more)
             case "archive":
-                dead_letters = _dead_letters_now("archive.rows", request.archive.rows)
+                dead_letters = _listed_dead_letters("archive.rows", request.archive.rows)
                 run = _run("archive.run", request.archive.run)
                 queue = await self._queue(queue_id, request.created_revision)
                 return _removed(dead_letters, await self._remover.failed(queue, dead_letters, run))
             case "failed_expired":
-                dead_letters = _dead_letters_now("failed_expired.rows", request.failed_expired.rows)
+                dead_letters = _listed_dead_letters(
+                    "failed_expired.rows", request.failed_expired.rows
+                )
                 queue = await self._queue(queue_id, request.created_revision)
                 return _removed(dead_letters, await self._remover.failed(queue, dead_letters))
             case "archived":
-                dead_letters = _dead_letters_now("archived.rows", request.archived.rows)
+                dead_letters = _listed_dead_letters("archived.rows", request.archived.rows)
                 queue = await self._queue(queue_id, request.created_revision)
                 outcomes = await self._remover.archived(queue, dead_letters)
                 answer = _removed(dead_letters, outcomes)
@@ -168,7 +170,9 @@ def _waiting(rows: Sequence[removal_pb2.WaitingRow]) -> list[WaitingMessage]:
     return wanted
 
 
-def _dead_letters_now(field: str, rows: Sequence[removal_pb2.FailedRow]) -> list[ListedDeadLetter]:
+def _listed_dead_letters(
+    field: str, rows: Sequence[removal_pb2.FailedRow]
+) -> list[ListedDeadLetter]:
     _check_count(field, rows, ROWS_MAX)
     return [
         _dead_letter(f"{field}[{number}]", row.message_id, row.failed_at_ms, row.bucket_order)

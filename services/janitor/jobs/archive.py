@@ -232,10 +232,10 @@ def is_part(info: ObjectInfo) -> bool:
 
 
 def _encode(dead_letters: pa.Table, absorbs: Sequence[str]) -> bytes:
-    replace_schema_metadata = dead_letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
+    table = dead_letters.replace_schema_metadata({_ABSORBS: json.dumps(absorbs)})
     rows = max(1, dead_letters.num_rows * GROUP_BYTES // max(dead_letters.nbytes, 1))
     out = io.BytesIO()
-    pq.write_table(replace_schema_metadata, out, row_group_size=rows, compression="zstd")
+    pq.write_table(table, out, row_group_size=rows, compression="zstd")
     return out.getvalue()
 
 

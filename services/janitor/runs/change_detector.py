@@ -81,7 +81,7 @@ class ChangeDetector:
             case "retention":
                 return {
                     **await self._logs(now_ms - YOUNG_MS - grace_ms),
-                    **await self._dead_letters_now(now_ms - grace_ms, archive=False),
+                    **await self._dead_letters_due(now_ms - grace_ms, archive=False),
                 }
             case "unreferenced":
                 window_ms = self._ages.replay_window_s * 1000
@@ -90,7 +90,7 @@ class ChangeDetector:
             case "done":
                 return await self._done(now_ms - grace_ms)
             case "dead-letters":
-                return await self._dead_letters_now(now_ms, archive=True)
+                return await self._dead_letters_due(now_ms, archive=True)
             case "report":
                 return {**await self._logs(), **await self._states()}
         raise ValueError(f"{job} has no schedule")
@@ -131,7 +131,7 @@ class ChangeDetector:
                 found[name] = found.get(name, 0) + queue.counts.done_count
         return found
 
-    async def _dead_letters_now(self, now_ms: int, *, archive: bool) -> Evidence:
+    async def _dead_letters_due(self, now_ms: int, *, archive: bool) -> Evidence:
         """Whether a dead letter is due for the archive, or past its queue's retention."""
         due, found = False, dict[str, int]()
         async for shard, queue in self._queues():

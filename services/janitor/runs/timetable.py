@@ -48,8 +48,8 @@ class Timetable:
     ) -> None:
         """Begin runs of these jobs where a look finds work.
 
-        `look` and `begin` are those of Looker and Runner; `sleep` takes seconds, `chance` gives 0
-        to 1.
+        `look` and `begin` are those of ChangeDetector and Runner; `sleep` takes seconds, `chance`
+        returns 0 to 1.
         """
         self._schedules = schedules
         self._look = look

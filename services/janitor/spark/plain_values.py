@@ -56,5 +56,5 @@ def _key(key: Any) -> str:
 
 def _rfc_3339(moment: datetime) -> str:
     precision = "microseconds" if moment.microsecond % 1000 else "milliseconds"
-    isoformat = moment.astimezone(UTC).isoformat(timespec=precision)
-    return isoformat.removesuffix("+00:00") + "Z"
+    text = moment.astimezone(UTC).isoformat(timespec=precision)
+    return text.removesuffix("+00:00") + "Z"

@@ -94,8 +94,8 @@ class Content:
 
 def digest_of(payload: bytes, headers: Mapping[str, str]) -> str:
     """16 hexadecimal digits of a message's content."""
-    encode = json.dumps(sorted(headers.items())).encode()
-    return hashlib.blake2b(b"%d %s%s" % (len(encode), encode, payload), digest_size=8).hexdigest()
+    encoded = json.dumps(sorted(headers.items())).encode()
+    return hashlib.blake2b(b"%d %s%s" % (len(encoded), encoded, payload), digest_size=8).hexdigest()
 
 
 # --- From the queue ---------------------------------------------------------

@@ -108,8 +108,8 @@ def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_repair: str) -
 @contextmanager
 def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, where that is a terminal; gives what to call with bytes made durable."""
-    fstat = os.fstat(stream.fileno())
-    total = fstat.st_size if stat.S_ISREG(fstat.st_mode) else None
+    status = os.fstat(stream.fileno())
+    total = status.st_size if stat.S_ISREG(status.st_mode) else None
     with progress(True, "publish", total, _columns) as update:
         yield lambda count: update(advance=count)
 

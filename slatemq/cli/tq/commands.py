@@ -13,7 +13,7 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import json_pieces, note, say, write_bytes, write_json
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.session import Session, pass_session
-from slatemq.cli.tq import marking as marking
+from slatemq.cli.tq import marking
 from slatemq.cli.tq.input import (
     ALL,
     STDIN,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from libs.storage.layout.buckets import BucketKind, lane_order, last_lane_order, order_in_time
 from libs.storage.records.queues import AvailableMessage
 from libs.storage.records.states import LaneRecord
-from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting import lane_cache
 from services.broker.core.waiting.bucket import Bucket
 from services.broker.core.waiting.lane_cache import BY_ORDER, COMPLETE, LaneMemory
 
@@ -85,7 +85,7 @@ class Lane(LaneMemory):
         order, count = bucket.order, bucket.count
         self._came(order, count)
         self.changed[order] = bucket
-        if order > self.tail and self.complete and self._cached_count < lane_memory.CACHED_MAX:
+        if order > self.tail and self.complete and self._cached_count < lane_cache.CACHED_MAX:
             # Behind all others, and all others are in memory: as it mostly is.
             self.tail = order
             self._cached.append(bucket)
@@ -122,7 +122,7 @@ class Lane(LaneMemory):
                 insort(self._cached, bucket, lo=self._front, key=BY_ORDER)
 
     def _ends_before(self, order: int, last: int) -> bool:
-        full = self.complete and self._cached_count >= lane_memory.CACHED_MAX
+        full = self.complete and self._cached_count >= lane_cache.CACHED_MAX
         return full and order > last and order > self._taken_until
 
     def extend(self, bucket: Bucket, items: Iterable[AvailableMessage]) -> None:

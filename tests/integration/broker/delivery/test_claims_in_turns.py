@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.broker.core import range_application as range_application
+from services.broker.core import range_application
 from services.broker.delivery.waiters import TURN
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.rig import Rig, running

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from libs.storage.layout.ids import message_id
-from services.broker.core import range_application as range_application
+from services.broker.core import range_application
 from services.broker.core.commands import Assignment, Purge, Range
 from services.broker.core.queue import Queue
 from services.broker.core.range_application import RangeApplication

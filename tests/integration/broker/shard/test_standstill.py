@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from services.broker.core import lease_grace as lease_grace
+from services.broker.core import lease_grace
 from services.broker.core.lease_grace import LeaseGrace
 from services.broker.core.queue import Queue
 from tests.integration.broker.rig import Rig, running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
-from services.broker.core import range_application as range_application
+from services.broker.core import range_application
 from services.broker.core.commands import Assignment, Purge, Range
 from services.broker.core.range_application import STEP_MATCHES, STEP_QUEUES, RangeApplication
 from services.broker.core.settings import QueueSettings

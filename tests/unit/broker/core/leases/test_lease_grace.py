@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 
 import pytest
 
-from services.broker.core import lease_grace as lease_grace
+from services.broker.core import lease_grace
 from services.broker.core.commands import Finish, Nack, Purge
 from services.broker.core.lease_grace import LeaseGrace
 from services.broker.core.leases.lease_bucket import Lease

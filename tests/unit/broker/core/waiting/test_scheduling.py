@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from libs.storage.errors import Unstorable
 from libs.storage.layout.keys import RecordType
 from libs.storage.records.queues import decode_active
-from services.broker.core import range_application as range_application
+from services.broker.core import range_application
 from services.broker.core.waiting import time_slots as timed_buckets
 from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 from tests.forms import examples
