@@ -180,3 +180,19 @@ def known_tests() -> frozenset[str]:
     for source in (REPOSITORY / "tests").rglob("test_*.py"):
         found.update(re.findall(r"def (test_\w+)", source.read_text(encoding="utf-8")))
     return frozenset(found)
+
+
+COLUMNS = 100
+INDENTED_FENCE = re.compile(r"^ *```\w*\n.*?^ *```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_the_text_of_a_page_is_wrapped(page: Path) -> None:
+    text = INDENTED_FENCE.sub("", page.read_text(encoding="utf-8"))
+    long = [
+        line
+        for line in text.splitlines()
+        if len(line) > COLUMNS and not line.lstrip().startswith(("|", "#"))
+    ]
+
+    assert long == []
