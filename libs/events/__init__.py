@@ -7,7 +7,7 @@ In reading order:
 `backend`         what a system must do             `deliveries`   giving events to handlers
 `retrying`        waiting for one that is down      `measured`     metrics and health of a backend
 `composed`        a backend of two parts            `relay`        from what is durable to a backend
-`held_tasks`      tasks that a consumer has
+`held_tasks`      tasks that a consumer has     `cancellations`  those that client libraries lose
 
 `slatemq`, `redis`, `rabbitmq`, `activemq` and `kafka` are the backends; each loads its client
 library when it is chosen.

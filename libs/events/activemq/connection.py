@@ -14,6 +14,7 @@ from proton import Message, ProtonException
 
 from libs.events.activemq.engine import Engine
 from libs.events.activemq.links import ConnectionLost, Receiver, Refused, Sender
+from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import ActivemqSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
@@ -27,7 +28,8 @@ PORTS = {"amqp": 5672, "amqps": 5671}
 def translated() -> Iterator[None]:
     """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
     try:
-        yield
+        with keeping_cancellations():
+            yield
     except Refused as error:
         raise FailedPrecondition("REFUSED", f"ActiveMQ refuses it: {error}") from error
     except (ConnectionLost, ProtonException, OSError, TimeoutError) as error:

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import KafkaSettings
 from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -54,7 +55,8 @@ _DOWN = (
 def translated() -> Iterator[None]:
     """Raises Unavailable for brokers that are down, FailedPrecondition for what they refuse."""
     try:
-        yield
+        with keeping_cancellations():
+            yield
     except errors.KafkaError as error:
         what = str(error) or type(error).__name__
         if error.retriable or isinstance(error, _DOWN):

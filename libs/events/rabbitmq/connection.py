@@ -12,6 +12,7 @@ import aio_pika
 from aio_pika import exceptions
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractQueue
 
+from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import RabbitmqSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
@@ -39,7 +40,8 @@ REFUSALS = (
 def translated() -> Iterator[None]:
     """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
     try:
-        yield
+        with keeping_cancellations():
+            yield
     except REFUSALS as error:
         login = isinstance(
             error, exceptions.ProbableAuthenticationError | exceptions.AuthenticationError

@@ -14,6 +14,7 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import RedisSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
 
@@ -46,7 +47,8 @@ _DOWN = (
 def translated() -> Iterator[None]:
     """Raises Unavailable for a server that is down, FailedPrecondition for what it refuses."""
     try:
-        yield
+        with keeping_cancellations():
+            yield
     except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
         raise FailedPrecondition("LOGIN", f"Redis refuses the login: {error}") from error
     except _DOWN as error:

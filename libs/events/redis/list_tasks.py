@@ -173,7 +173,7 @@ class ListTasks(DelayedTasks):
         if int(await self._client.llen(self._processing)) <= held.total():
             return
         moved = Counter(await self._client.lrange(self._processing, 0, -1))
-        for encoded in (moved - held).elements():
+        for encoded in reversed([*(moved - held).elements()]):  # each goes to the head
             await self._undo(keys=[self._processing, self._key], args=[encoded])
 
     async def _give_back(self, processing: str | bytes) -> None:

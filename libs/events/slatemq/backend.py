@@ -12,6 +12,7 @@ import msgspec
 
 import slatemq
 from libs.events.backend import BackendStats, Handler
+from libs.events.cancellations import keeping_cancellations
 from libs.events.deliveries import end_task, run_handler
 from libs.events.held_tasks import HeldTasks
 from libs.events.retrying import Outage
@@ -56,7 +57,8 @@ ATTEMPTS_MAX = 65_535
 def _translated() -> Iterator[None]:
     """A call that was not answered in time, or not let in, is one to repeat."""
     try:
-        yield
+        with keeping_cancellations():
+            yield
     except (DeadlineExceeded, ResourceExhausted) as error:
         raise Unavailable(f"SlateMQ does not answer: {error}", reason="BACKEND_DOWN") from error
 
@@ -192,7 +194,8 @@ class SlatemqBackend:
             await self._tasks.__aenter__()
         with _translated():
             try:
-                message = await asyncio.wait_for(anext(self._tasks), WAIT_S)
+                async with asyncio.timeout(WAIT_S):
+                    message = await anext(self._tasks)
             except TimeoutError:
                 if self._tasks.outage is not None:
                     raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from redis import asyncio as aioredis
+from redis.asyncio.connection import AbstractConnection
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
@@ -19,7 +20,7 @@ from libs.events.redis.connection import READ_COUNT
 from libs.events.redis.consumer_group import Group
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import SOLE_READ_COUNT
-from libs.events.tasks import FailedTask, WriteTask
+from libs.events.tasks import FailedTask, WriteTask, encode_task
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import make_task_id
 from tests.integration.events.backends.redis_server import RedisServer
@@ -107,6 +108,34 @@ async def test_a_list_of_dead_letters_does_not_hold_their_bodies(server: Server)
     assert peak_bytes < len(tasks) * len(body)
 
 
+async def test_a_consumer_that_is_cancelled_as_a_command_is_sent_ends(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend("redis")
+    await backend.connect(server.settings("cancelled"))
+    sent = asyncio.Event()
+    send = AbstractConnection._send_packed_command
+
+    async def send_and_cancel(connection: AbstractConnection, command: Any) -> None:
+        await send(connection, command)
+        if not sent.is_set():
+            sent.set()
+            consuming.cancel()
+
+    async def consume() -> None:
+        while True:
+            await backend.dequeue_task()
+
+    # When a consumer is cancelled in the step of the event loop in which a command is sent
+    monkeypatch.setattr(AbstractConnection, "_send_packed_command", send_and_cancel)
+    consuming = asyncio.create_task(consume())
+
+    # Then it ends, though redis-py may go on
+    await asyncio.wait([consuming], timeout=30)
+    assert consuming.cancelled()
+    await backend.close()
+
+
 async def test_each_delivery_of_a_task_has_its_own_end(server: Server) -> None:
     backend = open_backend("redis")
     await backend.connect(server.settings("twice"))
@@ -120,23 +149,23 @@ async def test_each_delivery_of_a_task_has_its_own_end(server: Server) -> None:
     await backend.close()
 
 
-async def test_a_task_whose_move_was_never_heard_of_comes_again(tmp_path: Path) -> None:
+async def test_tasks_whose_move_was_never_heard_of_come_again_in_order(tmp_path: Path) -> None:
     with running(SERVERS["redis-lists"][1](tmp_path)) as server:
         backend = open_backend("redis")
         settings = server.settings("moved")
         await backend.connect(settings)
-        held, lost = a_task(), a_task()
+        held, *lost = [a_task(task_id=make_task_id(number)) for number in range(4)]
         await backend.enqueue_task(held)
         assert await dequeued(backend) == held
-        # Given a task that the server has moved for this consumer, whose answer was lost
-        await backend.enqueue_task(lost)
+        # Given tasks that the server has moved for this consumer, whose answer was lost
         async with aioredis.Redis.from_url(settings.url) as client:
             key = "moved:tasks"
             (processing,) = [one async for one in client.scan_iter(f"{key}:processing:*")]
-            assert await client.lmove(key, processing, "LEFT", "RIGHT")
-        # Then it comes again, and the one that is held does not
-        assert await dequeued(backend) == lost
-        for task in (held, lost):
+            for task in lost:
+                await client.rpush(processing, encode_task(task))
+        # Then they come again in their order, and the one that is held does not
+        assert [await dequeued(backend) for _ in lost] == lost
+        for task in (held, *lost):
             await backend.complete_task(task.task_id)
         assert (await backend.stats()).pending_tasks == 0
         await backend.close()
