@@ -28,7 +28,6 @@ from services.ingest.edit.purge_rules import Rules
 from services.ingest.edit.purging import Purger
 from services.ingest.edit.replacing import Replacer
 from services.ingest.edit.turns import Turns
-from services.ingest.read.encoded import EncodedReader
 from services.ingest.read.payload_cache import PayloadCache
 from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog, read_log_bounds
@@ -53,7 +52,6 @@ class Shard:
     Attributes:
         publisher: Stores publishes.
         reader: Gives messages by ID.
-        encoded: Gives them as bytes.
         replacer: Replaces messages.
         purger: Removes messages.
         log: Is tailed.
@@ -69,7 +67,6 @@ class Shard:
         clock: Clock,
         publisher: Publisher,
         reader: Reader,
-        encoded: EncodedReader,
         replacer: Replacer,
         purger: Purger,
         log: MetadataLog,
@@ -79,7 +76,6 @@ class Shard:
         """Begin to commit."""
         self.publisher = publisher
         self.reader = reader
-        self.encoded = encoded
         self.replacer = replacer
         self.purger = purger
         self.log = log
@@ -217,7 +213,6 @@ async def _recover(
         clock,
         publisher,
         reader,
-        EncodedReader(reader, cache),
         replacer,
         purger,
         metadata_log,

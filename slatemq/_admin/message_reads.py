@@ -10,6 +10,7 @@ from typing import Any, Final
 from slatemq._admin.entry_models import StoredMessage, stored_message
 from slatemq._checks import check_whole, iterable
 from slatemq._rpc.peers import Peers
+from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import DataLoss, DeadlineExceeded
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -66,10 +67,11 @@ class MessageReads:
         until = time.monotonic() + self._peers.call_s
         while left:
             answer = await self._ask_for(shard, left)
-            for message in answer.messages:
+            over = set(answer.missing_ids)
+            for message in messages_of(answer.runs):
                 found[message.message_id] = stored_message(message)
+                over.add(message.message_id)
             damaged += answer.damaged_ids
-            over = {message.message_id for message in answer.messages}.union(answer.missing_ids)
             if over:
                 until = time.monotonic() + self._peers.call_s
             elif time.monotonic() > until:
@@ -81,7 +83,7 @@ class MessageReads:
     async def _ask_for(self, shard: int, ids: Sequence[int]) -> Any:
         async def attempt(timeout: float) -> Any:
             stub: Any = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(shard))
-            request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids)
-            return await stub.BatchGetPayloads(request, timeout=timeout)
+            request = ingest_pb2.BatchGetMessagesRequest(message_ids=ids)
+            return await stub.BatchGetMessages(request, timeout=timeout)
 
         return await self._peers.call(attempt)

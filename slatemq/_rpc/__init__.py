@@ -5,6 +5,7 @@ In reading order; a file imports only files above it:
 `forks`           Forked processes: gRPC does not survive a fork while it runs, so a client says so
                   at once
 `rpc_status`      Errors on the wire: `slatemq.errors` to google.rpc.Status and back, in one table
+`stored_runs`     Stored messages, out of the runs in which an ingest returns them
 `topology_cache`  Where the processes of an instance are: learned from any of them, and kept up to
                   date
 `traced_channels` Channels whose calls carry the current trace context in their metadata

@@ -8,7 +8,6 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.rpc import status_pb2 as _status_pb2
-from slatemq.v1 import message_pb2 as _message_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -296,7 +295,7 @@ class PublishStreamAnswer(_message.Message):
 Global___PublishStreamAnswer: _TypeAlias = PublishStreamAnswer  # noqa: Y015
 
 @_typing.final
-class BatchGetPayloadsRequest(_message.Message):
+class BatchGetMessagesRequest(_message.Message):
     """Which messages to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -304,20 +303,12 @@ class BatchGetPayloadsRequest(_message.Message):
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WITH_ETAGS_FIELD_NUMBER: _builtins.int
-    ENCODED_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
     max_bytes: _builtins.int
-    """Stop before the payloads together pass this many bytes; at least one message is given. 0 = 32 MiB. An answer never passes
-    the size limit of a gRPC message either.
+    """Stop before the payloads together pass this many bytes; the response has at least one message. 0 = 32 MiB. A response never
+    passes the size limit of a gRPC message either.
     """
     with_etags: _builtins.bool
-    """Whether to tell the messages' etags, which ReplaceMessage takes."""
-    encoded: _builtins.bool
-    """Whether to give the messages in `encoded_messages`, for whoever hands them on without looking inside; without etags."""
-    runs: _builtins.bool
-    """Whether to give the messages in `runs`, for the same callers: these are smaller, and take less work. Without etags. An ingest that does
-    not know of runs yet gives `encoded_messages` to who asks for both.
-    """
+    """Whether to return the messages' etags, which ReplaceMessage takes."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1 to 10,000 IDs of this shard, in any order."""
@@ -328,102 +319,75 @@ class BatchGetPayloadsRequest(_message.Message):
         message_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_bytes: _builtins.int = ...,
         with_etags: _builtins.bool = ...,
-        encoded: _builtins.bool = ...,
-        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded", b"encoded", "max_bytes", b"max_bytes", "message_ids", b"message_ids", "runs", b"runs", "with_etags", b"with_etags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "message_ids", b"message_ids", "with_etags", b"with_etags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BatchGetPayloadsRequest: _TypeAlias = BatchGetPayloadsRequest  # noqa: Y015
+Global___BatchGetMessagesRequest: _TypeAlias = BatchGetMessagesRequest  # noqa: Y015
 
 @_typing.final
-class BatchGetPayloadsResponse(_message.Message):
+class BatchGetMessagesResponse(_message.Message):
     """The messages read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    MISSING_IDS_FIELD_NUMBER: _builtins.int
-    ETAGS_FIELD_NUMBER: _builtins.int
-    ENCODED_MESSAGES_FIELD_NUMBER: _builtins.int
-    ENCODED_IDS_FIELD_NUMBER: _builtins.int
-    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    DAMAGED_IDS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    MISSING_IDS_FIELD_NUMBER: _builtins.int
+    DAMAGED_IDS_FIELD_NUMBER: _builtins.int
     SLOW_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """In the order of the request, without those missing and those beyond the bounds: ask for these again."""
-
-    @_builtins.property
-    def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs asked for that are not stored (any more): removed, or skipped; or damaged. Final: the ingest has proven by a commit, made after
-        the question came, that it owns the shard. Says nothing of the IDs beyond the bounds.
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
+        """The messages run by run, in the order of the request, without those missing, those slow and those beyond the bounds.
+        Ask for the last two again.
         """
 
     @_builtins.property
-    def etags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For each of `messages` its etag, when the request asks for them."""
-
-    @_builtins.property
-    def encoded_messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Instead of `messages`, when the request asks for it: each a Message in protobuf's wire format."""
-
-    @_builtins.property
-    def encoded_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each of `encoded_messages` its ID."""
-
-    @_builtins.property
-    def payload_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each of `encoded_messages` the size of its payload in bytes."""
+    def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """IDs of the request that are not stored (any more): removed, or skipped; or damaged. Final: the ingest has proven by a commit,
+        made after the request came, that it owns the shard. Says nothing of the IDs beyond the bounds.
+        """
 
     @_builtins.property
     def damaged_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of `missing_ids` whose stored bytes cannot be read as what they should be: they will not come back by themselves."""
-
-    @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
-        """Instead of `messages`, when the request asks for it: the messages run by run, in the order of the request."""
+        """Those of `missing_ids` whose stored bytes are damaged: they will not come back by themselves."""
 
     @_builtins.property
     def slow_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs of messages whose payloads are objects that take long to read. The reading goes on; ask for these again."""
+        """IDs of messages whose payloads are objects that take long to read. The ingest goes on reading them; ask for these again."""
 
     def __init__(
         self,
         *,
-        messages: _abc.Iterable[_message_pb2.Message] | None = ...,
-        missing_ids: _abc.Iterable[_builtins.int] | None = ...,
-        etags: _abc.Iterable[_builtins.str] | None = ...,
-        encoded_messages: _abc.Iterable[_builtins.bytes] | None = ...,
-        encoded_ids: _abc.Iterable[_builtins.int] | None = ...,
-        payload_bytes: _abc.Iterable[_builtins.int] | None = ...,
-        damaged_ids: _abc.Iterable[_builtins.int] | None = ...,
         runs: _abc.Iterable[Global___StoredRun] | None = ...,
+        missing_ids: _abc.Iterable[_builtins.int] | None = ...,
+        damaged_ids: _abc.Iterable[_builtins.int] | None = ...,
         slow_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "encoded_ids", b"encoded_ids", "encoded_messages", b"encoded_messages", "etags", b"etags", "messages", b"messages", "missing_ids", b"missing_ids", "payload_bytes", b"payload_bytes", "runs", b"runs", "slow_ids", b"slow_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_ids", b"damaged_ids", "missing_ids", b"missing_ids", "runs", b"runs", "slow_ids", b"slow_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BatchGetPayloadsResponse: _TypeAlias = BatchGetPayloadsResponse  # noqa: Y015
+Global___BatchGetMessagesResponse: _TypeAlias = BatchGetMessagesResponse  # noqa: Y015
 
 @_typing.final
 class StoredRun(_message.Message):
-    """Messages in a row that differ in nothing but their IDs and payloads."""
+    """Messages in a row that differ in nothing but their IDs, payloads and etags."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMON_FIELD_NUMBER: _builtins.int
     MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     PAYLOADS_FIELD_NUMBER: _builtins.int
+    ETAGS_FIELD_NUMBER: _builtins.int
     common: _builtins.bytes
-    """What they have in common: a Message without ID and payload, in protobuf's wire format."""
+    """What they have in common: a Message without ID and payload, in protobuf's wire format, so that a client that passes messages on
+    need not parse it.
+    """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ID of each, in order; at least one."""
@@ -432,16 +396,21 @@ class StoredRun(_message.Message):
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The payload of each."""
 
+    @_builtins.property
+    def etags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The etag of each, when the request asks for them."""
+
     def __init__(
         self,
         *,
         common: _builtins.bytes = ...,
         message_ids: _abc.Iterable[_builtins.int] | None = ...,
         payloads: _abc.Iterable[_builtins.bytes] | None = ...,
+        etags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "message_ids", b"message_ids", "payloads", b"payloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "etags", b"etags", "message_ids", b"message_ids", "payloads", b"payloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

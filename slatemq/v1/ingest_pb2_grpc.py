@@ -65,10 +65,10 @@ class IngestServiceStub:
                 request_serializer=slatemq_dot_v1_dot_ingest__pb2.PublishStreamRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_ingest__pb2.PublishStreamResponse.FromString,
                 _registered_method=True)
-        self.BatchGetPayloads = channel.unary_unary(
-                '/slatemq.v1.IngestService/BatchGetPayloads',
-                request_serializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetPayloadsRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetPayloadsResponse.FromString,
+        self.BatchGetMessages = channel.unary_unary(
+                '/slatemq.v1.IngestService/BatchGetMessages',
+                request_serializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetMessagesRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetMessagesResponse.FromString,
                 _registered_method=True)
         self.TailLog = channel.unary_stream(
                 '/slatemq.v1.IngestService/TailLog',
@@ -161,14 +161,13 @@ class IngestServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def BatchGetPayloads(self, request, context):
-        """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
-        message past its retention is read like any other for as long as it is stored.
+    def BatchGetMessages(self, request, context):
+        """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A message past
+        its retention is read like any other for as long as it is stored.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-        `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
-        for messages; try again),
-        UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+        RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for messages; try again),
+        UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which a newer owner of the shard may have stored; look up the
         ingest's address again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -227,7 +226,7 @@ class IngestServiceServicer:
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
         commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
+        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,10 +255,10 @@ def add_IngestServiceServicer_to_server(servicer, server):
                     request_deserializer=slatemq_dot_v1_dot_ingest__pb2.PublishStreamRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_ingest__pb2.PublishStreamResponse.SerializeToString,
             ),
-            'BatchGetPayloads': grpc.unary_unary_rpc_method_handler(
-                    servicer.BatchGetPayloads,
-                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetPayloadsRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetPayloadsResponse.SerializeToString,
+            'BatchGetMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchGetMessages,
+                    request_deserializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetMessagesRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_ingest__pb2.BatchGetMessagesResponse.SerializeToString,
             ),
             'TailLog': grpc.unary_stream_rpc_method_handler(
                     servicer.TailLog,
@@ -378,7 +377,7 @@ class IngestService:
             _registered_method=True)
 
     @staticmethod
-    def BatchGetPayloads(request,
+    def BatchGetMessages(request,
             target,
             options=(),
             channel_credentials=None,
@@ -391,9 +390,9 @@ class IngestService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/slatemq.v1.IngestService/BatchGetPayloads',
-            slatemq_dot_v1_dot_ingest__pb2.BatchGetPayloadsRequest.SerializeToString,
-            slatemq_dot_v1_dot_ingest__pb2.BatchGetPayloadsResponse.FromString,
+            '/slatemq.v1.IngestService/BatchGetMessages',
+            slatemq_dot_v1_dot_ingest__pb2.BatchGetMessagesRequest.SerializeToString,
+            slatemq_dot_v1_dot_ingest__pb2.BatchGetMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

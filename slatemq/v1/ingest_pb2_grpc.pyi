@@ -81,14 +81,13 @@ class IngestServiceStub:
     Errors that end the stream: INVALID_ARGUMENT (a request that does not decode or is too large: requests before it are answered),
     RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is away).
     """
-    BatchGetPayloads: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetPayloadsRequest, _ingest_pb2.BatchGetPayloadsResponse]
-    """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
-    message past its retention is read like any other for as long as it is stored.
+    BatchGetMessages: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetMessagesRequest, _ingest_pb2.BatchGetMessagesResponse]
+    """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A message past
+    its retention is read like any other for as long as it is stored.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-    `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
-    for messages; try again),
-    UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+    RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for messages; try again),
+    UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which a newer owner of the shard may have stored; look up the
     ingest's address again).
     """
     TailLog: _grpc.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]
@@ -127,7 +126,7 @@ class IngestServiceStub:
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
     commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
+    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
     """
     RaisePurgeEpoch: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]
     """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
@@ -189,14 +188,13 @@ class IngestServiceAsyncStub(IngestServiceStub):
     Errors that end the stream: INVALID_ARGUMENT (a request that does not decode or is too large: requests before it are answered),
     RESOURCE_EXHAUSTED (LARGE_REQUESTS), UNAVAILABLE (starting, draining or fenced; the store is away).
     """
-    BatchGetPayloads: _aio.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetPayloadsRequest, _ingest_pb2.BatchGetPayloadsResponse]  # type: ignore[assignment]
-    """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
-    message past its retention is read like any other for as long as it is stored.
+    BatchGetMessages: _aio.UnaryUnaryMultiCallable[_ingest_pb2.BatchGetMessagesRequest, _ingest_pb2.BatchGetMessagesResponse]  # type: ignore[assignment]
+    """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A message past
+    its retention is read like any other for as long as it is stored.
 
-    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-    `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
-    for messages; try again),
-    UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+    Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+    RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for messages; try again),
+    UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which a newer owner of the shard may have stored; look up the
     ingest's address again).
     """
     TailLog: _aio.UnaryStreamMultiCallable[_ingest_pb2.TailLogRequest, _ingest_pb2.TailLogResponse]  # type: ignore[assignment]
@@ -235,7 +233,7 @@ class IngestServiceAsyncStub(IngestServiceStub):
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
     commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
+    `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
     """
     RaisePurgeEpoch: _aio.UnaryUnaryMultiCallable[_ingest_pb2.RaisePurgeEpochRequest, _ingest_pb2.RaisePurgeEpochResponse]  # type: ignore[assignment]
     """Raises the shard's purge epoch, durably: purges that were decided before are refused from now on (PurgeService). Brokers call it
@@ -308,18 +306,17 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def BatchGetPayloads(
+    def BatchGetMessages(
         self,
-        request: _ingest_pb2.BatchGetPayloadsRequest,
+        request: _ingest_pb2.BatchGetMessagesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_ingest_pb2.BatchGetPayloadsResponse, _abc.Awaitable[_ingest_pb2.BatchGetPayloadsResponse]]:
-        """Reads stored messages by ID, headers and payload. Brokers call this before they hand messages out; anybody may. A
-        message past its retention is read like any other for as long as it is stored.
+    ) -> _typing.Union[_ingest_pb2.BatchGetMessagesResponse, _abc.Awaitable[_ingest_pb2.BatchGetMessagesResponse]]:
+        """Reads stored messages by ID, headers and payload. Brokers call this before they deliver messages; any client may. A message past
+        its retention is read like any other for as long as it is stored.
 
-        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`;
-        `encoded` together with `with_etags`), RESOURCE_EXHAUSTED (UNREAD_ANSWERS: answers that are not read take the ingest's memory
-        for messages; try again),
-        UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which may be stored by a newer owner of the shard; look up the
+        Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; negative `max_bytes`),
+        RESOURCE_EXHAUSTED (UNREAD_ANSWERS: responses that clients do not read fill the ingest's memory for messages; try again),
+        UNAVAILABLE (NOT_YET_STORED: an ID above the last one of the log, which a newer owner of the shard may have stored; look up the
         ingest's address again).
         """
 
@@ -388,7 +385,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
         commit would have over 16 MiB), NOT_FOUND, ABORTED (the etag is not the current one, which the ErrorInfo's metadata has as
-        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetPayloads).
+        `etag`), RESOURCE_EXHAUSTED, UNAVAILABLE (also NOT_YET_STORED, as of BatchGetMessages).
         """
 
     @_abc_1.abstractmethod

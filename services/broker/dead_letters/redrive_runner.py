@@ -27,7 +27,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.redrives import Step, is_its_queue, moved
 from services.broker.dead_letters.filters import dead_letter_filter, seen
 from services.broker.dead_letters.push_rows import outbox_row
-from services.broker.delivery.message_cache import Ingests
+from services.broker.delivery.message_cache import Ingests, ReadResult
 from services.broker.entries.finished_pages import FinishedReader, ListPosition, TimeRange
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
@@ -347,7 +347,7 @@ class RedriveRunner:
         for shard, wanted in by_shard.items():
             left = wanted
             while left:
-                messages, gone = await self._read(shard, left)
+                messages, _, gone = await self._read(shard, left)
                 if not messages and not gone:
                     raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
                 for message in messages:
@@ -355,9 +355,7 @@ class RedriveRunner:
                 result = {*gone, *(message.message_id for message in messages)}
                 left = [one for one in left if one not in result]
 
-    async def _read(
-        self, shard: int, ids: Sequence[int]
-    ) -> tuple[Sequence[Message], Sequence[int]]:
+    async def _read(self, shard: int, ids: Sequence[int]) -> ReadResult:
         if self._asking[shard] >= ASKING_MAX:
             raise _IngestBusy
         self._asking[shard] += 1

@@ -17,6 +17,7 @@ from libs.serving.peers.channels import Channels
 from libs.storage.errors import StorageError
 from libs.storage.layout.ids import shard_of
 from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import (
     Aborted,
     InvalidArgument,
@@ -25,8 +26,8 @@ from slatemq.errors import (
     Unavailable,
 )
 from slatemq.v1.ingest_pb2 import (
-    BatchGetPayloadsRequest,
-    BatchGetPayloadsResponse,
+    BatchGetMessagesRequest,
+    BatchGetMessagesResponse,
     GetLogStatusRequest,
     RaisePurgeEpochRequest,
     ReplaceMessageRequest,
@@ -53,8 +54,8 @@ REPLACE_DEADLINE_S = 30.0
 """The same for a message that is replaced: its payload may have to be uploaded."""
 
 
-class TaggedMessages(NamedTuple):
-    """Messages with their etags, in the same order, and the IDs that are gone."""
+class ReadResult(NamedTuple):
+    """Messages, their etags in the same order where these were asked for, and the IDs gone."""
 
     messages: Sequence[Message]
     etags: Sequence[str]
@@ -69,15 +70,6 @@ than the payload. A plain pair, which `zip` makes: each message has one.
 """
 
 
-def held_of(message: Message) -> CachedMessage:
-    """The same of a message."""
-    common = Message()
-    common.CopyFrom(message)
-    common.ClearField("message_id")
-    common.ClearField("payload")
-    return message.payload, common.SerializeToString()
-
-
 class IngestMessages(NamedTuple):
     """What an ingest gave: messages, and why others are not to be had (GONE, DAMAGED)."""
 
@@ -87,13 +79,6 @@ class IngestMessages(NamedTuple):
     gone: dict[int, str]
     slow: Sequence[int] = ()
     """IDs of those that the ingest is still reading."""
-
-    @classmethod
-    def of(
-        cls, held: dict[int, CachedMessage], gone: dict[int, str], slow: Sequence[int] = ()
-    ) -> IngestMessages:
-        """These, and the size of them."""
-        return cls(held, size_of(held), gone, slow)
 
 
 def size_of(held: dict[int, CachedMessage]) -> int:
@@ -129,13 +114,10 @@ class Ingests(Protocol):
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         """Messages of one shard as bytes, the first that fit; raises Unavailable."""
 
-    async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
-        """Messages of one shard, and the IDs that are gone; raises Unavailable."""
-
-    async def read_with_etags(
-        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
-    ) -> TaggedMessages:
-        """The same with the messages' etags; raises Unavailable."""
+    async def read(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
+    ) -> ReadResult:
+        """Messages of one shard as objects, the first that fit; raises Unavailable."""
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """Replaces a message; gives its new etag. Raises what ingest refuses, and Unavailable."""
@@ -162,18 +144,10 @@ class IngestClient:
 
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         """See Ingests."""
-        # `encoded` is for ingests that know no runs yet.
-        request = BatchGetPayloadsRequest(
-            message_ids=ids, max_bytes=max_bytes, runs=True, encoded=True
-        )
+        request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes)
         answer = await self._read(shard, request)
-        held: dict[int, CachedMessage]
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
-        if answer.encoded_messages:
-            messages = map(held_of, map(Message.FromString, answer.encoded_messages))
-            held = dict(zip(answer.encoded_ids, messages, strict=True))
-            return IngestMessages.of(held, gone, answer.slow_ids)
-        held = {}
+        held: dict[int, CachedMessage] = {}
         size_bytes = 0
         for run in answer.runs:
             alike, common = run.message_ids, run.common
@@ -187,26 +161,25 @@ class IngestClient:
                 size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
         return IngestMessages(held, size_bytes, gone, answer.slow_ids)
 
-    async def read(self, shard: int, ids: Sequence[int]) -> tuple[Sequence[Message], Sequence[int]]:
+    async def read(
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
+    ) -> ReadResult:
         """See Ingests."""
-        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=FETCH_BYTES)
+        request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes, with_etags=etags)
         answer = await self._read(shard, request)
-        _check_any(answer, shard)
-        return answer.messages, answer.missing_ids
+        if answer.slow_ids and not answer.runs and not answer.missing_ids:
+            raise Unavailable(
+                f"ingest {shard} is still reading the payload of message {answer.slow_ids[0]}",
+                reason="PAYLOAD_SLOW",
+                retry_after_ms=1_000,
+            )
+        tags = [etag for run in answer.runs for etag in run.etags]
+        return ReadResult(messages_of(answer.runs), tags, answer.missing_ids)
 
-    async def read_with_etags(
-        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
-    ) -> TaggedMessages:
-        """See Ingests."""
-        request = BatchGetPayloadsRequest(message_ids=ids, max_bytes=max_bytes, with_etags=True)
-        answer = await self._read(shard, request)
-        _check_any(answer, shard)
-        return TaggedMessages(answer.messages, answer.etags, answer.missing_ids)
-
-    async def _read(self, shard: int, request: BatchGetPayloadsRequest) -> BatchGetPayloadsResponse:
+    async def _read(self, shard: int, request: BatchGetMessagesRequest) -> BatchGetMessagesResponse:
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
-            answer: BatchGetPayloadsResponse = await stub.BatchGetPayloads(
+            answer: BatchGetMessagesResponse = await stub.BatchGetMessages(
                 request, timeout=FETCH_DEADLINE_S
             )
         return answer
@@ -235,16 +208,6 @@ class IngestClient:
             self._channels.doubt("ingest", shard)
             raise Unavailable(f"ingest {shard} is away: {failed}", reason="INGEST_AWAY") from failed
         return str(answer.etag)
-
-
-def _check_any(answer: BatchGetPayloadsResponse, shard: int) -> None:
-    """Raises Unavailable when all that an answer says is that payloads are still being read."""
-    if answer.slow_ids and not answer.messages and not answer.missing_ids:
-        raise Unavailable(
-            f"ingest {shard} is still reading the payload of message {answer.slow_ids[0]}",
-            reason="PAYLOAD_SLOW",
-            retry_after_ms=1_000,
-        )
 
 
 class Payloads:

@@ -238,14 +238,14 @@ class EntryReader:
         for shard, ids in by_shard.items():
             wanted = list(dict.fromkeys(ids))
             while wanted and left > 0:
-                with_etags = await self._ingests.read_with_etags(shard, wanted, left)
-                for message, etag in zip(with_etags.messages, with_etags.etags, strict=True):
+                read = await self._ingests.read(shard, wanted, left, etags=True)
+                for message, etag in zip(read.messages, read.etags, strict=True):
                     stored[message.message_id] = (message, etag)
                     if not with_payload:
                         message.ClearField("payload")
                     left -= message.ByteSize()
-                gone.update(with_etags.missing_ids)
-                if not with_etags.messages and not with_etags.missing_ids:
+                gone.update(read.missing_ids)
+                if not read.messages and not read.missing_ids:
                     break
                 wanted = [one for one in wanted if one not in stored and one not in gone]
         left = bytes_max

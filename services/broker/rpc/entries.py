@@ -215,10 +215,10 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def _received_ms(self, message_id: int) -> int:
         """From when on the message can be in a queue; 0 where its ingest does not know."""
         try:
-            with_etags = await self._ingests.read_with_etags(shard_of(message_id), [message_id])
+            messages = (await self._ingests.read(shard_of(message_id), [message_id])).messages
         except Unavailable:
             return 0
-        received_ms = with_etags.messages[0].received_at_ms if with_etags.messages else 0
+        received_ms = messages[0].received_at_ms if messages else 0
         return max(received_ms - SKEW_MS, 0)
 
 

@@ -13,7 +13,8 @@ In reading order; a file imports only files above it:
 `rows`          Rows found by their numbers: many near ones by one scan, the others one by one
 `tailing`       The metadata log, followed: recent entries from memory, older ones from the
                 database
+`message_runs`  Messages in runs, encoded for BatchGetMessages: neighbours differ in little but
+                their payloads
 `reading`       Messages by ID: fresh ones from memory, the others from the database and the blobs
-`encoded`       Messages as bytes, for brokers that hand them on: no object per message on the way
 `entry_parts`   Log entries in parts, for tails where memory for answers is short
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from typing import Final, NamedTuple
+from itertools import groupby, islice, takewhile
+from typing import Final, NamedTuple, cast
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
@@ -19,16 +19,22 @@ from services.ingest.read.answer_room import Metadata, ResponseBudget, fitting
 from services.ingest.read.blob_reads import BlobReads
 from services.ingest.read.entry_cache import DecodedEntry, EntryCache, decoded
 from services.ingest.read.etags import etag_of
-from services.ingest.read.payload_cache import PayloadCache
+from services.ingest.read.message_runs import (
+    ReadResult,
+    common_of,
+    common_stretches,
+    select,
+)
+from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.rows import PACKS, PAYLOADS, read_rows
 from services.ingest.read.tailing import MetadataLog
 
-__all__ = ["Metadata", "Read", "Reader", "ResponseBudget"]
+__all__ = ["Reader", "ResponseBudget"]
 
 log = logging.getLogger(__name__)
 
 WINDOW: Final = 256
-"""IDs looked up at once; between windows it shows whether the answer is full."""
+"""IDs looked up at once in the database; a full response ends the read between two windows."""
 
 NEAR_ENTRIES: Final = 4096
 """An entry at most so many IDs further on is looked for forwards from the one before."""
@@ -44,20 +50,6 @@ BLOB_WAIT_S: Final = 4.0
 it goes on being read, and comes with a later answer."""
 
 
-class Read(NamedTuple):
-    """Messages read, in the order asked for, and the IDs of those that are not stored.
-
-    `etags` are those of the messages, where they were asked for. Damaged ones are missing, too. The
-    payloads of slow ones are still being read: they are neither.
-    """
-
-    messages: list[tuple[Metadata, bytes]]
-    missing_ids: list[int]
-    etags: list[str]
-    damaged_ids: list[int]
-    slow_ids: Sequence[int] = ()
-
-
 class _Packs(NamedTuple):
     """By message, the pack that may have its payload: likely ones, and those of small entries."""
 
@@ -66,7 +58,7 @@ class _Packs(NamedTuple):
 
 
 class Reader:
-    """Reads durable messages."""
+    """Reads durable messages: fresh ones straight from the cache, the others from the database."""
 
     def __init__(
         self,
@@ -75,7 +67,6 @@ class Reader:
         log: MetadataLog,
         cache: PayloadCache,
     ) -> None:
-        """Read from these."""
         self._database = database
         self._blobs = blobs
         self._blob_reads = BlobReads(blobs)
@@ -88,21 +79,90 @@ class Reader:
         self._reads = 0
 
     async def read(
+        self, message_ids: Sequence[int], room: ResponseBudget, *, with_etags: bool = False
+    ) -> ReadResult:
+        """The messages with these IDs, up to the one that no longer fits into `room`."""
+        result = ReadResult([], [], [], [])
+        at, count = 0, len(message_ids)
+        while at < count:
+            # An etag comes from the payload's record, which the cache has not.
+            run = None if with_etags else self._cache.run(message_ids[at])
+            took = 0 if run is None else self._take_cached(run, message_ids, at, room, result)
+            if took == 0:
+                if result.slow_ids:
+                    break  # The response is late already.
+                stored = list(message_ids[at : at + WINDOW])
+                if not with_etags and not self._cache.has_none_of(stored):
+                    stored = list(takewhile(self._is_stored_only, stored))
+                took = await self._read_stored(stored, room, result, with_etags)
+            if took < 0:
+                break
+            at += took
+        return result
+
+    # --- The cache ------------------------------------------------------------
+
+    def _take_cached(
+        self,
+        run: Run,
+        message_ids: Sequence[int],
+        at: int,
+        room: ResponseBudget,
+        result: ReadResult,
+    ) -> int:
+        """Add the next messages that are in this run; their number, or -1: no more fits."""
+        first_id, count, asked = run.first_id, len(run.payloads), len(message_ids)
+        first = message_ids[at] - first_id
+        offsets: Sequence[int] = range(first, min(count, first + asked - at))
+        wanted = range(first_id + offsets[0], first_id + offsets[-1] + 1)
+        end = at + len(wanted)
+        if message_ids[end - 1] != wanted[-1] or message_ids[at:end] != list(wanted):
+            rest = (message_ids[index] - first_id for index in range(at, asked))
+            offsets = list(takewhile(range(count).__contains__, rest))
+        payloads = _up_to_none(select(run.payloads, offsets))
+        if self._changing:
+            ids = message_ids[at : at + len(payloads)]
+            changing = (n for n, one in enumerate(ids) if one in self._changing)
+            payloads = payloads[: next(changing, len(payloads))]
+        offsets = offsets[: len(payloads)]
+        if not payloads:
+            return 0
+        start = 0
+        for end, common in common_stretches(run, offsets):
+            alike = payloads[start:end]
+            fit = _fitting(alike, common, room)
+            if fit:
+                ids = message_ids[at + start : at + start + fit]
+                result.add(common, list(ids), alike[:fit], ())
+            if fit < len(alike):
+                return -1
+            start = end
+        return len(payloads)
+
+    def _is_stored_only(self, message_id: int) -> bool:
+        return message_id in self._changing or self._cache.get(message_id) is None
+
+    # --- The database ---------------------------------------------------------
+
+    async def _read_stored(
         self,
         message_ids: Sequence[int],
         room: ResponseBudget,
-        *,
-        with_etags: bool = False,
-    ) -> Read:
-        """The messages with these IDs, up to the one that no longer fits into `room`."""
+        result: ReadResult,
+        with_etags: bool,
+    ) -> int:
+        """Add messages out of the database; their number, or -1: no more fits.
+
+        What changes meanwhile is read again: headers from before a change and a payload from after
+        it belong to no message.
+        """
         self._reads += 1
         number = self._reads
         try:
             while True:
                 changed = self._reading[number] = set()
                 left = room.copy()
-                read = await self._read(message_ids, left, with_etags)
-                # Headers from before and a payload from after belong to no message.
+                found = await self._read_once(message_ids, left, with_etags)
                 being = self._changing and [i for i in message_ids if i in self._changing]
                 if being:
                     settled = {self._changing[i] for i in being}
@@ -110,42 +170,48 @@ class Reader:
                     for one in settled:
                         one.result()
                 elif changed.isdisjoint(message_ids):
-                    room.become(left)
-                    return read
+                    break
         finally:
             del self._reading[number]
+        room.become(left)
+        for run in found.runs:
+            result.add(*run)
+        result.missing_ids.extend(found.missing_ids)
+        result.damaged_ids.extend(found.damaged_ids)
+        result.slow_ids.extend(found.slow_ids)
+        count = sum(len(run.message_ids) for run in found.runs)
+        count += len(found.missing_ids) + len(found.slow_ids)
+        return count if count == len(message_ids) else -1
 
-    async def _read(
+    async def _read_once(
         self, message_ids: Sequence[int], room: ResponseBudget, with_etags: bool
-    ) -> Read:
-        read = Read([], [], [], [])
+    ) -> ReadResult:
+        result = ReadResult([], [], [], [])
         damaged: set[int] = set()
         slow: set[int] = set()
-        remaining = iter(message_ids)
-        while window := list(islice(remaining, WINDOW)):
-            packs = _Packs({}, {})
-            found = await self._metadata(window, packs, damaged)
-            wanted = list(fitting(window, found, room))
-            records: dict[int, bytes] | None = {} if with_etags else None
-            stored = [i for i in wanted if i in found]
-            payloads = await self._payloads(stored, packs, records, damaged, slow)
-            for message_id in wanted:
-                payload = payloads.get(message_id)
-                if message_id in slow:
-                    continue
-                if payload is None:
-                    read.missing_ids.append(message_id)
-                    if message_id in damaged:
-                        read.damaged_ids.append(message_id)
-                    continue
-                metadata = found[message_id]
-                read.messages.append((metadata, payload))
-                if records is not None:
-                    read.etags.append(str(etag_of(records[message_id], metadata.headers)))
-            # With one that is slow the answer is late as it is.
-            if slow or len(wanted) < len(window):
-                break
-        return read._replace(slow_ids=sorted(slow))
+        packs = _Packs({}, {})
+        metadata = await self._metadata(message_ids, packs, damaged)
+        wanted = list(fitting(message_ids, metadata, room))
+        records: dict[int, bytes] | None = {} if with_etags else None
+        stored = [i for i in wanted if i in metadata]
+        payloads = await self._payloads(stored, packs, records, damaged, slow)
+        read: list[int] = []
+        for message_id in wanted:
+            if message_id in payloads:
+                read.append(message_id)
+            elif message_id not in slow:
+                result.missing_ids.append(message_id)
+                if message_id in damaged:
+                    result.damaged_ids.append(message_id)
+        result.slow_ids.extend(sorted(slow))
+        # Neighbours of one log entry share their headers, and are mostly alike in the rest.
+        for _, group in groupby(read, lambda message_id: _shared(metadata[message_id])):
+            ids = list(group)
+            etags: list[str] = []
+            if records is not None:
+                etags = [str(etag_of(records[one], metadata[one].headers)) for one in ids]
+            result.add(common_of(metadata[ids[0]]), ids, [payloads[one] for one in ids], etags)
+        return result
 
     async def close(self) -> None:
         """End what is still being read."""
@@ -255,24 +321,13 @@ class Reader:
         Their records as they are stored go into `records`, if it is given.
         """
         found: dict[int, bytes] = {}
-        older: list[int] = []
-        if records is not None or self._cache.has_none_of(message_ids):
-            older.extend(message_ids)
-        else:
-            for message_id in message_ids:
-                payload = self._cache.get(message_id)
-                if payload is None:
-                    older.append(message_id)
-                else:
-                    found[message_id] = payload
-        if older:
-            wanted, in_damaged = sorted(set(older)), set[int]()
-            left = await self._read_packs(wanted, packs.likely, found, records, in_damaged)
-            await self._read_payloads(left, found, records, damaged, slow)
-            known = damaged | slow
-            left = [one for one in left if one not in found and one not in known]
-            await self._read_packs(left, packs.others, found, records, in_damaged)
-            damaged |= in_damaged - found.keys()
+        wanted, in_damaged = sorted(set(message_ids)), set[int]()
+        left = await self._read_packs(wanted, packs.likely, found, records, in_damaged)
+        await self._read_payloads(left, found, records, damaged, slow)
+        known = damaged | slow
+        left = [one for one in left if one not in found and one not in known]
+        await self._read_packs(left, packs.others, found, records, in_damaged)
+        damaged |= in_damaged - found.keys()
         return found
 
     async def _read_packs(
@@ -364,3 +419,33 @@ class Reader:
     async def read_blob(self, record: PayloadUri) -> bytes | None:
         """A payload that has an object of its own; None when that is gone."""
         return await self._blob_reads.read(record)
+
+
+def _shared(metadata: Metadata) -> tuple[Mapping[str, str], int, int, int]:
+    """All of a message but its ID and payload."""
+    return (
+        metadata.headers,
+        metadata.created_at_ms,
+        metadata.received_at_ms,
+        metadata.retention_s,
+    )
+
+
+def _up_to_none(payloads: Sequence[bytes | None]) -> list[bytes]:
+    if not all(payloads) and None in payloads:
+        payloads = payloads[: payloads.index(None)]
+    return cast("list[bytes]", payloads)
+
+
+def _fitting(payloads: list[bytes], common: bytes, room: ResponseBudget) -> int:
+    """How many of these fit, the first ones; takes their places.
+
+    What they have in common counts for each: the broker may keep any of them alone.
+    """
+    count = len(payloads)
+    if count > 1 and room.take_all(sum(map(len, payloads)), count * len(common), count):
+        return count
+    for at, payload in enumerate(payloads):
+        if not room.take(len(payload), len(common)):
+            return at
+    return count

@@ -129,9 +129,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             attributes={**SPAN, conventions.MESSAGING_BATCH_MESSAGE_COUNT: count},
         )
 
-    async def BatchGetPayloads(  # noqa: N802 - the RPC's name
-        self, request: ingest_pb2.BatchGetPayloadsRequest, context: Any
-    ) -> ingest_pb2.BatchGetPayloadsResponse:
+    async def BatchGetMessages(  # noqa: N802 - the RPC's name
+        self, request: ingest_pb2.BatchGetMessagesRequest, context: Any
+    ) -> ingest_pb2.BatchGetMessagesResponse:
         """See the proto."""
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
@@ -146,33 +146,19 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         else:
             self._answers.take(size_bytes)
         context.add_done_callback(lambda _: self._answers.release(size_bytes))
-        return encoded(ingest_pb2.BatchGetPayloadsResponse, data)
+        return encoded(ingest_pb2.BatchGetMessagesResponse, data)
 
     async def _read(
-        self, shard: Shard, request: ingest_pb2.BatchGetPayloadsRequest, bytes_max: int
+        self, shard: Shard, request: ingest_pb2.BatchGetMessagesRequest, bytes_max: int
     ) -> bytes:
         message_ids = list(request.message_ids)
         room = ResponseBudget(
             bytes_max, limits.message_bytes_max(self._config.instance.payload_bytes_max)
         )
         end = shard.log.end
-        if request.encoded or request.runs:
-            if request.with_etags:
-                name = "runs" if request.runs else "encoded"
-                raise InvalidArgument(name, "may not be given together with with_etags")
-            found = await shard.encoded.read(message_ids, room)
-            await shard.confirm_missing(found.missing_ids, end.last_message_id)
-            return wire_for_brokers.encode_response(found, in_runs=request.runs)
-        read = await shard.reader.read(message_ids, room, with_etags=request.with_etags)
-        await shard.confirm_missing(read.missing_ids, end.last_message_id)
-        answer = ingest_pb2.BatchGetPayloadsResponse(
-            messages=[wire.to_message(*one) for one in read.messages],
-            missing_ids=read.missing_ids,
-            damaged_ids=read.damaged_ids,
-            slow_ids=read.slow_ids,
-            etags=read.etags,
-        )
-        return answer.SerializeToString()
+        result = await shard.reader.read(message_ids, room, with_etags=request.with_etags)
+        await shard.confirm_missing(result.missing_ids, end.last_message_id)
+        return result.encode()
 
     async def TailLog(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.TailLogRequest, context: Any

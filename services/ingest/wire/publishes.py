@@ -15,7 +15,6 @@ from libs.storage.layout.ids import shard_of
 from libs.storage.records.metadata import encode_headers
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from services.ingest.batches import MESSAGE_OVERHEAD_BYTES, NOT_SET, Accepted, Columns
-from services.ingest.read.reading import Metadata
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (
@@ -23,7 +22,6 @@ from slatemq.v1.ingest_pb2 import (
     PublishRun,
     PushedMessage,
 )
-from slatemq.v1.message_pb2 import Message
 
 MESSAGES_MAX: Final = 10_000
 """Messages in a batch, and IDs in a request for payloads: some milliseconds of the event loop."""
@@ -237,18 +235,6 @@ def carry_trace(columns: Columns) -> None:
     for at, headers in enumerate(columns.headers):
         telemetry.inject(headers)
         columns.header_bytes[at] = encode_headers(headers)
-
-
-def to_message(metadata: Metadata, payload: bytes) -> Message:
-    """A message as consumers receive it."""
-    return Message(
-        message_id=metadata.message_id,
-        payload=payload,
-        headers=metadata.headers,
-        created_at_ms=metadata.created_at_ms,
-        received_at_ms=metadata.received_at_ms,
-        retention_s=metadata.retention_s,
-    )
 
 
 def check_dedupe_shards(accepted: Accepted, shards: Collection[int], shard: int) -> None:

@@ -10,12 +10,10 @@ from libs.serving.requests.headers import encoded_headers
 from libs.storage.layout.ids import MAX_SHARD, shard_of
 from services.ingest.batches import Accepted, Columns
 from services.ingest.edit.replacing import Replacement
-from services.ingest.read.encoded import Encoded
 from services.ingest.wire import publishes as wire
 from services.ingest.write.pushing import Push
 from slatemq.errors import InvalidArgument
 from slatemq.v1.ingest_pb2 import (
-    BatchGetPayloadsResponse,
     PushedMessage,
     PushRequest,
     ReplaceMessageRequest,
@@ -108,18 +106,3 @@ def to_replacement(
         None if request.keep_headers else headers,
         request.queue_id,
     )
-
-
-def encode_response(found: Encoded, *, in_runs: bool) -> bytes:
-    """An encoded answer with these messages; who asks for no runs has each for itself."""
-    answer = BatchGetPayloadsResponse(
-        missing_ids=found.missing_ids, damaged_ids=found.damaged_ids, slow_ids=found.slow_ids
-    )
-    if in_runs:
-        fields = [piece for run in found.runs for piece in run.fields()]
-        return b"".join([*fields, answer.SerializeToString()])
-    for run in found.runs:
-        answer.encoded_messages.extend(run.messages())
-        answer.encoded_ids.extend(run.message_ids)
-        answer.payload_bytes.extend(map(len, run.payloads))
-    return answer.SerializeToString()

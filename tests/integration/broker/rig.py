@@ -26,8 +26,8 @@ from services.broker.delivery.message_cache import (
     FETCH_BYTES,
     GONE,
     IngestMessages,
-    TaggedMessages,
-    held_of,
+    ReadResult,
+    size_of,
 )
 from services.broker.outbox.targets import OutboxTarget
 from services.broker.rpc.servicers import Servicers
@@ -49,6 +49,7 @@ from tests.claimed_runs import ClaimedMessage, messages_of
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
 from tests.manual_clock import ManualClock
+from tests.stored_messages import cached
 
 NO_BACKOFF = queue_pb2.Backoff(kind=queue_pb2.Backoff.KIND_NONE)
 
@@ -109,8 +110,8 @@ class Ingest:
         self.raised.append(shard)
 
     async def read(
-        self, shard: int, ids: Sequence[int]
-    ) -> tuple[Sequence[message_pb2.Message], Sequence[int]]:
+        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
+    ) -> ReadResult:
         self.reads.append(list(ids))
         if self.away:
             raise Unavailable("ingest is away")
@@ -125,24 +126,16 @@ class Ingest:
         ]
         messages = [self.replaced.get(one.message_id, one) for one in messages]
         await self.read_gate.wait()
-        return messages, [i for i in ids if i in missing]
-
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
-        messages, gone = await self.read(shard, ids)
-        sizes = accumulate(len(one.payload) for one in messages)
-        fit = max(sum(size <= max_bytes for size in sizes), 1)
-        held = {one.message_id: held_of(one) for one in messages[:fit]}
-        reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
-        return IngestMessages.of(held, reasons)
-
-    async def read_with_etags(
-        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES
-    ) -> TaggedMessages:
-        messages, gone = await self.read(shard, ids)
         sizes = accumulate(len(message.payload) for message in messages)
         messages = messages[: max(1, sum(size <= max_bytes for size in sizes))]
-        etags = [f"e{message.message_id}" for message in messages]
-        return TaggedMessages(messages, etags, gone)
+        tags = [f"e{message.message_id}" for message in messages] if etags else []
+        return ReadResult(messages, tags, [i for i in ids if i in missing])
+
+    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
+        messages, _, gone = await self.read(shard, ids, max_bytes)
+        held = {one.message_id: cached(one) for one in messages}
+        reasons = {one: DAMAGED if one in self.damaged else GONE for one in gone}
+        return IngestMessages(held, size_of(held), reasons)
 
     async def replace(self, request: ingest_pb2.ReplaceMessageRequest) -> str:
         self.edits.append(request)

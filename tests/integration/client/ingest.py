@@ -53,7 +53,7 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
     def __post_init__(self) -> None:
         self.gate.set()
 
-    async def BatchGetPayloads(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def BatchGetMessages(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
     async def GetLogStatus(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -28,6 +28,7 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.configs import config_of
 from tests.log_entries import DecodedEntry
+from tests.stored_messages import StoredMessages
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,13 +55,12 @@ class Ingest:
         messages = [message(payload, **headers) for payload in payloads]
         return await self.publish(*messages, request_id=request_id)
 
-    async def read(self, *ids: int, max_bytes: int = 0) -> ingest_pb2.BatchGetPayloadsResponse:
-        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, max_bytes=max_bytes)
+    async def read(self, *ids: int, max_bytes: int = 0, with_etags: bool = False) -> StoredMessages:
+        request = ingest_pb2.BatchGetMessagesRequest(
+            message_ids=ids, max_bytes=max_bytes, with_etags=with_etags
+        )
         with raising_slatemq_errors():
-            answer: ingest_pb2.BatchGetPayloadsResponse = await self.stub.BatchGetPayloads(
-                request, timeout=30
-            )
-            return answer
+            return StoredMessages.of(await self.stub.BatchGetMessages(request, timeout=30))
 
     async def payloads(self, *ids: int) -> list[bytes]:
         answer = await self.read(*ids)

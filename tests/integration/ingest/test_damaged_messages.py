@@ -17,11 +17,9 @@ from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.records.payloads import encode_uri
 from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, IngestClient
 from services.ingest.config import IngestConfig
-from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DataLoss
 from slatemq.events import encode_event, make_event
 from slatemq.events.catalogue import MessagePublished
-from slatemq.v1 import ingest_pb2
 from tests.integration.broker.entry_calls import FAILED, listed
 from tests.integration.broker.rig import Ingest as StandIn
 from tests.integration.broker.rig import running
@@ -62,11 +60,9 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
     async with serving(root) as ingest:
         # IDs go on in a new block, so that this one was passed over
         assert min(await ingest.send(b"e")) > never
-        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, with_etags=with_etags)
-        with raising_slatemq_errors():
-            response = await ingest.stub.BatchGetPayloads(request, timeout=30)
-        assert list(response.damaged_ids) == bad
-        assert list(response.missing_ids) == [*bad, never]
+        response = await ingest.read(*ids, with_etags=with_etags)
+        assert response.damaged_ids == bad
+        assert response.missing_ids == [*bad, never]
         good = [one for one in [*first, *third] if one not in bad]
         assert [one.message_id for one in response.messages] == good
         # And what brokers use tells the one from the other

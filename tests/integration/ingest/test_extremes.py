@@ -21,7 +21,7 @@ LATER_MS: Final = 1 << 42
 DAY_S: Final = 86_400
 
 READING: Final = {
-    "BatchGetPayloads",
+    "BatchGetMessages",
     "TailLog",
     "GetLogStatus",
     "FindLogPosition",

@@ -214,12 +214,10 @@ async def test_an_id_behind_the_end_of_the_log_is_not_here_yet_and_never_missing
 ) -> None:
     async with serving(payload_cache_bytes=cache, log_cache_bytes=cache) as ingest:
         (first, second) = await ingest.send(b"x", b"y")
-        for runs in (False, True):
-            for beyond in (second + 1, second + 5000):
-                request = ingest_pb2.BatchGetPayloadsRequest(message_ids=[first, beyond], runs=runs)
-                with pytest.raises(Unavailable) as refused, raising_slatemq_errors():
-                    await ingest.stub.BatchGetPayloads(request, timeout=30)
-                assert refused.value.reason == "NOT_YET_STORED"
+        for beyond in (second + 1, second + 5000):
+            with pytest.raises(Unavailable) as refused:
+                await ingest.read(first, beyond)
+            assert refused.value.reason == "NOT_YET_STORED"
         with pytest.raises(Unavailable), raising_slatemq_errors():
             await ingest.stub.ReplaceMessage(
                 ingest_pb2.ReplaceMessageRequest(message_id=second + 1, keep_headers=True)
@@ -249,20 +247,20 @@ async def test_many_scattered_messages_are_read_from_the_database(root: str) -> 
 @pytest.mark.parametrize(
     ("field", "request_"),
     [
-        ("message_ids", ingest_pb2.BatchGetPayloadsRequest()),
-        ("message_ids", ingest_pb2.BatchGetPayloadsRequest(message_ids=[1] * 10_001)),
-        ("message_ids[1]", ingest_pb2.BatchGetPayloadsRequest(message_ids=[1, (1 << 48) + 1])),
-        ("message_ids[0]", ingest_pb2.BatchGetPayloadsRequest(message_ids=[0])),
-        ("message_ids[0]", ingest_pb2.BatchGetPayloadsRequest(message_ids=[-5])),
-        ("max_bytes", ingest_pb2.BatchGetPayloadsRequest(message_ids=[1], max_bytes=-1)),
+        ("message_ids", ingest_pb2.BatchGetMessagesRequest()),
+        ("message_ids", ingest_pb2.BatchGetMessagesRequest(message_ids=[1] * 10_001)),
+        ("message_ids[1]", ingest_pb2.BatchGetMessagesRequest(message_ids=[1, (1 << 48) + 1])),
+        ("message_ids[0]", ingest_pb2.BatchGetMessagesRequest(message_ids=[0])),
+        ("message_ids[0]", ingest_pb2.BatchGetMessagesRequest(message_ids=[-5])),
+        ("max_bytes", ingest_pb2.BatchGetMessagesRequest(message_ids=[1], max_bytes=-1)),
     ],
 )
 async def test_a_bad_read_names_its_field(
-    field: str, request_: ingest_pb2.BatchGetPayloadsRequest
+    field: str, request_: ingest_pb2.BatchGetMessagesRequest
 ) -> None:
     async with serving() as ingest:
         with pytest.raises(InvalidArgument) as refused, raising_slatemq_errors():
-            await ingest.stub.BatchGetPayloads(request_)
+            await ingest.stub.BatchGetMessages(request_)
         assert refused.value.field == field
 
 

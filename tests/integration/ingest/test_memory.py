@@ -15,6 +15,7 @@ import pytest
 
 from libs.serving.peers.channels import open_channel
 from services.ingest.config import IngestConfig
+from slatemq._rpc.stored_runs import messages_of
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc, snapshot_pb2, snapshot_pb2_grpc
 from tests.integration.ingest.test_unread import MEBIBYTE, MESSAGES, UNREAD, publish
 from tests.integration.serving.test_large_requests import (
@@ -79,10 +80,10 @@ async def test_the_memory_of_an_ingest_stays_below_what_is_stated_under_the_wors
             # Then some publishes are stored, and the ingest has no more than README.md states
             assert codes[None] > 0, codes
             assert there.peak - at_rest < BOUND_BYTES
-            answer = await stub.BatchGetPayloads(
-                ingest_pb2.BatchGetPayloadsRequest(message_ids=small[:10])
+            answer = await stub.BatchGetMessages(
+                ingest_pb2.BatchGetMessagesRequest(message_ids=small[:10])
             )
-            assert [one.payload for one in answer.messages] == [b"x"] * 10
+            assert [one.payload for one in messages_of(answer.runs)] == [b"x"] * 10
         assert " ERROR " not in there.log.read_text()
 
 
@@ -130,8 +131,8 @@ async def snapshots(opened: grpc.aio.Channel) -> None:
 
 async def reads(opened: grpc.aio.Channel, message_ids: list[int]) -> None:
     """Reads as brokers make them, some at a time."""
-    read: Any = opened.unary_unary("/slatemq.v1.IngestService/BatchGetPayloads")
-    request = ingest_pb2.BatchGetPayloadsRequest(message_ids=message_ids, max_bytes=10 * MEBIBYTE)
+    read: Any = opened.unary_unary("/slatemq.v1.IngestService/BatchGetMessages")
+    request = ingest_pb2.BatchGetMessagesRequest(message_ids=message_ids, max_bytes=10 * MEBIBYTE)
     for _ in range(BROKER_READS // 8):
         await asyncio.gather(
             *(ended(read(request.SerializeToString(), timeout=WAIT_SECONDS)) for _ in range(8))
@@ -143,8 +144,8 @@ async def unread(there: Ingest, message_ids: list[int]) -> AsyncIterator[None]:
     """Reads and tails of all there is, whose answers are not read."""
     async with grpc.aio.insecure_channel(there.address, options=UNREAD) as opened:
         # To the client each answer is a stream: it takes no more of one than is read.
-        read: Any = opened.unary_stream("/slatemq.v1.IngestService/BatchGetPayloads")
-        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=message_ids)
+        read: Any = opened.unary_stream("/slatemq.v1.IngestService/BatchGetMessages")
+        request = ingest_pb2.BatchGetMessagesRequest(message_ids=message_ids)
         calls = [read(request.SerializeToString()) for _ in range(UNREAD_READS)]
         tail = ingest_pb2_grpc.IngestServiceStub(opened).TailLog
         calls += [tail(ingest_pb2.TailLogRequest()) for _ in range(UNREAD_TAILS)]

@@ -27,10 +27,8 @@ async def replace(ingest: Ingest, message_id: int, **fields: object) -> str:
 
 
 async def read(ingest: Ingest, *ids: int) -> list[tuple[message_pb2.Message, str]]:
-    request = ingest_pb2.BatchGetPayloadsRequest(message_ids=ids, with_etags=True)
-    with raising_slatemq_errors():
-        answer = await ingest.stub.BatchGetPayloads(request, timeout=60)
-    return list(zip(answer.messages, answer.etags, strict=True))
+    read = await ingest.read(*ids, with_etags=True)
+    return list(zip(read.messages, read.etags, strict=True))
 
 
 async def contents(ingest: Ingest, *ids: int) -> list[tuple[bytes, dict[str, str]]]:

@@ -42,9 +42,6 @@ async def refusal(call: Awaitable[Any]) -> SlateMQError | None:
 
 ASKED: dict[str, Call] = {
     "a message that it has not": lambda ingest, skipped: ingest.read(skipped),
-    "a message that it has not, in runs": lambda ingest, skipped: ingest.stub.BatchGetPayloads(
-        ingest_pb2.BatchGetPayloadsRequest(message_ids=[skipped], runs=True)
-    ),
     "a message behind its end": lambda ingest, skipped: ingest.read(skipped + 10**9),
     "the log behind its end": lambda ingest, skipped: ingest.tail(skipped + 10**9),
     "replacing one that it has not": lambda ingest, skipped: ingest.stub.ReplaceMessage(

@@ -11,6 +11,7 @@ import grpc.aio
 from libs.serving.peers.channels import open_channel
 from services.ingest.config import IngestConfig
 from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.stored_runs import messages_of
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.integration.serving.test_large_requests import ingest
 
@@ -50,8 +51,8 @@ async def test_answers_that_are_not_read_take_bounded_memory_and_hold_up_no_smal
         at_rest = there.resident
 
         # When reads of all come without end, and tails from the beginning, and none is read
-        read: Any = unread.unary_stream("/slatemq.v1.IngestService/BatchGetPayloads")
-        request = ingest_pb2.BatchGetPayloadsRequest(message_ids=large)
+        read: Any = unread.unary_stream("/slatemq.v1.IngestService/BatchGetMessages")
+        request = ingest_pb2.BatchGetMessagesRequest(message_ids=large)
         calls = [read(request.SerializeToString()) for _ in range(READS)]
         tail = ingest_pb2_grpc.IngestServiceStub(unread).TailLog
         calls += [tail(ingest_pb2.TailLogRequest()) for _ in range(TAILS)]
@@ -61,8 +62,8 @@ async def test_answers_that_are_not_read_take_bounded_memory_and_hold_up_no_smal
 
         # Then memory is bounded, and small reads are answered
         assert there.peak - at_rest < BOUND_BYTES
-        answer = await stub.BatchGetPayloads(ingest_pb2.BatchGetPayloadsRequest(message_ids=small))
-        assert [one.payload for one in answer.messages] == [b"x"] * 10
+        answer = await stub.BatchGetMessages(ingest_pb2.BatchGetMessagesRequest(message_ids=small))
+        assert [one.payload for one in messages_of(answer.runs)] == [b"x"] * 10
 
         # And large ones are, too, once the others have gone
         for call in calls:
@@ -79,11 +80,11 @@ async def publish(stub: ingest_pb2_grpc.IngestServiceAsyncStub, payloads: list[b
 
 
 async def refusal(
-    stub: ingest_pb2_grpc.IngestServiceAsyncStub, request: ingest_pb2.BatchGetPayloadsRequest
+    stub: ingest_pb2_grpc.IngestServiceAsyncStub, request: ingest_pb2.BatchGetMessagesRequest
 ) -> str:
     """Why a read is refused; empty where it is not."""
     try:
-        await stub.BatchGetPayloads(request)
+        await stub.BatchGetMessages(request)
     except grpc.aio.AioRpcError as error:
         return from_rpc_error(error).reason
     return ""

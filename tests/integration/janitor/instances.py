@@ -61,9 +61,9 @@ class Instance:
         stub: Any = ingest_pb2_grpc.IngestServiceStub(self.ingest.there)
         left, found = sorted(ids), set()
         while left:
-            request = ingest_pb2.BatchGetPayloadsRequest(message_ids=left[:500])
-            response = await stub.BatchGetPayloads(request, timeout=WAIT_S)
-            there = {message.message_id for message in response.messages}
+            request = ingest_pb2.BatchGetMessagesRequest(message_ids=left[:500])
+            response = await stub.BatchGetMessages(request, timeout=WAIT_S)
+            there = {one for run in response.runs for one in run.message_ids}
             found |= there
             left = [one for one in left if one not in there | set(response.missing_ids)]
         return found

@@ -97,7 +97,7 @@ class _RoutersPart:
         await self._unserved(requests, context)
         yield ingest_pb2.PublishStreamResponse()
 
-    Publish = BatchGetPayloads = Push = ReplaceMessage = _unserved
+    Publish = BatchGetMessages = Push = ReplaceMessage = _unserved
     CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
     PauseQueue = ResumeQueue = PurgeQueue = Backfill = _unserved
     QuarantineQueue = LiftQuarantine = _unserved

@@ -34,7 +34,7 @@ REFUSALS = (
 )
 PUBLISH = "/slatemq.v1.IngestService/Publish"
 PUBLISH_STREAM = "/slatemq.v1.IngestService/PublishStream"
-GET = "/slatemq.v1.IngestService/BatchGetPayloads"
+GET = "/slatemq.v1.IngestService/BatchGetMessages"
 
 STEP_MS_MAX = 100
 """Processor time of one step of an event loop: twice the watchdog's bound, since beside other work

@@ -40,7 +40,7 @@ TRACE = "5" * 32
 OTHER = "6" * 32
 WAIT_S = 60
 ASSIGN = "slatemq.v1.AssignmentService/Assign"
-FETCH = "slatemq.v1.IngestService/BatchGetPayloads"
+FETCH = "slatemq.v1.IngestService/BatchGetMessages"
 QUEUE = queue_pb2.GetQueueRequest(queue_id="q")
 
 

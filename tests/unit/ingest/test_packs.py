@@ -26,11 +26,11 @@ from libs.storage.records.payloads import encode_inline
 from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import Purge, Purged
 from services.ingest.edit.replacing import Replacement
-from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq.errors import ResourceExhausted
 from tests.forms import seeds
 from tests.manual_clock import ManualClock
+from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import batch, opened
 
 HOUR_MS = 3_600_000
@@ -39,12 +39,10 @@ OBJECT = 70_000
 
 
 async def read(shard: Shard, ids: Sequence[int], *, with_etags: bool = False) -> dict[int, bytes]:
-    data = await shard.reader.read(
-        list(ids), ResponseBudget(1 << 30, 1 << 30), with_etags=with_etags
-    )
+    data = await read_messages(shard, *ids, with_etags=with_etags)
     assert not data.damaged_ids
-    assert sorted([*data.missing_ids, *(one.message_id for one, _ in data.messages)]) == sorted(ids)
-    return {one.message_id: payload for one, payload in data.messages}
+    assert sorted([*data.missing_ids, *(one.message_id for one in data.messages)]) == sorted(ids)
+    return {one.message_id: one.payload for one in data.messages}
 
 
 async def purge(shard: Shard, ids: Sequence[int]) -> Purged:
@@ -160,9 +158,7 @@ async def test_a_replaced_payload_leaves_its_pack() -> None:
     async with opened(root) as shard:
         first = (await shard.publisher.publish(batch(*[b"old"] * 10))).first_message_id
         ids = range(first, first + 10)
-        before = await shard.reader.read(
-            list(ids), ResponseBudget(1 << 30, 1 << 30), with_etags=True
-        )
+        before = await read_messages(shard, *ids, with_etags=True)
         etag = before.etags[3]
         text = await shard.replacer.replace(Replacement(first + 3, etag, b"new", None))
         assert text != etag
@@ -176,9 +172,7 @@ async def test_a_replaced_payload_leaves_its_pack() -> None:
     async with opened(root) as shard:
         expected = dict.fromkeys(ids, b"old") | {first + 3: b"new"}
         assert await read(shard, ids) == await read(shard, ids, with_etags=True) == expected
-        after = await shard.reader.read(
-            list(ids), ResponseBudget(1 << 30, 1 << 30), with_etags=True
-        )
+        after = await read_messages(shard, *ids, with_etags=True)
         assert after.etags[3] == text
         assert after.etags[5] == before.etags[5]
 
@@ -197,9 +191,9 @@ async def test_the_messages_of_a_damaged_pack_are_named_and_go_with_their_entry(
     root = open_root("memory:///")
     ids = await published_before_damage(root, clock)
     async with opened(root, clock) as shard:
-        data = await shard.reader.read(ids, ResponseBudget(1 << 30, 1 << 30))
+        data = await read_messages(shard, *ids)
         assert data.damaged_ids == data.missing_ids == ids[:PACK_MESSAGES]
-        assert [one.message_id for one, _ in data.messages] == ids[PACK_MESSAGES:]
+        assert [one.message_id for one in data.messages] == ids[PACK_MESSAGES:]
         assert (await purge(shard, ids[:2])).count == 2
         assert (await purge(shard, ids)).count == 68
         assert await rows_of(shard) == ({}, {})
@@ -218,7 +212,7 @@ async def test_what_has_a_record_of_its_own_is_read_beside_a_damaged_pack() -> N
         # What is damaged can be replaced, and is whole then
         await shard.replacer.replace(Replacement(first, "", b"mended", None))
         assert await read(shard, [first]) == {first: b"mended"}
-        data = await shard.reader.read([first + 1], ResponseBudget(1 << 30, 1 << 30))
+        data = await read_messages(shard, first + 1)
         assert data.damaged_ids == [first + 1]
 
 

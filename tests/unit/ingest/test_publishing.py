@@ -6,11 +6,11 @@ import pytest
 from libs.storage.database.roots import Root
 from libs.storage.layout.own_keys import dedupe_ends_key, dedupe_key
 from services.ingest.batches import Accepted
-from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1.ingest_pb2 import PublishRun
 from tests.manual_clock import ManualClock
+from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import GatedObjects, accepted, batch, opened, sequences
 
 LARGE = bytes(65_536)
@@ -55,10 +55,8 @@ async def test_the_time_of_receipt_is_that_of_the_commit(root: Root, store: Gate
         store.gate.set()
         answers = [fast, await slow]
 
-        read = await shard.reader.read(
-            [one.first_message_id for one in answers], ResponseBudget(1 << 30, 1 << 30)
-        )
-        times = [metadata.received_at_ms - clock.now_ms() for metadata, _ in read.messages]
+        read = await read_messages(shard, *(one.first_message_id for one in answers))
+        times = [message.received_at_ms - clock.now_ms() for message in read.messages]
         assert times == [-500, 0]
 
 
@@ -218,8 +216,8 @@ async def test_entries_are_cut_before_their_headers_grow_too_large() -> None:
         assert found[0] == first
         assert 3 < len(found) < 200
         ids = range(first, first + 200)
-        read = await shard.reader.read(list(ids), ResponseBudget(1 << 30, 1 << 30))
-        assert [metadata.message_id for metadata, _ in read.messages] == list(ids)
+        read = await read_messages(shard, *ids)
+        assert [message.message_id for message in read.messages] == list(ids)
 
 
 async def test_bytes_of_blobs_on_their_way_count_towards_the_bound(

@@ -20,12 +20,12 @@ from services.ingest.edit.purging import Purge, Purged
 from services.ingest.edit.replacing import Replacement
 from services.ingest.read import entries
 from services.ingest.read.entries import entries_of
-from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1.ingest_pb2 import PublishRun
 from tests.forms import seeds
 from tests.manual_clock import ManualClock
+from tests.stored_messages import read_messages
 from tests.unit.ingest import shards
 from tests.unit.ingest.shards import accepted, batch, sequences
 
@@ -54,8 +54,7 @@ async def purge(
 
 
 async def stored(shard: Shard, ids: Iterable[int]) -> list[int]:
-    read = await shard.reader.read(list(ids), ResponseBudget(1 << 30, 1 << 30))
-    return [message.message_id for message, _ in read.messages]
+    return [message.message_id for message in (await read_messages(shard, *ids)).messages]
 
 
 async def logged(shard: Shard, after: int = 0) -> list[int]:
@@ -304,7 +303,7 @@ async def test_a_blob_is_not_deleted_when_the_commit_fails(monkeypatch: pytest.M
         assert len(await root.objects.list("blobs")) == 1
         async with asyncio.timeout(60):
             with pytest.raises(StoreUnavailable):
-                await shard.reader.read([large], ResponseBudget(1 << 20, 1 << 20))
+                await read_messages(shard, large)
 
 
 async def test_edits_and_purges_of_one_entry_take_turns() -> None:
@@ -323,10 +322,10 @@ async def test_edits_and_purges_of_one_entry_take_turns() -> None:
         )
         refused = [one for one in results if isinstance(one, BaseException)]
         assert all(isinstance(one, NotFound) for one in refused)
-        read = await shard.reader.read(ids, ResponseBudget(1 << 20, 1 << 20))
-        assert [metadata.message_id for metadata, _ in read.messages] == ids[20:]
-        assert [dict(m.headers) for m, _ in read.messages] == [{"n": str(n)} for n in ids[20:]]
-        assert {payload for _, payload in read.messages} == {b"new"}
+        messages = (await read_messages(shard, *ids)).messages
+        assert [message.message_id for message in messages] == ids[20:]
+        assert [dict(message.headers) for message in messages] == [{"n": str(n)} for n in ids[20:]]
+        assert {message.payload for message in messages} == {b"new"}
 
 
 async def test_who_gives_up_waiting_does_not_stop_a_purge_halfway() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root
-from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from services.ingest.write.pushing import Push
 from slatemq.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.manual_clock import ManualClock
+from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import GatedObjects, batch, opened
 
 LARGE = bytes(65_536)
@@ -25,9 +25,8 @@ async def push(shard: Shard, first: int, *payloads: bytes) -> int:
 
 async def payloads(shard: Shard) -> list[bytes]:
     last = shard.log.end.last_message_id
-    ids = list(range(last & ~0xFFFF | 1, last + 1))
-    read = await shard.reader.read(ids, ResponseBudget(1 << 30, 1 << 30))
-    return [payload for _, payload in read.messages]
+    read = await read_messages(shard, *range(last & ~0xFFFF | 1, last + 1))
+    return [message.payload for message in read.messages]
 
 
 async def test_rows_that_overtake_others_are_behind_a_gap(root: Root, store: GatedObjects) -> None:

@@ -13,9 +13,9 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.layout.keys import log_key
 from libs.storage.records.metadata import decode_log_entry
 from services.ingest.edit.replacing import Replacement
-from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq.errors import ResourceExhausted
+from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import batch, opened
 
 
@@ -35,9 +35,9 @@ async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
 
         await shard.replacer.replace(Replacement(second, "", b"two", {"a": "2"}))
 
-        read = await shard.reader.read([first, second], ResponseBudget(1 << 20, 1 << 20))
-        assert [payload for _, payload in read.messages] == [b"one", b"two"]
-        assert [dict(message.headers) for message, _ in read.messages] == [{"a": "1"}, {"a": "2"}]
+        messages = (await read_messages(shard, first, second)).messages
+        assert [message.payload for message in messages] == [b"one", b"two"]
+        assert [dict(message.headers) for message in messages] == [{"a": "1"}, {"a": "2"}]
         stored = await shard.log.stored(second)
         assert stored is not None
         assert [one.payload_bytes for one in decode_log_entry(stored[1])] == [3, 3]
@@ -52,8 +52,8 @@ async def test_a_message_that_is_read_while_it_is_replaced_is_read_when_it_is_du
         async with asyncio.timeout(60):
             while not shard.publisher._records:
                 await asyncio.sleep(0)
-        read = await shard.reader.read([first], ResponseBudget(1 << 20, 1 << 20), with_etags=True)
-        assert [payload for _, payload in read.messages] == [b"one"]
+        read = await read_messages(shard, first, with_etags=True)
+        assert [message.payload for message in read.messages] == [b"one"]
         assert read.etags == [await replacing]
 
 
@@ -71,7 +71,7 @@ async def test_whoever_reads_a_message_whose_replace_failed_is_told(
             await shard.replacer.replace(Replacement(first, "", b"one", None))
         async with asyncio.timeout(60):
             with pytest.raises(StoreUnavailable):
-                await shard.reader.read([first], ResponseBudget(1 << 20, 1 << 20))
+                await read_messages(shard, first)
 
 
 async def test_replaces_are_bounded_like_publishes() -> None:
@@ -150,9 +150,7 @@ async def test_readers_are_told_how_a_replace_ended_also_when_the_one_who_waited
         async with asyncio.timeout(60):
             while not shard.publisher._records:
                 await asyncio.sleep(0)
-            reading = asyncio.create_task(
-                shard.reader.read([first], ResponseBudget(1 << 20, 1 << 20))
-            )
+            reading = asyncio.create_task(read_messages(shard, first))
             for task in list(shard.replacer._turns._running):
                 task.cancel()
             await asyncio.wait([replacing])
@@ -160,4 +158,4 @@ async def test_readers_are_told_how_a_replace_ended_also_when_the_one_who_waited
                 with pytest.raises(StoreUnavailable):
                     await reading
             else:
-                assert [payload for _, payload in (await reading).messages] == [b"one"]
+                assert [message.payload for message in (await reading).messages] == [b"one"]

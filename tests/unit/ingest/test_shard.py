@@ -13,8 +13,8 @@ from libs.storage.layout.own_keys import (
     request_ids_range,
 )
 from libs.storage.records.states import encode_clock
-from services.ingest.read.reading import ResponseBudget
 from tests.manual_clock import ManualClock
+from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import batch, opened
 
 
@@ -52,10 +52,8 @@ async def test_the_time_of_receipt_never_goes_back_across_a_restart() -> None:
     # Then the shard serves only when the clock has caught up
     async with opened(root) as shard:
         answered = await shard.publisher.publish(batch(b"x"))
-        ((metadata, _),) = (
-            await shard.reader.read([answered.first_message_id], ResponseBudget(1, 1))
-        ).messages
-        assert metadata.received_at_ms >= ahead_ms
+        (message,) = (await read_messages(shard, answered.first_message_id)).messages
+        assert message.received_at_ms >= ahead_ms
 
 
 async def test_old_request_ids_are_deleted_without_any_further_publish() -> None:

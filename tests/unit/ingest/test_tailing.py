@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import Purge
-from services.ingest.read.reading import ResponseBudget
 from services.ingest.read.tailing import Update
 from slatemq.errors import Unavailable
 from tests.forms import examples
 from tests.manual_clock import ManualClock
+from tests.stored_messages import read_messages
 from tests.unit.ingest.shards import accepted, batch, opened, sequences
 from tests.unit.ingest.test_purging import GRACE_MS, LONG_S, lasting
 
@@ -171,7 +171,7 @@ async def test_nothing_is_tailed_or_read_before_it_is_durable() -> None:
         publish = asyncio.create_task(shard.publisher.publish(batch(b"y")))
         while not publish.done():
             after = shard.log.end
-            read = await shard.reader.read([first.first_message_id + 1], ResponseBudget(1000, 1000))
+            read = await read_messages(shard, first.first_message_id + 1)
             if after == shard.log.end == end:
                 assert read.messages == []
             await asyncio.sleep(0)

@@ -51,8 +51,8 @@ HUGE: list[tuple[type[Message], bytes, str]] = [
     ),
     (consumer_pb2.AckRequest, field(1, b"0-1") * (ITEMS_MAX + 1), "lease_tokens"),
     (
-        ingest_pb2.BatchGetPayloadsRequest,
-        ingest_pb2.BatchGetPayloadsRequest(message_ids=[1] * (NUMBERS_MAX + 1)).SerializeToString(),
+        ingest_pb2.BatchGetMessagesRequest,
+        ingest_pb2.BatchGetMessagesRequest(message_ids=[1] * (NUMBERS_MAX + 1)).SerializeToString(),
         "message_ids",
     ),
 ]

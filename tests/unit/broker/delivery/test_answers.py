@@ -12,13 +12,13 @@ from libs.storage.records.queues import AvailableMessage
 from services.broker.core.leases.lease_bucket import Claimed, Terms
 from services.broker.core.waiting.scan import Segment
 from services.broker.delivery import responses as answers
-from services.broker.delivery.message_cache import held_of
 from services.broker.delivery.responses import encode_messages
 from services.broker.delivery.waiters import ClaimBatch
 from services.broker.requests.tokens import token_text
 from slatemq.v1.consumer_pb2 import ClaimResponse, ConsumeResponse
 from slatemq.v1.message_pb2 import Message
 from tests.claimed_runs import ClaimedMessage, messages_of
+from tests.stored_messages import cached
 
 NUMBERS = st.integers(0, 1 << 50)
 MESSAGES = st.lists(
@@ -47,7 +47,7 @@ def test_an_answer_is_parsed_as_it_was_meant(
         for token, payload, attempts, priority, value in messages:
             message = Message(message_id=token >> 2, payload=payload, headers={"a": value})
             items.append(AvailableMessage(token >> 2, priority, 0, 0, attempts))
-            held.append(held_of(message))
+            held.append(cached(message))
             expected.append(
                 ClaimedMessage(
                     message,
@@ -143,7 +143,7 @@ def _given(
             message_id = first_id + (at if in_a_row else at * at)
             message = Message(message_id=message_id, payload=payload, headers={"a": value})
             items.append(AvailableMessage(message_id, priority, 0, 0, attempts))
-            held.append(held_of(message))
+            held.append(cached(message))
     terms = Terms(cast("Any", None), "c", 0, deadline_ms, 30_000)
     claimed = Claimed(terms, [Segment(items, BucketKind.READY, 1, range(len(items)))])
     claimed.tokens += tokens

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from libs.storage.layout.ids import MAX_SHARD, SEQUENCE_BITS
-from services.broker.delivery.message_cache import CachedMessage, IngestMessages, Payloads
+from services.broker.delivery.message_cache import (
+    CachedMessage,
+    IngestMessages,
+    Payloads,
+    size_of,
+)
 
 OVERHEAD = 500
 
@@ -21,7 +26,8 @@ class Disk:
 
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
         self.fetches.append((shard, list(ids)))
-        return IngestMessages.of(dict.fromkeys(ids, (b"p" * self.size, b"")), {})
+        held = dict.fromkeys(ids, (b"p" * self.size, b""))
+        return IngestMessages(held, size_of(held), {})
 
 
 def cache(disk: Disk, bytes_max: int) -> Payloads:

@@ -1,4 +1,4 @@
-"""Messages read as bytes are the messages that are stored, fresh from the cache or not."""
+"""Runs of messages have what was published, fresh from the cache or not."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from hypothesis import strategies as st
 
 from libs.storage.records.metadata import MessageMetadata, encode_headers
 from services.ingest.batches import NOT_SET, Columns
-from services.ingest.read.encoded import Encoded, EncodedReader
+from services.ingest.read.message_runs import ReadResult, common_of
 from services.ingest.read.payload_cache import PayloadCache, Run
-from services.ingest.read.reading import Read, ResponseBudget
-from services.ingest.wire.publishes import to_message
-from services.ingest.wire.reads import encode_response
-from slatemq.v1.ingest_pb2 import BatchGetPayloadsResponse
+from services.ingest.read.reading import Reader, ResponseBudget
+from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse
 from slatemq.v1.message_pb2 import Message
+from tests.stored_messages import StoredMessages, to_message
 
 Stored = Mapping[int, tuple[MessageMetadata, bytes]]
 
 
-class Disk:
-    """The messages that are stored: reads them as `Reader` does."""
+class Disk(Reader):
+    """A reader whose database is a mapping."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: Stored, cache: PayloadCache) -> None:
+        nothing = cast("Any", None)
+        super().__init__(nothing, nothing, nothing, cache)
         self.stored = stored
         self.reads: list[list[int]] = []
 
-    async def read(self, message_ids: Sequence[int], room: ResponseBudget) -> Read:
+    async def _read_once(
+        self, message_ids: Sequence[int], room: ResponseBudget, with_etags: bool
+    ) -> ReadResult:
         self.reads.append(list(message_ids))
-        read = Read([], [], [], [])
+        read = ReadResult([], [], [], [])
         for message_id in message_ids:
             if message_id not in self.stored:
                 read.missing_ids.append(message_id)
@@ -40,7 +43,7 @@ class Disk:
             metadata, payload = self.stored[message_id]
             if not room.take(len(payload), 0):
                 break
-            read.messages.append((metadata, payload))
+            read.add(common_of(metadata), [message_id], [payload], ())
         return read
 
 
@@ -67,35 +70,17 @@ def cached(messages: Stored, first: int, last: int, *, without: int = 0) -> Run:
     return Run(first, 5000, payloads, columns)
 
 
-def read(disk: Disk, cache: PayloadCache, ids: Sequence[int], room: ResponseBudget) -> Encoded:
-    return asyncio.run(EncodedReader(cast("Any", disk), cache).read(list(ids), room))
+def read(disk: Disk, ids: Sequence[int], room: ResponseBudget) -> BatchGetMessagesResponse:
+    result = asyncio.run(disk.read(list(ids), room))
+    return BatchGetMessagesResponse.FromString(result.encode())
 
 
-def help_text(found: Encoded) -> BatchGetPayloadsResponse:
-    return BatchGetPayloadsResponse.FromString(encode_response(found, in_runs=True))
+def ids_of(found: BatchGetMessagesResponse) -> list[int]:
+    return [message_id for run in found.runs for message_id in run.message_ids]
 
 
-def ids_of(found: Encoded) -> list[int]:
-    return [message_id for run in help_text(found).runs for message_id in run.message_ids]
-
-
-def messages_of(found: Encoded) -> list[Message]:
-    """All of an answer, which is the same in both of its forms."""
-    messages = []
-    for run in help_text(found).runs:
-        assert len(run.message_ids) == len(run.payloads) > 0
-        for message_id, payload in zip(run.message_ids, run.payloads, strict=True):
-            message = Message.FromString(run.common)
-            assert not message.message_id
-            assert not message.payload
-            message.message_id, message.payload = message_id, payload
-            messages.append(message)
-    each = BatchGetPayloadsResponse.FromString(encode_response(found, in_runs=False))
-    assert [Message.FromString(one) for one in each.encoded_messages] == messages
-    assert list(each.encoded_ids) == [one.message_id for one in messages]
-    assert list(each.payload_bytes) == [len(one.payload) for one in messages]
-    assert each.missing_ids == help_text(found).missing_ids
-    return messages
+def messages_of(found: BatchGetMessagesResponse) -> list[Message]:
+    return StoredMessages.of(found).messages
 
 
 def big_room() -> ResponseBudget:
@@ -110,7 +95,7 @@ def test_all_that_is_asked_for_comes_in_order_wherever_it_is(ids: list[int], wit
     for first, last in ((6, 8), (11, 20)):
         cache.add(cached(messages, first, last, without=without), 100)
 
-    found = read(Disk(messages), cache, ids, big_room())
+    found = read(Disk(messages, cache), ids, big_room())
 
     expected = [messages[at] for at in ids if at in messages]
     assert messages_of(found) == [to_message(*one) for one in expected]
@@ -123,7 +108,7 @@ def test_an_answer_holds_the_first_messages_up_to_its_bound(bytes_max: int, fres
     cache = PayloadCache(10_000)
     cache.add(cached(messages, fresh, 20), 100)
 
-    found = read(Disk(messages), cache, range(1, 21), ResponseBudget(bytes_max, 1 << 30))
+    found = read(Disk(messages, cache), range(1, 21), ResponseBudget(bytes_max, 1 << 30))
 
     sizes = [len(messages[at][1]) for at in ids_of(found)]
     assert ids_of(found) == list(range(1, len(sizes) + 1))
@@ -135,9 +120,9 @@ def test_what_is_in_the_cache_is_not_read_from_the_disk() -> None:
     messages = stored(9)
     cache = PayloadCache(10_000)
     cache.add(cached(messages, 4, 9, without=7), 100)
-    disk = Disk(messages)
+    disk = Disk(messages, cache)
 
-    read(disk, cache, range(1, 10), big_room())
+    read(disk, range(1, 10), big_room())
 
     assert disk.reads == [[1, 2, 3], [7]]
 
@@ -147,16 +132,16 @@ def test_a_message_without_a_time_of_its_own_was_made_when_it_was_received() -> 
     cache = PayloadCache(100)
     cache.add(Run(1, 5000, [b"x"], columns), 1)
 
-    (message,) = messages_of(read(Disk({}), cache, [1], big_room()))
+    (message,) = messages_of(read(Disk({}, cache), [1], big_room()))
 
     assert message.created_at_ms == 5000
 
 
 def test_a_large_message_of_a_late_shard_is_encoded_as_protobuf_does() -> None:
     message = MessageMetadata(0x3FFF << 48 | 7, 1, 2, 0, 3, {"key": "value"})
-    disk = Disk({message.message_id: (message, b"p" * 20_000)})
+    disk = Disk({message.message_id: (message, b"p" * 20_000)}, PayloadCache(0))
 
-    (encoded,) = messages_of(read(disk, PayloadCache(0), [message.message_id], big_room()))
+    (encoded,) = messages_of(read(disk, [message.message_id], big_room()))
 
     assert encoded == to_message(message, b"p" * 20_000)
 
@@ -178,12 +163,12 @@ def test_runs_are_what_was_published(
     in_a_row = data.draw(st.lists(st.sampled_from(messages), max_size=6), "before") + messages
     wanted = data.draw(st.one_of(st.just(in_a_row), st.permutations(in_a_row)), "wanted")
 
-    found = read(Disk({}), cache, [metadata.message_id for metadata, _ in wanted], big_room())
+    found = read(Disk({}, cache), [metadata.message_id for metadata, _ in wanted], big_room())
 
     assert messages_of(found) == [to_message(*one) for one in wanted]
     # Neighbours that are alike are in one run
     kinds = [metadata.retention_s for metadata, _ in wanted]
-    assert len(help_text(found).runs) == len(list(groupby(kinds)))
+    assert len(found.runs) == len(list(groupby(kinds)))
 
 
 def test_stored_neighbours_that_are_alike_are_in_one_run() -> None:
@@ -193,9 +178,9 @@ def test_stored_neighbours_that_are_alike_are_in_one_run() -> None:
         for at in range(1, 10)
     }
 
-    found = read(Disk(messages), PayloadCache(0), range(1, 10), big_room())
+    found = read(Disk(messages, PayloadCache(0)), range(1, 10), big_room())
 
-    assert [list(run.message_ids) for run in help_text(found).runs] == [
+    assert [list(run.message_ids) for run in found.runs] == [
         [1, 2, 3, 4],
         [5, 6, 7, 8, 9],
     ]
