@@ -1,0 +1,121 @@
+"""docs/tour.md names functions that a message passes, in the order in which it passes them."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import re
+import signal
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import slatemq
+from tests.integration.stack.recorded_calls import REPOSITORY, Call, CallRecorder
+
+pytestmark = pytest.mark.slow
+
+TOUR = REPOSITORY / "docs" / "tour.md"
+STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
+NAMED = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+SERVICES = ("ingest", "router", "broker")
+START_S = 60
+
+
+def steps() -> list[str]:
+    return [f"{file}:{function}" for file, function in STEP.findall(TOUR.read_text())]
+
+
+def test_each_function_that_the_tour_names_is_there() -> None:
+    named = NAMED.findall(TOUR.read_text())
+
+    missing = [
+        f"{file}:{name}" for file, name in named if name not in functions_of(REPOSITORY / file)
+    ]
+    assert missing == []
+    assert len(named) > 60
+
+
+def functions_of(file: Path) -> set[str]:
+    """The functions of a file; methods behind the name of their class."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.ClassDef(name=name, body=body):
+                names |= {
+                    f"{name}.{member.name}" for member in body if isinstance(member, FUNCTION)
+                }
+    return names
+
+
+async def test_a_message_passes_the_functions_of_the_tour_in_their_order(tmp_path: Path) -> None:
+    recorder = CallRecorder()
+    async with recorded_services(tmp_path) as address, slatemq.connect(address) as client:
+        await client.create_queue("orders", filter='headers.type == "order"')
+        async with client.consume("orders") as messages:
+            await pass_one(client, messages)  # Connections, streams and caches are there now.
+            await asyncio.sleep(0)
+            recorder.start()
+            began = time.monotonic()
+            await pass_one(client, messages)
+            ended = time.monotonic()
+            recorder.stop()
+
+    calls = [call for call in recorder.calls if began <= call[0] <= ended]
+    for name in SERVICES:
+        recorded = json.loads((tmp_path / f"{name}.json").read_text())
+        calls += [(when, called) for when, called in recorded if began <= when <= ended]
+    assert first_out_of_order(steps(), sorted(calls)) is None
+
+
+async def pass_one(client: slatemq.Client, messages: slatemq.Consumer) -> None:
+    await client.publish(b"one lamp", {"type": "order"})
+    message = await anext(messages)
+    await message.ack()
+
+
+def first_out_of_order(tour: list[str], calls: list[Call]) -> str | None:
+    """The first step of the tour without a call at or after that of the step before it."""
+    passed = 0
+    times: dict[str, list[int]] = {}
+    for place, (_, name) in enumerate(calls):
+        times.setdefault(name, []).append(place)
+    for step in tour:
+        places = times.get(step, [])
+        found = bisect_left(places, passed)
+        if found == len(places):
+            return step
+        passed = places[found]
+    return None
+
+
+@asynccontextmanager
+async def recorded_services(folder: Path) -> AsyncIterator[str]:
+    """Ingest, router and broker, which write their calls to `<name>.json`. Yields an address."""
+    running = []
+    try:
+        for name in SERVICES:
+            command = [sys.executable, "-m", "tests.integration.stack.recorded_calls"]
+            command += [str(folder / f"{name}.json"), f"services.{name}"]
+            command += ["--root", (folder / "data").as_uri()]
+            command += ["--ready-file", str(folder / f"{name}.ready")]
+            running.append(await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY))
+        async with asyncio.timeout(START_S):
+            for name in SERVICES:
+                while not (folder / f"{name}.ready").exists():
+                    await asyncio.sleep(0.05)
+        yield json.loads((folder / "ingest.ready").read_text())["address"]
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            await process.wait()
