@@ -2,9 +2,8 @@
 
 In reading order; a file imports only files above it:
 
-`binding`       Faster ways through the one version of the SlateDB binding that we pin (0.17.0)
-`in_thread`     Small commits in a thread: write, flush and sync one after the other, and one
-                return to the loop
+`binding`       The one door to SlateDB's binding beside its public calls
+`commit_thread` Small commits in a thread: write, flush and sync, and one return to the loop
 `settings`      The one table of SlateDB settings, for each kind of database, every value with its
                 reason
 `slate`         One SlateDB database, opened for writing: the only place that calls SlateDB's read

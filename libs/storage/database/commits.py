@@ -4,10 +4,10 @@
                        ▲                      at most two, in order                │
                        └──────────── the next commit gathers meanwhile ◀───────────┘
 
-Where the database makes a commit in one step (see libs.storage.database.in_thread), a small one
-that finds no other in flight is made so, and the next one gathers until it is durable.
+A small commit that finds no other in flight is written and made durable in one step where the
+database can do that (`Database.write`), and the next one gathers until it is durable.
 
-Whoever waits shares one future per commit. Commits become durable strictly in order. When one
+All waiters share one future per commit. Commits become durable strictly in order. When one
 fails, memory is ahead of the disk: every waiter gets the error and there is never another commit.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -232,14 +232,15 @@ class GroupCommit:
         self._number += 1
         self._in_flight.append(commit)
         is_alone = len(self._in_flight) == 1
-        if is_alone and commit.size_bytes <= AT_ONCE_BYTES and self._database.commits_at_once:
-            await self._conclude(commit, self._database.commit(batch))
+        try:
+            alone = is_alone and commit.size_bytes <= AT_ONCE_BYTES
+            is_durable = await self._database.write(batch, alone)
+        except Exception as error:  # noqa: BLE001 - memory is ahead of the disk
+            self._fail(error)
+            return
+        if is_durable:
+            self._conclude(commit)
         else:
-            try:
-                await self._database.write(batch)
-            except Exception as error:  # noqa: BLE001 - memory is ahead of the disk
-                self._fail(error)
-                return
             self._finisher = asyncio.create_task(self._finish(commit, self._finisher))
         if self._interval_s:
             await self._pause(started + self._interval_s - time.monotonic())
@@ -247,12 +248,17 @@ class GroupCommit:
     async def _finish(self, commit: _Commit, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
-        if self.failed is None:
-            await self._conclude(commit, self._database.flush())
-
-    async def _conclude(self, commit: _Commit, made_durable: Coroutine[None, None, None]) -> None:
+        if self.failed is not None:
+            return
         try:
-            await made_durable
+            await self._database.flush()
+        except Exception as error:  # noqa: BLE001 - no answer may rest on what went wrong
+            self._fail(error)
+            return
+        self._conclude(commit)
+
+    def _conclude(self, commit: _Commit) -> None:
+        try:
             self._in_flight.popleft()
             if commit.has_changes:
                 for hook in self._hooks:

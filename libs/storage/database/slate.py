@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -27,13 +28,13 @@ from slatedb.uniffi import (
     FlushType,
     InternalError,
     IterationOrder,
-    KeyRange,
     ReadOptions,
     ScanOptions,
+    WriteBatch,
 )
 
 from libs.storage.database.binding import CALLS, Change, Row
-from libs.storage.database.in_thread import CommitThread, available
+from libs.storage.database.commit_thread import CommitThread
 from libs.storage.database.settings import ReplayBound
 from libs.storage.errors import (
     DamagedStore,
@@ -45,7 +46,7 @@ from libs.storage.errors import (
 )
 from libs.storage.objects.durability import Durability, FolderSync
 
-__all__ = ["Batch", "Change", "Database", "Row"]
+__all__ = ["READ_MEMORY", "Batch", "Change", "Database", "Row", "scan_options", "translate"]
 
 _log = logging.getLogger(__name__)
 
@@ -118,15 +119,15 @@ class Batch:
 
     async def fill(self) -> Any:
         """The binding's own batch with all of it, filled in steps; once."""
-        writer = CALLS.new_batch_writer()
+        filled = WriteBatch()
         rows = chain(self._rows, *self._later)
         until_ns = time.perf_counter_ns() + FILL_NS
         while some := list(islice(rows, FILL_ROWS)):
-            writer.put_all(some)
+            CALLS.put_all(filled, some)
             if time.perf_counter_ns() > until_ns:
                 await asyncio.sleep(0)
                 until_ns = time.perf_counter_ns() + FILL_NS
-        return writer.raw
+        return filled
 
 
 def _read_options(durable: bool) -> ReadOptions:
@@ -134,6 +135,7 @@ def _read_options(durable: bool) -> ReadOptions:
     return ReadOptions(durability_filter=level, dirty=False, cache_blocks=True)
 
 
+@cache
 def scan_options(*, durable: bool, short: bool, descending: bool) -> ScanOptions:
     """How rows are read one after the other; a scan that is short reads less ahead."""
     return ScanOptions(
@@ -146,7 +148,7 @@ def scan_options(*, durable: bool, short: bool, descending: bool) -> ScanOptions
     )
 
 
-_READ_MEMORY = _read_options(durable=False)
+READ_MEMORY = _read_options(durable=False)
 _READ_DURABLE = _read_options(durable=True)
 _FLUSH_WAL = FlushOptions(flush_type=FlushType.WAL)
 _FLUSH_MEMTABLE = FlushOptions(flush_type=FlushType.MEM_TABLE)
@@ -199,10 +201,9 @@ class Database:
 
     async def get(self, key: bytes, durable: bool = False) -> bytes | None:
         """The value of `key`, or None; `durable` hides what a crash would take back."""
-        options = _READ_DURABLE if durable else _READ_MEMORY
+        options = _READ_DURABLE if durable else READ_MEMORY
         with _translated(f"reading from {self.name}"):
-            value: bytes | None = await self._db.get_with_options(key, options)
-            return value
+            return await CALLS.get(self._db, key, options)
 
     async def written_ms(self, key: bytes) -> int | None:
         """When `key` was last put, by SlateDB's own clock (its tick), in ms; None if absent.
@@ -234,10 +235,9 @@ class Database:
             return
         short = limit is not None and limit <= SHORT_SCAN_ROWS
         options = scan_options(durable=durable, short=short, descending=descending)
-        span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         left = limit
         with _translated(f"scanning {self.name}"):
-            iterator = await self._db.scan_with_options(span, options)
+            iterator = await CALLS.scan(self._db, start, end, options)
             while left is None or left > 0:
                 count = BATCH_ROWS if left is None else min(BATCH_ROWS, left)
                 rows = await CALLS.next_rows(iterator, count)
@@ -248,11 +248,32 @@ class Database:
                 if left is not None:
                     left -= len(rows)
 
-    async def write(self, batch: Batch) -> None:
-        """Apply `batch` in memory, as one; it is durable only after `flush`. Uses the batch up."""
+    async def write(self, batch: Batch, alone: bool = False) -> bool:
+        """Apply `batch`, as one, and use it up. Returns whether it is durable, not in memory only.
+
+        With `alone`, for a small batch that finds no other on its way to the disk, it is made
+        durable too where that is one step in a thread. Anything else is durable after `flush`.
+        """
         self._check()
         with self._changing(f"writing to {self.name}"):
-            self._handle = await self._db.write(await batch.fill())
+            filled = await batch.fill()
+            thread = self._commit_thread() if alone else None
+            if thread is None:
+                self._handle = await self._db.write(filled)
+                return False
+            before = self._handle
+            handle = await thread.commit(filled)
+        if self._handle is before:
+            self._handle = handle
+        self._bound_replay()
+        return True
+
+    def _commit_thread(self) -> CommitThread | None:
+        if self._thread is None and isinstance(self._durability, FolderSync):
+            committer = CALLS.committer(self._db, _FLUSH_WAL)
+            if committer is not None:
+                self._thread = CommitThread(committer, self._durability.sync_now, self.name)
+        return self._thread
 
     async def flush(self) -> None:
         """Make everything durable that was written before this call."""
@@ -266,28 +287,10 @@ class Database:
             await self._durability.sync()
         self._bound_replay()
 
-    @property
-    def commits_at_once(self) -> bool:
-        """Whether `commit` is one step, off the event loop, and not two or more on it."""
-        return available() and isinstance(self._durability, FolderSync)
-
     async def commit(self, batch: Batch) -> None:
         """Write `batch` and make it durable. Wait for it before what must be written after it."""
-        durability = self._durability
-        if not (isinstance(durability, FolderSync) and self.commits_at_once):
-            await self.write(batch)
+        if not await self.write(batch, alone=True):
             await self.flush()
-            return
-        self._check()
-        with self._changing(f"making a commit of {self.name} durable"):
-            filled = await batch.fill()
-            before = self._handle
-            if self._thread is None:
-                self._thread = CommitThread(self._db, _FLUSH_WAL, durability.sync_now, self.name)
-            handle = await self._thread.commit(filled)
-        if self._handle is before:
-            self._handle = handle
-        self._bound_replay()
 
     async def flush_memtable(self) -> None:
         """Move everything into sorted tables, so that a checkpoint contains it; durable after."""

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from slatedb.uniffi import (
     Admin,
@@ -22,12 +22,11 @@ from slatedb.uniffi import (
     DbReader,
     Error,
     InternalError,
-    KeyRange,
     ReaderOptions,
 )
 
 from libs.storage.database.binding import CALLS, Row
-from libs.storage.database.slate import Batch, Database, scan_options, translate
+from libs.storage.database.slate import READ_MEMORY, Batch, Database, scan_options, translate
 from libs.storage.errors import SnapshotNotFound, StoreFailed, StoreUnavailable
 from libs.storage.layout.own_keys import CLOCK_KEY
 
@@ -155,7 +154,7 @@ class SnapshotReader:
     async def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
         with reading(f"reading a snapshot of {self._name}"):
-            value: bytes | None = await self._reader.get(key)
+            value = await CALLS.get(self._reader, key, READ_MEMORY)
         self.rows_read += value is not None
         return value
 
@@ -175,11 +174,10 @@ class SnapshotReader:
             return
         short = limit is not None and limit <= BATCH_ROWS_MIN
         options = scan_options(durable=True, short=short, descending=descending)
-        span = KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         left = limit
         count = BATCH_ROWS_MIN
         with reading(f"scanning a snapshot of {self._name}"):
-            iterator: Any = await self._reader.scan_with_options(span, options)
+            iterator = await CALLS.scan(self._reader, start, end, options)
             while left is None or left > 0:
                 wanted = count if left is None else min(count, left)
                 rows = await CALLS.next_rows(iterator, wanted)

@@ -1,8 +1,8 @@
 """Commits in a thread whose futures are polled again too early: run as a program, by a test.
 
 The semaphore lets the thread go on at once, so that each future is still pending when Python's
-callback is left with it, while other threads want the interpreter all the time. Whoever holds it
-here while waiting for a future's lock stands still for ever, and the whole process with it.
+callback is left with it, while other threads want the interpreter all the time. A thread that holds
+it here while it waits for a future's lock stops the whole process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from libs.storage.database import in_thread
+from libs.storage.database.binding import CALLS, DirectCalls
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
@@ -24,18 +24,16 @@ BUSY_THREADS = 3
 
 
 class _Hasty:
-    """The library, but for a semaphore that never makes anybody wait."""
+    """Semaphores that never make a thread wait."""
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self, semaphores: Any) -> None:
+        self.init = semaphores.init
+        self.post = semaphores.post
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
-
-    def sem_trywait(self, _: int) -> int:
+    def trywait(self, _: int) -> int:
         return -1
 
-    def sem_wait(self, _: int) -> int:
+    def wait(self, _: int) -> int:
         return 0
 
 
@@ -54,7 +52,8 @@ def _keep_busy() -> None:
 
 
 def main() -> None:
-    in_thread._LIBRARY = _Hasty(in_thread._LIBRARY)  # type: ignore[assignment, misc]
+    assert isinstance(CALLS, DirectCalls)
+    CALLS._semaphores = _Hasty(CALLS._semaphores)  # type: ignore[assignment]
     sys.setswitchinterval(1e-5)
     for _ in range(BUSY_THREADS):
         threading.Thread(target=_keep_busy, daemon=True).start()

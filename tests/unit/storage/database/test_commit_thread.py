@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from libs.storage.database.commits import AT_ONCE_BYTES, GroupCommit
-from libs.storage.database.in_thread import available
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch, Database
@@ -77,11 +76,9 @@ async def _opened(folder: Path) -> AsyncIterator[tuple[Root, Database, _HeldSync
 
 
 async def test_the_known_binding_on_a_folder_takes_the_thread(tmp_path: Path) -> None:
-    assert available()
     async with _opened(tmp_path) as (_, database, sync):
         sync.open.set()
-        assert database.commits_at_once
-        await database.commit(_batch(b"k"))
+        assert await database.write(_batch(b"k"), alone=True)
         assert sync.count == 1
         assert await database.get(b"k", durable=True) == b"v"
 
