@@ -26,7 +26,7 @@ HOUR_S = 3600
 
 
 async def round_trip(client: Client, messages: int) -> float:
-    """Publishes, claims and acks so many; messages per second."""
+    """Publishes, claims and acks `messages` messages. Returns messages per second."""
     headers = {"queue": "normal"}
     outgoing = [OutgoingMessage(payloads.make(one, 1024), headers) for one in range(messages)]
     began = time.perf_counter()
@@ -42,7 +42,7 @@ async def round_trip(client: Client, messages: int) -> float:
 
 
 async def delay(client: Client, queues: int) -> None:
-    """So many delayed queues, with a message in each that nobody may claim for an hour."""
+    """Creates `queues` delayed queues, each with a message that is due in an hour."""
     for number in range(queues):
         await client.create_queue(f"delayed-{number}", default_delay=600)
     await client.publish_many(

@@ -12,7 +12,7 @@ from libs.filters import RuleSet
 
 MESSAGES = 2000
 ROUNDS = 5
-"""The fastest one counts: it tells least of what else the machine does."""
+"""The fastest run counts: other work on the machine affects it least."""
 
 HEADERS = {"type": "order", "region": "eu", "tenant": "t7", "amount": "1200"}
 

@@ -3,7 +3,7 @@
     python -m benchmarks.opening                        # the table of docs/explanation
     python -m benchmarks.opening --objects 128 1024 --delays-ms 0 20 100
 
-A database is written by so many commits, one after the other, and abandoned, as a SIGKILL leaves
+A database is written by this many commits, one after the other, and abandoned, as a SIGKILL leaves
 it. Then it is opened again, through a proxy that delays each request. The server is moto, whose own
 time for a request (about 2 ms of a processor) is in all numbers.
 """
@@ -36,7 +36,7 @@ async def _write(database: Database, commits: int) -> None:
 
 
 async def _written(root: Root, name: str, objects: int) -> Database:
-    """A database with so many WAL objects that are in no table, as a crash leaves it."""
+    """A database with `objects` WAL objects that are in no table, as a crash leaves it."""
     tuning = replace(tuning_of(Kind.BROKER, "s3"), replay=NEVER)
     database = await root.database(name, Kind.BROKER, tuning)
     await _write(database, objects)
@@ -60,7 +60,7 @@ async def opening(store: FaultyStore, root: Root, objects: int, delay_ms: int) -
 
 
 async def flushing(store: FaultyStore, root: Root, bound: int, commits: int) -> None:
-    """One row: what so many commits cost in requests where the memtable is flushed so often."""
+    """One row: the requests that these commits cost with this interval of flushes."""
     name = f"broker/9{bound}"
     tuning = replace(tuning_of(Kind.BROKER, "s3"), replay=ReplayBound(bound, 10**9))
     database = await root.database(name, Kind.BROKER, tuning)

@@ -31,7 +31,7 @@ Took = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of publishing or consuming; `queues` above 1: each message reaches so many."""
+    """One way of publishing or consuming; Each message reaches `queues` queues."""
 
     name: str
     size: int

@@ -63,7 +63,7 @@ class Lags:
         self._stopping.set()
 
     async def received(self, count: int) -> None:
-        """Wait until so many messages were received since the beginning."""
+        """Wait until `count` messages were received since the beginning."""
         while self.received_count < count:
             self._received.clear()
             await self._received.wait()
@@ -81,7 +81,7 @@ def described(name: str, seconds: list[float]) -> float:
 
 
 async def change_queues(client: Client, kind: str, count: int, callers: int) -> float:
-    """Make so many changes; gives how many there were in a second."""
+    """Make `count` changes. Returns changes per second."""
     numbers = itertools.count()
 
     async def create(number: int) -> object:

@@ -1,4 +1,4 @@
-"""What removals cost an ingest and a broker: messages purged, letters archived, lists pruned.
+"""What removals cost an ingest and a broker: messages purged, dead letters archived, lists pruned.
 
 python -m benchmarks.removals --messages 100000
 

@@ -2,10 +2,10 @@
 
 python -m benchmarks.steady --minutes 60 --rate 500 --calls 20
 
-Messages are published, claimed and acked at a steady rate. Every minute a line tells how many files
-there are of each kind, how many bytes, that divided by the payloads that are stored (nothing is
-removed without a janitor), and what each service has resident. Files of a kind are bounded when
-their column no longer grows.
+Messages are published, claimed and acked at a steady rate. Every minute a line states, for each kind
+of file, the number of files, their bytes, and their bytes divided by those of the stored payloads
+(without a janitor nothing is removed), and the resident memory of each service. Files of a kind are
+bounded when their column no longer grows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def files_in(root: Path) -> tuple[Counter[str], int]:
 
 
 class Load:
-    """Publishes so many calls a second, and consumes what they brought."""
+    """Publishes at this rate of calls a second, and consumes the messages."""
 
     def __init__(self, client: Client, rate: int, calls: int, size: int, kind: str) -> None:
         self._client = client
@@ -108,7 +108,7 @@ async def run(
         ]
         publishing = asyncio.create_task(load.publish(minutes * 60 + 1))
         try:
-            # Whatever fails ends it all.
+            # Any failure ends the run.
             done, _ = await asyncio.wait([publishing, *beside], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.textqueue_memory [--megabytes 1024] [--endpoint HOST:PORT] [--folder F]
 
-Each is done to all of the file, in a process of its own, whose peak and processor time are told.
+Each runs over the whole file, in a process of its own, whose peak and processor time are printed.
 With an endpoint the file is imported into a queue of that instance, and exported from it again; the
 queue is deleted at the end.
 """

@@ -34,7 +34,7 @@ def line(length: int, begin: bytes = b"-") -> bytes:
 
 
 def varied(first: int, last: int, counts: range) -> bytes:
-    """Texts of so many lines, each of them so long."""
+    """Texts of this many lines, each of this length."""
     return b"".join(
         line(SOME.randint(first, last), b" " if place else b"-")
         for _ in range(1000)

@@ -64,7 +64,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--short", action="store_true", help="small counts: for CI, no figures")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     made.add_argument(
-        "--write", type=Path, metavar="PAGE", help="docs/performance: its table and picture anew"
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="rewrite this page's table and picture",
     )
     made.add_argument(
         "--from",
@@ -114,7 +117,7 @@ def _run(given: argparse.Namespace) -> Results:
 def main() -> None:
     """Runs what was asked for."""
     given = parser().parse_args()
-    # What was started is ended, whoever ends us.
+    # The servers that were started are stopped, however this process ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = read(given.earlier) if given.earlier else _run(given)
     print()

@@ -86,7 +86,7 @@ class Backlog:
         return time.perf_counter() - began
 
     async def _take(self, client: Client, messages: int, at_once: int) -> None:
-        """Claims and acks so many."""
+        """Claims and acks `messages` messages."""
         left = messages
 
         async def one() -> None:
@@ -125,7 +125,7 @@ class Backlog:
 
 
 async def _until(client: Client, state: str, wanted: int) -> None:
-    """Until the broker counts so many in this state."""
+    """Waits until the broker counts `wanted` messages in this state."""
     ends_at = time.monotonic() + ROUTED_S_MAX
     while (found := getattr((await client.get_queue(QUEUE)).counts, state)) != wanted:
         if time.monotonic() > ends_at or found > wanted:

@@ -73,7 +73,7 @@ class Comparison:
     """By workload and system, the turns of each variant."""
 
     def run(self, turns: int) -> None:
-        """All systems, one after the other, so many times."""
+        """Runs all systems, one after the other, `turns` times."""
         try:
             for turn, system in product(range(turns), self.systems):
                 if system not in self.results.left_out:

@@ -35,7 +35,7 @@ Counts = dict[str, list[int]]
 
 @contextmanager
 def counting_store(folder: Path, put_ms: int = 0) -> Iterator[int]:
-    """A fresh one with a bucket, whose writes take so much longer; gives its port."""
+    """A new S3 server with a bucket, whose writes take this much longer. Yields its port."""
     port = servers.free_port()
     command = [sys.executable, "-m", "benchmarks.suite.counting_store", str(port), str(put_ms)]
     log = folder / "store.log"

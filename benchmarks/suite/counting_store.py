@@ -1,8 +1,8 @@
 """An S3 server that counts requests: `python -m benchmarks.suite.counting_store PORT [PUT_MS]`.
 
-moto behind a counter, which lets each PUT and POST take PUT_MS longer. GET /_counts tells, as JSON,
-how many requests of each method there were, how many bytes came with them, by whose object it is
-(ingest, broker) and its kind (wal, compacted, …).
+moto behind a counter, which makes each PUT and POST take PUT_MS longer. GET /_counts returns, as
+JSON, the number of requests of each method and their bytes, by the owner of the object (ingest,
+broker) and its kind (wal, compacted, …).
 """
 
 from __future__ import annotations

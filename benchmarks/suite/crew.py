@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 class Failed(Exception):
-    """A workload did not give back what was put in, or a client failed."""
+    """A workload did not return every message, or a client failed."""
 
 
 class Crew:
@@ -51,7 +51,7 @@ class Crew:
     def add_publishers(
         self, processes: int, queue: str, count: int, offset: int = 0, **spec: Any
     ) -> None:
-        """Starts so many that publish `count` messages together, numbered from `offset`."""
+        """Starts clients that publish `count` messages together, numbered from `offset`."""
         for worker in range(processes):
             first, last = count * worker // processes, count * (worker + 1) // processes
             self.add("publish", queue, last - first, first=offset + first, **spec)
@@ -82,7 +82,7 @@ class Crew:
 
 
 class Consumers:
-    """The consumers of one queue in a crew: each message is counted, whoever of them gets it."""
+    """The consumers of one queue in a crew: each message is counted, whichever gets it."""
 
     def __init__(self, crew: Crew, processes: int, queue: str, count: int, **spec: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bench-tally-")

@@ -1,7 +1,7 @@
-"""Payloads that tell whether they came back whole: a number, a time, a digest of both, content.
+"""Payloads that show whether they came back whole: a number, a time, a digest of both, content.
 
 The content is what programs send: JSON, of which much differs from message to message. Or it is
-random, so that nobody can make it smaller.
+random, so that it cannot be compressed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _contents(size: int, kind: str) -> list[bytes]:
 
 
 def _event(chance: random.Random) -> dict[str, object]:
-    """What a shop might tell of an order."""
+    """An event that a shop might publish of an order."""
     first, last = chance.choice(_NAMES), chance.choice(_NAMES)
     return {
         "event_id": str(UUID(int=chance.getrandbits(128))),

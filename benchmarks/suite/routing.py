@@ -44,7 +44,7 @@ async def _create(client: Client, queues: int) -> None:
 
 
 async def _route(client: Client, router: int, messages: int, receiving: int) -> float:
-    """Messages a second, for so many published while the router stood still."""
+    """Messages a second, for `messages` published while the router stood still."""
     os.kill(router, signal.SIGSTOP)
     try:
         await client.publish_many(

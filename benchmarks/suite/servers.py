@@ -45,7 +45,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -39,7 +39,7 @@ class Tally:
         return fresh
 
     def acked(self, fresh: int) -> None:
-        """So many more that came for the first time are acked, and the answer is here."""
+        """Counts messages that came for the first time and whose acks were answered."""
         (before,) = _COUNT.unpack_from(self._map, self._own)
         _COUNT.pack_into(self._map, self._own, before + fresh)
 

@@ -78,7 +78,7 @@ class Worker:
         return {"count": self.count}
 
     async def timed(self) -> dict[str, Any]:
-        """`callers` that publish one message after the other, for so many seconds.
+        """`callers` that publish one message after the other, for `seconds`.
 
         Before that, for `warm_s`, they do the same and nothing is noted.
         """

@@ -93,7 +93,7 @@ class Objects:
 
 
 def written(folder: Path, size: int, count: int, kind: str = EVENTS) -> Measured:
-    """Publishes, consumes and acks `count` messages, and tells what that wrote."""
+    """Publishes, consumes and acks `count` messages. Returns what that wrote."""
     with servers.slatemq(folder) as server:
         with Objects(folder / "data") as objects:
             workloads.in_turn(server, size, count, 4, 1, kind)

@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in (
         ("waiting", "messages that wait to be claimed"),
         ("delayed", "messages that fall due within hours"),
-        ("in_flight", "messages claimed by somebody who is gone"),
+        ("in_flight", "messages claimed by a consumer that is gone"),
         ("done", "messages acked"),
         ("failed", "dead letters, with their attempts"),
         ("expired", "messages that wait past their retention"),
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Writes it, and tells how long that took."""
+    """Writes the instance, and prints how long that took."""
     given = vars(_parser().parse_args())
     root = given.pop("root")
     volume = Volume(**given)

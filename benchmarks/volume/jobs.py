@@ -140,7 +140,7 @@ class Cost(NamedTuple):
     """What a job gave, and what it took.
 
     Attributes:
-        result: What the job gave back.
+        result: The job's result.
         seconds: From the start of its process to its end.
         cpu_s: Processor time of Spark, by part, and of the services.
         peak_mb: Memory in the same way: of the services since they started, or were `renewed`.
@@ -222,7 +222,7 @@ def refuse_large_driver(name: str, cost: Cost, mb_max: float) -> None:
 def answer(
     child: multiprocessing.process.BaseProcess, record: multiprocessing.Queue[JobResult], name: str
 ) -> JobResult:
-    """What the job gives back; ends the program if it ends without."""
+    """The job's result; exits the program if the job has none."""
     while True:
         ended = not child.is_alive()
         try:

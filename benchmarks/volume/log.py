@@ -31,7 +31,7 @@ async def write_ingest(layout: Layout, states: Any, packs: Packs) -> None:
 async def _write_payloads(layout: Layout, packs: Packs, kind: RecordType) -> None:
     """Those in records of this kind, by entry.
 
-    Each has its number: benchmarks.suite.payloads tells whether it came back whole.
+    Each has its number, by which benchmarks.suite.payloads checks that it came back whole.
     """
     volume, head = layout.volume, key_head(kind)
 
@@ -51,7 +51,7 @@ async def _write_payloads(layout: Layout, packs: Packs, kind: RecordType) -> Non
 
 @cache
 def _heads(count: int, payload_bytes: int) -> frozenset[bytes]:
-    """What the keys begin with that an entry of so many messages has for its payloads."""
+    """The prefixes of the payload keys of an entry with `count` messages."""
     length = len(key_head(RecordType.PAYLOAD))
     rows = payload_rows(1, [bytes(payload_bytes)] * count)
     return frozenset(key[:length] for key, _ in rows)
@@ -78,7 +78,7 @@ async def _write_entries(layout: Layout, states: Any, packs: Packs) -> None:
 
 
 def _last_block(messages: int) -> SeqBlock:
-    """The block of IDs that a shard has begun which has given so many."""
+    """The block of IDs that a shard has begun after it has allocated `messages` IDs."""
     ids, last = IdAllocator(None), None
     while messages > 0:
         count = min(messages, AT_ONCE)

@@ -9,11 +9,11 @@ from libs.storage.database.slate import Batch, Database
 
 PACK_BYTES: Final = 4 << 20
 FLUSH_BYTES: Final = 32 << 20
-"""After so many bytes the WAL is written: memory is bounded, and nothing else counts on it."""
+"""After this many bytes the WAL is written, which bounds memory."""
 
 
 class Packs:
-    """Puts rows into a database that nobody else uses. `finish` makes them durable.
+    """Puts rows into a database that has no other user. `finish` makes them durable.
 
     Attributes:
         rows: How many it has put.

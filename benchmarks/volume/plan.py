@@ -66,7 +66,7 @@ class Volume:
     done_retention_s: int = 0
     """Of all queues; 0 keeps what is done for ever."""
     delayed_hours: float = 10
-    """The delayed ones fall due within so many hours, an hour from now on."""
+    """Delayed messages fall due within this many hours, starting an hour from now."""
     scattered: bool = False
 
     def counts(self) -> dict[State, int]:

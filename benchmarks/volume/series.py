@@ -3,11 +3,11 @@
 python -m benchmarks.volume.series /tmp/series                       # 1e5, 1e6 and 1e7 messages
 python -m benchmarks.volume.series /tmp/series --sizes 2e4
 
-Each instance is generated anew: of its messages a fifth is past its retention, seven in ten are
-done, one in a hundred failed, and the others wait. The jobs run one after the other, each in a
-Spark of its own: `retention` and `unreferenced` look what may go, with ?, then remove it, and look
-once more when nine in ten messages are gone. FOLDER/SIZE is removed when its rows are there, unless
-it is to be kept.
+Each instance is generated for the run: a fifth of its messages is past its retention, seven in ten
+are done, one in a hundred failed, and the others wait. The jobs run one after the other, each in its
+own Spark: `retention` and `unreferenced` first as dry runs (?), then for real, and once more as dry
+runs when nine in ten messages are gone. FOLDER/SIZE is removed when its rows are printed, unless it
+is to be kept.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ COLUMNS = (
 
 
 def volume_of(size: int) -> Volume:
-    """An instance of so many messages."""
+    """An instance of `size` messages."""
     expired, done, failed = size // 5, size * 7 // 10, size // 100
     return Volume(
         expired=expired,

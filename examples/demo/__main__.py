@@ -72,7 +72,7 @@ def main() -> int:
     given = _parse()
     # As Ctrl-C: what was started is ended first.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    # Consumers forget messages on purpose, and services are killed: the judge tells what matters.
+    # Consumers forget messages on purpose, and services are killed: the judge reports what matters.
     logging.getLogger("slatemq").setLevel(logging.ERROR)
     words = Console(stderr=given.json)
     began = time.monotonic()

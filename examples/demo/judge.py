@@ -133,7 +133,7 @@ def _faults_of_entry(payload: bytes, notes: Sequence[Delivery]) -> list[str]:
 
 
 def compare_dead_letters(verdict: Verdict, listed: Mapping[str, int]) -> None:
-    """Add a fault where a queue lists more or fewer dead letters than entries failed for good."""
+    """Add a fault where a queue lists more or fewer dead letters than entries have failed."""
     for queue in verdict.queues:
         count = listed[queue.queue_id]
         if count != queue.failed:

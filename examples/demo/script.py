@@ -35,7 +35,7 @@ class Played:
 
 
 BACKOFF = Backoff.exponential(0.05, jitter=0.5)
-"""Shorter than a queue has by default, since nobody wants to watch a demonstration wait."""
+"""Shorter than a queue's default, so that the demonstration does not wait."""
 
 
 async def play(stack: DemoStack, lines: Sequence[bytes], report: Report) -> Played:

@@ -134,7 +134,7 @@ async def _events_of(batch: slatemq.Batch) -> list[Event]:
         try:
             events.append(decode_event(message.payload))
         except InvalidArgument as error:
-            await message.fail(f"this is no event: {error}")
+            await message.fail(f"not an event: {error}")
     return events
 
 

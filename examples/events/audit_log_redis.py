@@ -55,7 +55,7 @@ async def _consume(client: Any, stream: str, group: str, audit_log: AuditLog) ->
         if not entries:
             behind = ">"  # Nothing is left from before: new ones, from now on.
             continue
-        # An entry that somebody has removed meanwhile comes without fields.
+        # An entry that was removed meanwhile comes without fields.
         events = [decode_event(fields[b"data"]) for _, fields in entries if fields]
         await asyncio.to_thread(audit_log.append, events)
         await client.xack(stream, group, *(entry_id for entry_id, _ in entries))

@@ -81,8 +81,8 @@ async def drop_changed(messages: slatemq.Consumer, cache: Cache) -> None:
         try:
             cache.drop(changed_key(decode_event(message.payload)))
         except (InvalidArgument, KeyError) as error:
-            cache.clear()  # Whatever it was about is forgotten with the rest.
-            await message.fail(f"this is no event: {error}")
+            cache.clear()  # Its file is unknown, so everything goes.
+            await message.fail(f"not an event: {error}")
         else:
             await message.ack()
 

@@ -50,7 +50,7 @@ class Replicator:
                 event = decode_event(received.payload)
                 events.append((received, event, int(event.data["size"])))
             except (InvalidArgument, KeyError) as error:
-                await received.fail(f"this is no event of a message: {error}")
+                await received.fail(f"not an event of a message: {error}")
         for part in _parts(events):
             await self._copy_part(part)
 

@@ -26,7 +26,7 @@ SIGNATURE = "webhook-signature"
 
 SECRET_PREFIX = "whsec_"
 TOLERANCE_SECONDS = 300
-"""How old a request may be, so that nobody sends again what he has overheard."""
+"""The maximum age of a request, so that an overheard one cannot be sent again later."""
 
 
 class WrongSignature(Exception):
@@ -39,7 +39,7 @@ def make_secret() -> str:
 
 
 def sign(secret: str, message_id: str, body: bytes, now: float | None = None) -> dict[str, str]:
-    """The headers of a request. Raises ValueError for what is no secret."""
+    """The headers of a request. Raises ValueError for an invalid secret."""
     timestamp = str(int(time.time() if now is None else now))
     signature = _signature(secret, message_id, timestamp, body)
     return {ID: message_id, TIMESTAMP: timestamp, SIGNATURE: f"v1,{signature}"}
@@ -58,7 +58,7 @@ def verify(
         raise WrongSignature("the request is not from now")
     for secret in given:
         wanted = f"v1,{_signature(secret, message_id, timestamp, body)}".encode()
-        # In a time that tells nothing of how much of a guess was right.
+        # In constant time, which reveals nothing about a guess.
         if any(hmac.compare_digest(wanted, one.encode()) for one in signatures):
             return message_id
     raise WrongSignature("no signature fits the body")

@@ -47,7 +47,7 @@ class Webhook:
         try:
             event = decode_event(message.payload)
         except InvalidArgument as error:
-            await message.fail(f"this is no event: {error}")
+            await message.fail(f"not an event: {error}")
             return
         try:
             problem, delay = await self._post(event.id, message.payload)
@@ -60,7 +60,7 @@ class Webhook:
     async def _post(self, event_id: str, body: bytes) -> tuple[str, float | None]:
         """Why it was not taken, and how long the receiver wants to be left alone, if it says."""
         headers = {**sign(self._secret, event_id, body), "content-type": "application/json"}
-        # A redirect could lead the event to where nobody meant it to go.
+        # A redirect could send the event to an unintended server.
         async with self._session.post(
             self._url, data=body, headers=headers, allow_redirects=False
         ) as response:

@@ -57,7 +57,7 @@ class Client:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.xack(topic, queue, *entries)
             if self._alone[queue]:
-                # A work queue lets go of what is done; of a fan-out nobody can tell alone.
+                # A work queue deletes what is done; in a fan-out no consumer knows that by itself.
                 pipe.xdel(topic, *entries)
             await pipe.execute()
 

@@ -1,7 +1,7 @@
 """The judge of tasks: what was answered and not stored, or stored twice.
 
 It knows which events were answered, what was said of their tasks, and under which message IDs the
-consumer got them. Each event must arrive, under one ID only, the one that its task tells. The same
+consumer got them. Each event must arrive, under one ID only, the one that its task names. The same
 message may arrive again: delivery is at least once. Another ID means that it was stored again.
 """
 
@@ -118,7 +118,7 @@ def _judge_answer(
             faults.append(f"stored {len(ids)} times, as {sorted(ids)}: {_short(payload)}")
         elif place < len(message_ids) and ids != {message_ids[place]}:
             faults.append(
-                f"{answer.task_id} tells message {message_ids[place]}, it arrived as {min(ids)}"
+                f"{answer.task_id} names message {message_ids[place]}, but it arrived as {min(ids)}"
             )
 
 
