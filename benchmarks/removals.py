@@ -21,6 +21,9 @@ import numpy as np
 
 from benchmarks.volume import Layout, Volume, write
 from benchmarks.volume.plan import State
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import HybridClock
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
@@ -31,8 +34,13 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Shard
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.remover import ListedDeadLetter, Remover, WaitingMessage
+from services.broker.dead_letters.archiver import Archiver
+from services.broker.dead_letters.mover import ListedDeadLetter, Mover
+from services.broker.dead_letters.remover import Remover, WaitingMessage
 from services.broker.entries.finished_pages import ListReaders, TimeRange, list_readers
+from services.broker.outbox.conversion import PushLimits
+from services.broker.outbox.pusher import Pusher
+from services.broker.outbox.targets import IngestPushes, OtherBrokers
 from services.broker.shard.owner import ShardOwner
 from services.ingest.config import IngestConfig
 from services.ingest.edit.purge_rules import Reason
@@ -43,6 +51,7 @@ AT_ONCE = 10_000
 PURGED_AT_ONCE = 5_000
 HOUR_MS = 3_600_000
 PRIORITY = 128
+PAYLOAD_BYTES_MAX = 1 << 20
 
 
 def parts(count: int, size: int) -> Iterator[range]:
@@ -99,7 +108,7 @@ async def measure_ingest(folder: Path, count: int) -> None:
 
 
 async def archived(
-    owner: ShardOwner, queue: Queue, lists: ListReaders, remover: Remover, count: int
+    owner: ShardOwner, queue: Queue, lists: ListReaders, archiver: Archiver, count: int
 ) -> None:
     for ids in parts(count, AT_ONCE):
 
@@ -116,7 +125,7 @@ async def archived(
 
     async def archive() -> int:
         for first in range(0, count, AT_ONCE):
-            await remover.failed(queue, dead_letters[first : first + AT_ONCE], "run")
+            await archiver.archive(queue, dead_letters[first : first + AT_ONCE], "run")
         return queue.archived_count
 
     await timed("archived", count, archive())
@@ -166,14 +175,25 @@ async def expired(owner: ShardOwner, queue: Queue, remover: Remover, count: int)
 
 
 async def measure_broker(folder: Path, count: int) -> None:
-    database = await open_root(folder.as_uri()).database("broker/0", Kind.BROKER)
+    root = open_root(folder.as_uri())
+    database = await root.database("broker/0", Kind.BROKER)
     owner = ShardOwner(database, Shard(), HybridClock(0), interval_ms=0, bytes_max=1 << 30)
     commits = asyncio.create_task(owner.commits.run())
     lists = list_readers(database)
-    remover = Remover(owner, lists, 0)
+    directory = TopologyDirectory(root.objects)
+    channels = Channels(directory, payload_bytes_max=PAYLOAD_BYTES_MAX)
+    pusher = Pusher(
+        owner,
+        IngestPushes(channels, directory, 0),
+        OtherBrokers(channels, directory, 0),
+        Blobs(root),
+        PushLimits(PAYLOAD_BYTES_MAX, HOUR_MS),
+    )
+    mover = Mover(owner, lists, pusher)
+    archiver, remover = Archiver(mover), Remover(mover, 0)
     settings = QueueSettings("true", done_retention_s=1)
     queue = await owner.run(lambda _: owner.shard.create_queue("q", settings))
-    await archived(owner, queue, lists, remover, count)
+    await archived(owner, queue, lists, archiver, count)
     await pruned(owner, queue, remover, 10 * count, 1000)
     await pruned(owner, queue, remover, count // 20, 1)
     await expired(owner, queue, remover, count)

@@ -36,10 +36,11 @@ from libs.storage.database.slate import Database
 from libs.storage.objects.probe import probe_store
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.config import BrokerConfig
-from services.broker.dead_letters.archive_redriver import ArchiveRedriver
+from services.broker.dead_letters.archiver import Archiver
+from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
 from services.broker.dead_letters.remover import Remover
-from services.broker.dead_letters.settler import DeadLetterSettlements
+from services.broker.dead_letters.settler import DeadLetterSettler
 from services.broker.delivery.dispatcher import Delivery
 from services.broker.delivery.introductions import Introductions
 from services.broker.delivery.invalidation import Forgetting
@@ -58,6 +59,7 @@ from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.metrics import measure, measure_outbox
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import Executor
+from services.broker.outbox.pusher import Pusher
 from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
 from services.broker.rpc.assignment import AssignmentServicer
@@ -208,7 +210,10 @@ class BrokerService:
         names = UniqueNames(owner, QueueNames(self._root.objects), self._channels, config.shard)
         target = self._make_target(self._channels, self._directory, config.shard)
         others = OtherBrokers(self._channels, self._directory, config.shard)
-        executor, sender = self._commands(owner, database, target, others)
+        blobs = Blobs(self._root)
+        pusher = Pusher(owner, target, others, blobs, self._limits)
+        executor = Executor(owner, pusher, config.shard)
+        sender = OutboxSender(owner, database, target, config.shard)
         keeper = self.keeper = LeaseKeeper(owner)
         self._streams = Streams(config.shard, owner, delivery, keeper)
         self._introductions = Introductions(owner, ingests)
@@ -217,11 +222,11 @@ class BrokerService:
         lister = EntryLister(owner, waiting, lists, reader)
         entries = EntryServicer(config.shard, owner, finder, lister, reader, ingests)
         editor = MessageEditor(owner, delivery, payloads, ingests, self._forgetting)
-        blobs, limits = Blobs(self._root), self._limits
-        runner = RedriveRunner(owner, lists.failed, ingests, others, target, blobs, limits)
-        settler = DeadLetterSettlements(owner, lists.failed, target, blobs, limits, config.shard)
-        redriver = ArchiveRedriver(owner, lists.archived, target, others, blobs, limits)
-        remover = Remover(owner, lists, config.instance.purge_grace_s)
+        mover = Mover(owner, lists, pusher)
+        runner = RedriveRunner(mover, ingests)
+        settler = DeadLetterSettler(mover, config.shard)
+        archiver = Archiver(mover)
+        remover = Remover(mover, config.instance.purge_grace_s)
         self._owner, self._delivery = owner, delivery
         measure(self._telemetry, owner.shard)
         measure_outbox(self._telemetry, owner.shard.outbox)
@@ -252,9 +257,9 @@ class BrokerService:
             AssignmentServicer(config.shard, owner, delivery, self._introductions, starts),
             entries,
             DelayedServicer(editor, self._watches, entries.find_waiting),
-            DeadLetterServicer(config.shard, owner, runner, others, settler),
+            DeadLetterServicer(config.shard, owner, mover, runner, settler),
             OutboxServicer(config.shard, owner, database, blobs, target, sender),
-            RemovalServicer(owner, remover, redriver, limits),
+            RemovalServicer(owner, remover, archiver, self._limits),
             QueueNameServicer(config.shard, names),
             self._snapshots(owner, database, starts),
             EventsServicer(self._relay),
@@ -303,23 +308,14 @@ class BrokerService:
             interval_ms=config.commit_interval_ms,
             bytes_max=config.uncommitted_bytes_max,
         )
-        if self._relay is not None:
-            await self._relay.record(owner, database)
-        return owner, database, last_ms
-
-    def _commands(
-        self, owner: ShardOwner, database: Database, target: OutboxTarget, others: OtherBrokers
-    ) -> tuple[Executor, OutboxSender]:
-        """What runs lists of commands, and what sends the pushes that they make."""
-        config, number = self._config, self._config.shard
         owner.shard.lanes.bytes_max = config.lane_bytes_max
         owner.shard.outbox.rows_max = config.outbox_rows_max
         owner.shard.outbox.bytes_max = config.outbox_bytes_max
         owner.shard.redrives.kept = config.redrives_kept
         owner.shard.redrives.retention_s = config.redrive_retention_s
-        blobs = Blobs(self._root)
-        sender = OutboxSender(owner, database, target, number)
-        return Executor(owner, blobs, target, others, number, self._limits), sender
+        if self._relay is not None:
+            await self._relay.record(owner, database)
+        return owner, database, last_ms
 
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""

@@ -1,16 +1,16 @@
-"""Dead letters on their way out of stored rows: redriven, settled, archived, removed.
+"""Dead letters, and other entries, on their way out of stored rows: one engine, four policies.
 
 In reading order; a file imports only files above it:
 
-`push_rows`        The push of what a dead letter carried, or carries from now on, as a row of the
-                   outbox
-`remover`          RemoveEntries, from what is wanted to what is durable: reads the rows, and
-                   removes bit by bit
-`archive_redriver` RedriveArchived, from the request to what is durable: the content comes with the
-                   call
-`filters`          The filters of redrives, and what they see of a dead letter
-`redrive_runner`   Runs redrives in the background: reads rows of failed lists, judges, and moves
-                   step by step
-`settler`          SettleDeadLetters, from the request to what is durable: reads the rows, uploads,
-                   then settles
+`mover`          Takes messages out of the stored rows of a queue's lists: one engine, on which
+                 policies decide
+`remover`        The policies of removals: entries past their retention go from where they wait,
+                 are done or failed
+`archiver`       The policies of archives: dead letters go in once a run has stored their
+                 contents, and come back
+`filters`        The filters of redrives, and what they see of a dead letter
+`redrive_runner` Runs redrives in the background: reads rows of failed lists, judges, and moves
+                 step by step
+`settler`        The policy of settlements: what SettleDeadLetters decides about single dead
+                 letters
 """

@@ -2,7 +2,7 @@
 
     rows ──► which are wanted ──► contents, where they are needed ──► one command moves ──► durable
 
-The redrives of one queue take turns, also with others who take dead letters out: see LetterTurns.
+The redrives of one queue take turns, also with what else takes dead letters out: see the mover.
 Those of other queues go on meanwhile, so an ingest that hangs holds up only what asks it.
 """
 
@@ -12,11 +12,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from libs.filters import FilterError
-from libs.storage.database.blobs import Blobs
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.queues import AvailableMessage, FailedMessage
@@ -26,14 +26,12 @@ from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
 from services.broker.core.queue import Queue
 from services.broker.core.redrives import Step, is_its_queue, moved
 from services.broker.dead_letters.filters import dead_letter_filter, seen
-from services.broker.dead_letters.push_rows import outbox_row
+from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.message_cache import Ingests, ReadResult
-from services.broker.entries.finished_pages import FinishedReader, ListPosition, TimeRange
+from services.broker.entries.finished_pages import ListPosition, TimeRange
 from services.broker.outbox.conversion import PushLimits
-from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
-from services.broker.outbox.targets import OtherBrokers, OutboxTarget
-from services.broker.shard.owner import ShardOwner
-from slatemq.errors import ResourceExhausted, Unavailable
+from services.broker.outbox.pusher import PushBatch
+from slatemq.errors import NotFound, ResourceExhausted, Unavailable
 from slatemq.v1.message_pb2 import Message
 
 log = logging.getLogger(__name__)
@@ -70,24 +68,11 @@ RETRY_S: Final = 1.0
 class RedriveRunner:
     """Runs the redrives of one shard."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        failed: FinishedReader[FailedMessage],
-        ingests: Ingests,
-        others: OtherBrokers,
-        target: OutboxTarget,
-        blobs: Blobs,
-        limits: PushLimits,
-    ) -> None:
+    def __init__(self, mover: Mover, ingests: Ingests) -> None:
         """Begin with those that ran when the process ended; see `run`."""
-        self._owner = owner
-        self._failed = failed
+        self._mover = mover
+        self._owner = mover.owner
         self._ingests = ingests
-        self._others = others
-        self._target = target
-        self._blobs = blobs
-        self._limits = limits
         self._wake = asyncio.Event()
         self._next_at: dict[int, float] = {}
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
@@ -153,11 +138,12 @@ class RedriveRunner:
     async def _step(self, number: int) -> None:
         record = self._owner.shard.redrives.get(number)
         if record is not None:
-            async with self._owner.dead_letters.of(record.queue_id):
-                await self._step_alone(number)
+            async with self._mover.lock(
+                record.queue_id, self._mover.lists.failed, in_background=True
+            ):
+                await self._step_locked(number)
 
-    async def _step_alone(self, number: int) -> None:
-        await self._owner.durable()
+    async def _step_locked(self, number: int) -> None:
         shard = self._owner.shard
         record = shard.redrives.get(number)
         if record is None or record.state != RedriveState.RUNNING:
@@ -171,28 +157,20 @@ class RedriveRunner:
         if not steps:
             await self._end(number, "")
             return
-        elsewhere = record.target_queue_id not in shard.queues
-        if elsewhere and not await self._others.having((record.target_queue_id,)):
-            await self._end(number, _no_target(record))
+        try:
+            is_elsewhere = await self._mover.is_elsewhere(record.target_queue_id)
+        except NotFound:
+            await self._end(number, f"queue {record.target_queue_id!r} does not exist any more")
             return
-        pushes: dict[int, bytes] = {}
-        ingest_shard = 0
-        if elsewhere:
-            shard.outbox.check_room(1, 0)  # nothing is uploaded for what is refused anyway
-            ingest_shard = await self._target.choose()
-        uploaded_ms = self._owner.clock.now_ms()
-        if record.filter or elsewhere:
-            limits = self._limits.at(self._target.payload_bytes_max(ingest_shard))
-            steps, pushes = await self._judged(record, steps, limits if elsewhere else None)
+        pushes = await self._mover.begin_pushes() if is_elsewhere else None
+        if record.filter or pushes is not None:
+            steps = await self._judged(record, steps, pushes)
         began = time.monotonic()
-
-        def apply(now_ms: int) -> int:
-            if pushes and now_ms - uploaded_ms > UPLOAD_AGE_MS_MAX:
-                raise Unavailable("the upload took over an hour")
-            return self._apply(number, steps, pushes if elsewhere else None, ingest_shard, now_ms)
-
-        count = await self._owner.run(apply)
-        await self._owner.durable()
+        command = partial(self._apply, number, steps, pushes)
+        try:
+            count = await self._mover.run(queue, command, 0, pushes)
+        except NotFound:
+            return  # The queue was deleted meanwhile: the next step ends the redrive.
         if record.rate:
             due = max(self._next_at.get(number, 0.0), began)
             self._next_at[number] = due + count / record.rate
@@ -207,7 +185,7 @@ class RedriveRunner:
         kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
         steps: list[Step] = []
         after = ListPosition(record.next_order, record.next_place - 1)
-        async for order, messages in self._failed.rows(queue, TimeRange(), after):
+        async for order, messages in self._mover.lists.failed.rows(queue, TimeRange(), after):
             if order > record.end_order or left <= 0 or quota <= 0:
                 break
             left -= ROW_COST
@@ -226,16 +204,11 @@ class RedriveRunner:
         return steps
 
     def _apply(
-        self,
-        number: int,
-        steps: Sequence[Step],
-        pushes: Mapping[int, bytes] | None,
-        ingest_shard: int,
-        now_ms: int,
+        self, number: int, steps: Sequence[Step], pushes: PushBatch | None, now_ms: int
     ) -> int:
-        """Moves what the steps have chosen; gives how many. A command: all of it, or nothing.
+        """Moves what the steps have chosen, all of it or nothing; returns how many messages.
 
-        With `pushes`, which are outbox rows by message ID, into a queue of another shard.
+        With `pushes`, by message ID, into a queue of another shard.
         """
         shard = self._owner.shard
         record = shard.redrives.get(number)
@@ -244,8 +217,8 @@ class RedriveRunner:
         queue, target = shard.queues.get(record.queue_id), shard.queues.get(record.target_queue_id)
         if not is_its_queue(queue, record) or (target is None and pushes is None):
             return 0  # one of the two was deleted meanwhile: the next step looks again
-        if pushes:
-            shard.outbox.check_room(len(pushes), sum(map(len, pushes.values())))
+        if pushes is not None:
+            shard.outbox.check_room(len(pushes.rows), pushes.size_bytes)
 
         if target is not None and pushes is None:
             dead_letters = (dead_letter.message_id for dead_letter in _chosen(steps))
@@ -255,7 +228,7 @@ class RedriveRunner:
 
         def enter(item: AvailableMessage) -> bool:
             if pushes is not None:
-                shard.outbox.push(ingest_shard, pushes[item.message_id], now_ms)
+                shard.outbox.push(pushes.ingest_shard, pushes.rows[item.message_id], now_ms)
                 return True
             if target is None or target.enter(item, now_ms) is None:
                 return False
@@ -302,12 +275,12 @@ class RedriveRunner:
     # --- Contents -----------------------------------------------------------
 
     async def _judged(
-        self, record: RedriveRecord, steps: Sequence[Step], limits: PushLimits | None
-    ) -> tuple[list[Step], dict[int, bytes]]:
-        """What of the steps the filter lets through; with limits, the rows that push it elsewhere.
+        self, record: RedriveRecord, steps: Sequence[Step], pushes: PushBatch | None
+    ) -> list[Step]:
+        """What of the steps the filter lets through; its pushes are added, where there are any.
 
-        Of a message that is not stored any more nothing is known: it stays. So does one that is too
-        large for where pushes go.
+        A message that is not stored any more stays where it failed, since nothing is known of it.
+        So does one that is too large for the ingest that takes pushes.
         """
         judge = None
         if record.filter:
@@ -316,28 +289,24 @@ class RedriveRunner:
         for dead_letter in _chosen(steps):
             dead_letters.setdefault(dead_letter.message_id, []).append(dead_letter)
         passed: set[FailedMessage] = set()
-        pushes: dict[int, bytes] = {}
         async for content in self._contents(list(dead_letters)):
             for dead_letter in dead_letters[content.message_id]:
                 if judge is not None and not judge.matches(seen(dead_letter, content)):
                     continue
-                if limits is not None:
-                    if len(content.payload) > limits.payload_bytes:
-                        _log_too_large(content, limits)
+                if pushes is not None:
+                    if len(content.payload) > pushes.limits.payload_bytes:
+                        _log_too_large(content, pushes.limits)
                         continue
-                    pushes[dead_letter.message_id] = await outbox_row(
-                        record.target_queue_id,
-                        content,
-                        dead_letter.retention_deadline_ms,
-                        self._blobs,
-                        self._owner.clock.now_ms(),
+                    ends_ms = dead_letter.retention_deadline_ms
+                    await pushes.add(
+                        dead_letter.message_id, record.target_queue_id, content, ends_ms
                     )
                 passed.add(dead_letter)
             await asyncio.sleep(0)  # a filter may take some milliseconds for each
         return [
             step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
             for step in steps
-        ], pushes
+        ]
 
     async def _contents(self, ids: Sequence[int]) -> AsyncIterator[Message]:
         """The messages that are still stored, not all at once in memory; raises Unavailable."""
@@ -382,7 +351,3 @@ def _log_too_large(content: Message, limits: PushLimits) -> None:
         len(content.payload),
         limits.payload_bytes,
     )
-
-
-def _no_target(record: RedriveRecord) -> str:
-    return f"queue {record.target_queue_id!r} does not exist any more"

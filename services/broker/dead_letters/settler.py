@@ -1,14 +1,14 @@
-"""SettleDeadLetters, from the request to what is durable: reads the rows, uploads, then settles."""
+"""The policy of settlements: what SettleDeadLetters decides about single dead letters."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from libs.serving.requests.headers import encoded_headers
-from libs.storage.database.blobs import Blobs
-from libs.storage.records.queues import FailedMessage
 from libs.storage.records.states import FINGERPRINT_BYTES
 from services.broker.core.batches.settle import (
     Action,
@@ -19,16 +19,13 @@ from services.broker.core.batches.settle import (
     was_done,
 )
 from services.broker.core.queue import Queue
-from services.broker.dead_letters.push_rows import outbox_row
+from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.responses import consumer_id
-from services.broker.entries.finished_pages import FinishedReader
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX, PushLimits
-from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
-from services.broker.outbox.targets import OutboxTarget
+from services.broker.outbox.pusher import PushBatch
 from services.broker.requests.limits import REASON_BYTES_MAX
-from services.broker.shard.owner import ShardOwner
-from slatemq.errors import InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1 import entry_pb2
 
 SETTLEMENTS_MAX: Final = 1000
@@ -45,87 +42,58 @@ _ACTIONS: Final = {
 }
 
 
-class DeadLetterSettlements:
+class DeadLetterSettler:
     """Settles dead letters of one shard's queues."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        failed: FinishedReader[FailedMessage],
-        target: OutboxTarget,
-        blobs: Blobs,
-        limits: PushLimits,
-        shard: int,
-    ) -> None:
-        """Settle those of this owner's shard, whose number is `shard`."""
-        self._owner = owner
-        self._failed = failed
-        self._target = target
-        self._blobs = blobs
-        self._limits = limits
+    def __init__(self, mover: Mover, shard: int) -> None:
+        """Settle those of the broker shard with this number."""
+        self._mover = mover
+        self._owner = mover.owner
+        self._limits = mover.pusher.limits
         self._shard = shard
 
     async def settle(self, request: entry_pb2.SettleDeadLettersRequest) -> None:
-        """See the proto; durable when this returns."""
+        """Applies all settlements or none; they are durable when this returns.
+
+        Raises what the proto says.
+        """
         queue_id, each = self._checked(request)
         who = consumer_id(request.consumer_id)
         self._owner.admit()
         fingerprint = await asyncio.to_thread(_fingerprint, request)
         queue = await self._owner.find(queue_id)
-        async with self._owner.dead_letters.of(queue_id):
-            if not was_done(self._owner.shard, request.request_id, fingerprint):
-                wanted = Settlements(
-                    each, await self._rows(queue, each), {}, 0, who, request.request_id, fingerprint
+        failed = self._mover.lists.failed
+        async with self._mover.lock(queue_id, failed):
+            if was_done(self._owner.shard, request.request_id, fingerprint):
+                return
+            rows = {order: await failed.row(queue, order) for order in {o.order for o in each}}
+            settlements = Settlements(each, rows, {}, 0, who, request.request_id, fingerprint)
+            pushes = await self._replaced(queue, request, settlements)
+            if pushes is not None:
+                settlements = replace(
+                    settlements, pushes=pushes.rows, ingest_shard=pushes.ingest_shard
                 )
-                await self._settle(queue, request, wanted)
-            await self._owner.durable()
+            command = partial(settle, self._owner.shard, queue, settlements)
+            await self._mover.run(queue, command, SETTLEMENT_BYTES * len(each), pushes)
 
-    async def _settle(
-        self, queue: Queue, request: entry_pb2.SettleDeadLettersRequest, wanted: Settlements
-    ) -> None:
-        began_ms = self._owner.clock.now_ms()
-        replaced = [n for n, one in enumerate(wanted.each) if one.action is Action.IS_REPLACED]
-        pushes: dict[int, bytes] = {}
-        ingest_shard = 0
-        if replaced:
-            # Nothing is uploaded for what is refused anyway.
-            places = await self._owner.run(lambda now_ms: check(queue, wanted, now_ms))
-            ingest_shard = await self._target.choose()
-            limits = self._limits.at(self._target.payload_bytes_max(ingest_shard))
-            for number in replaced:
-                replace = request.settlements[number].replace
-                _check_payload(number, replace, limits)
-                dead_letter = wanted.rows[wanted.each[number].order][places[number]]
-                pushes[number] = await outbox_row(
-                    queue.queue_id,
-                    replace,
-                    dead_letter.retention_deadline_ms,
-                    self._blobs,
-                    began_ms,
-                )
-        final = Settlements(
-            wanted.each,
-            wanted.rows,
-            pushes,
-            ingest_shard,
-            wanted.who,
-            wanted.request_id,
-            wanted.fingerprint,
-        )
-
-        def run(now_ms: int) -> None:
-            if now_ms - began_ms > UPLOAD_AGE_MS_MAX:
-                raise Unavailable("the upload took over an hour, retry")
-            if not self._owner.owns(queue):
-                raise NotFound("queue", queue.queue_id)
-            settle(self._owner.shard, queue, final, now_ms)
-
-        size_bytes = sum(map(len, pushes.values())) + SETTLEMENT_BYTES * len(final.each)
-        await self._owner.run(run, size_bytes)
-
-    async def _rows(self, queue: Queue, each: list[Settlement]) -> dict[int, list[FailedMessage]]:
-        await self._owner.durable()
-        return {order: await self._failed.row(queue, order) for order in {o.order for o in each}}
+    async def _replaced(
+        self, queue: Queue, request: entry_pb2.SettleDeadLettersRequest, settlements: Settlements
+    ) -> PushBatch | None:
+        """The pushes of what replaces dead letters, uploaded; None where nothing does."""
+        each = settlements.each
+        numbers = [n for n, one in enumerate(each) if one.action is Action.IS_REPLACED]
+        if not numbers:
+            return None
+        # Nothing is uploaded for what is refused anyway.
+        places = await self._owner.run(lambda now_ms: check(queue, settlements, now_ms))
+        pushes = await self._mover.begin_pushes()
+        for number in numbers:
+            content = request.settlements[number].replace
+            _check_payload(number, content, pushes.limits)
+            dead_letter = settlements.rows[each[number].order][places[number]]
+            ends_ms = dead_letter.retention_deadline_ms
+            await pushes.add(number, queue.queue_id, content, ends_ms)
+        return pushes
 
     # --- The request --------------------------------------------------------
 
@@ -176,13 +144,13 @@ class DeadLetterSettlements:
         if action is Action.IS_REPLACED:
             self._limits.check_payload(f"{field}.replace.payload", len(proto.replace.payload))
             encoded_headers(f"{field}.replace.headers", 0, dict(proto.replace.headers))
-        assert handle.failed is not None, "see _letter"
+        assert handle.failed is not None, "checked by _dead_letter"
         return Settlement(handle.message_id, handle.failed, action, proto.note)
 
 
-def _check_payload(number: int, proto: entry_pb2.ReplaceDeadLetter, limits: PushLimits) -> None:
+def _check_payload(number: int, content: entry_pb2.ReplaceDeadLetter, limits: PushLimits) -> None:
     try:
-        limits.check_payload(f"settlements[{number}].replace.payload", len(proto.payload))
+        limits.check_payload(f"settlements[{number}].replace.payload", len(content.payload))
     except InvalidArgument as error:
         error.metadata.setdefault("settlement", str(number))
         raise

@@ -10,9 +10,9 @@ from libs.filters import SOURCE_BYTES_MAX, FilterError
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.dead_letters.filters import dead_letter_filter
+from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
-from services.broker.dead_letters.settler import DeadLetterSettlements
-from services.broker.outbox.targets import OtherBrokers
+from services.broker.dead_letters.settler import DeadLetterSettler
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -34,15 +34,15 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         self,
         shard: int,
         owner: ShardOwner,
+        mover: Mover,
         runner: RedriveRunner,
-        others: OtherBrokers,
-        settler: DeadLetterSettlements,
+        settler: DeadLetterSettler,
     ) -> None:
         """Serve this broker shard."""
         self._shard = shard
         self._owner = owner
         self._runner = runner
-        self._others = others
+        self._mover = mover
         self._settler = settler
 
     async def StartRedrive(  # noqa: N802 - the RPC's name
@@ -52,12 +52,9 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         queue_id, target_id = await self._checked(request)
         if self._owner.shard.redrives.of_request(request.request_id) is None:
             await self._owner.find(queue_id)
-            # Before the wait, which so covers the deletion of a target that is gone.
-            here = target_id in self._owner.shard.queues
+            await self._mover.is_elsewhere(target_id)  # or it is here
             # What has failed before the call is in rows when this is over.
             await self._owner.durable()
-            if not here and not await self._others.having((target_id,)):
-                raise NotFound("queue", target_id)
 
         def start(now_ms: int) -> int:
             redrives = self._owner.shard.redrives

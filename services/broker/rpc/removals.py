@@ -18,8 +18,9 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.broker.core.batches.remove import DeadLetter, Outcome
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.archive_redriver import ArchiveRedriver, Content
-from services.broker.dead_letters.remover import ListedDeadLetter, Remover, WaitingMessage
+from services.broker.dead_letters.archiver import Archiver, Content
+from services.broker.dead_letters.mover import ListedDeadLetter
+from services.broker.dead_letters.remover import Remover, WaitingMessage
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX, PushLimits
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
@@ -50,14 +51,14 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
         self,
         owner: ShardOwner,
         remover: Remover,
-        redriver: ArchiveRedriver,
+        archiver: Archiver,
         limits: PushLimits,
     ) -> None:
         """What is redriven must keep these limits."""
         self._limits = limits
         self._owner = owner
         self._remover = remover
-        self._redriver = redriver
+        self._archiver = archiver
 
     async def RemoveEntries(  # noqa: N802 - the RPC's name
         self, request: removal_pb2.RemoveEntriesRequest, context: Any
@@ -81,7 +82,9 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
                 dead_letters = _listed_dead_letters("archive.rows", request.archive.rows)
                 run = _run("archive.run", request.archive.run)
                 queue = await self._queue(queue_id, request.created_revision)
-                return _removed(dead_letters, await self._remover.failed(queue, dead_letters, run))
+                return _removed(
+                    dead_letters, await self._archiver.archive(queue, dead_letters, run)
+                )
             case "failed_expired":
                 dead_letters = _listed_dead_letters(
                     "failed_expired.rows", request.failed_expired.rows
@@ -91,7 +94,7 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
             case "archived":
                 dead_letters = _listed_dead_letters("archived.rows", request.archived.rows)
                 queue = await self._queue(queue_id, request.created_revision)
-                outcomes = await self._remover.archived(queue, dead_letters)
+                outcomes = await self._archiver.drop(queue, dead_letters)
                 answer = _removed(dead_letters, outcomes)
                 answer.gone_rows.extend(_gone(outcomes))
                 return answer
@@ -107,7 +110,7 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
         target_id = checked_id(target_id, "target_queue_id") if target_id else queue_id
         wanted, contents = self._archived(request.rows)
         queue = await self._queue(queue_id, request.created_revision)
-        outcomes = await self._redriver.redrive(queue, target_id, wanted, contents)
+        outcomes = await self._archiver.redrive(queue, target_id, wanted, contents)
         removed = _removed(wanted, outcomes)
         return removal_pb2.RedriveArchivedResponse(
             redriven_count=removed.removed_count,

@@ -9,7 +9,6 @@ In reading order; a file imports only files above it:
                   all of them
 `loading`         Reads the broker's database: all state at start, and cold buckets when a command
                   needs them
-`queue_locks`     Who may take dead letters out of the stored rows of a queue: one at a time
 `owner`           The shard in its process: runs commands on the pure state, commits what they
                   change, ends leases
 `replay_starts`   Where in the logs a queue that starts in the past begins: asked of the ingests

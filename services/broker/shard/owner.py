@@ -25,7 +25,6 @@ from services.broker.core.range_application import RangeApplication
 from services.broker.core.shard import Needs, Shard
 from services.broker.shard.due_queues import DueQueues
 from services.broker.shard.loading import Loader
-from services.broker.shard.queue_locks import QueueLocks
 from slatemq.errors import NotFound, ResourceExhausted, SlateMQError
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,6 @@ class ShardOwner:
         """Own this state; more than `bytes_max` not yet committed is refused (see `admit`)."""
         self.shard = shard
         self.clock = clock
-        self.dead_letters = QueueLocks()
         self.commits = GroupCommit(database, clock, self, interval_ms)
         self.commits.on_durable(self._durable)
         self.on_change: Callable[[Set[Queue]], None] = lambda queues: None

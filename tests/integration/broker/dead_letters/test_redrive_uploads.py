@@ -6,7 +6,7 @@ import pytest
 
 from libs.storage.database.blobs import Blobs
 from services.broker.dead_letters import redrive_runner
-from services.broker.outbox.executor import UPLOAD_AGE_MS_MAX
+from services.broker.outbox.pusher import UPLOAD_AGE_MS_MAX
 from slatemq.v1 import entry_pb2
 from tests.integration.broker.entry_calls import FAILED, fail, ids, redriven
 from tests.integration.broker.outbox.pushes import Pushes

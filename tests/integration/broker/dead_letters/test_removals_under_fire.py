@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from services.broker.dead_letters import remover
+from services.broker.dead_letters import mover
 from slatemq.v1 import removal_pb2
 from tests.integration.broker.dead_letters.removal_calls import (
     ARCHIVED,
@@ -82,7 +82,7 @@ async def test_a_redrive_goes_on_beside_removals_and_each_letter_ends_once() -> 
 async def test_a_redrive_that_waits_for_an_ingest_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remover, "TURN_S", 0.05)
+    monkeypatch.setattr(mover, "LOCK_S", 0.05)
     async with running() as rig:
         await rig.create(max_attempts=1)
         await fail(rig, [1, 2])

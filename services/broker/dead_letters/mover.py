@@ -1,0 +1,191 @@
+"""Takes messages out of the stored rows of a queue's lists: one engine, on which policies decide.
+
+    lock ──► read rows ──► decide ──► upload ──► one command ──► durable
+
+A row that was read is as the command finds it, since all that take messages out of a list hold its
+lock from the read until what they wrote is durable. Only a purge may come in between; it empties
+the whole list, and commands treat such rows as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+from services.broker.core.batches.remove import DeadLetter, Outcome
+from services.broker.core.queue import Queue
+from services.broker.entries.finished_pages import FinishedReader, ListReaders
+from services.broker.outbox.pusher import PushBatch, Pusher
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import NotFound, Unavailable
+
+ROWS_AT_ONCE: Final = 100
+"""Rows read and written under the lock; other movers of the list have their turn in between."""
+
+MESSAGES_AT_ONCE: Final = 1000
+"""Messages in the rows that one command changes, and those of one row at most beyond that."""
+
+ENTRY_BYTES: Final = 30
+"""About what each message of a row that is written again adds to a commit."""
+
+LOCK_S: Final = 10.0
+"""How long a call waits for a redrive to release the rows; it may be waiting for an ingest."""
+
+K = TypeVar("K")
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+class ListedDeadLetter(NamedTuple):
+    """A dead letter and the row of its list that has it."""
+
+    order: int
+    dead_letter: DeadLetter
+
+
+class StoredRow(NamedTuple, Generic[M]):
+    """A row of a list as it is stored, and which messages of it are wanted."""
+
+    order: int
+    stored: Sequence[M]
+    wanted: Sequence[DeadLetter]
+    numbers: Sequence[int]
+    """The places of those wanted in the call."""
+
+
+class Policy(ABC, Generic[M]):
+    """Decides what becomes of rows of one queue's list."""
+
+    messages_at_once = MESSAGES_AT_ONCE
+
+    async def pushes(self, rows: Sequence[StoredRow[M]]) -> PushBatch | None:
+        """What is to be pushed for these rows, uploaded; None: nothing."""
+        return None
+
+    @abstractmethod
+    def move(
+        self, rows: Sequence[StoredRow[M]], pushes: PushBatch | None, now_ms: int
+    ) -> list[list[Outcome]]:
+        """Moves what is wanted, in one command, and returns the outcomes of each row."""
+
+
+class Mover:
+    """Moves messages out of the lists of one shard's queues."""
+
+    def __init__(self, owner: ShardOwner, lists: ListReaders, pusher: Pusher) -> None:
+        self.owner = owner
+        self.lists = lists
+        self.pusher = pusher
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def lock(
+        self, queue_id: str, reader: FinishedReader[Any], *, in_background: bool = False
+    ) -> AsyncIterator[None]:
+        """Holds the lock of a queue's list: what is read was durable, and what is written is.
+
+        Raises Unavailable where a call waits too long; work in the background waits without end.
+        """
+        lock = self._locks.setdefault(f"{reader.name}/{queue_id}", asyncio.Lock())
+        try:
+            async with asyncio.timeout(None if in_background else LOCK_S):
+                await lock.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "a redrive holds these rows, retry", reason="ROWS_BUSY", retry_after_ms=1000
+            ) from None
+        try:
+            await self.owner.durable()
+            yield
+            await self.owner.durable()
+        finally:
+            lock.release()
+
+    async def take(
+        self,
+        queue: Queue,
+        reader: FinishedReader[M],
+        wanted: Sequence[ListedDeadLetter],
+        policy: Policy[M],
+    ) -> list[Outcome]:
+        """Moves what is wanted, some rows at a time; outcomes in the order of `wanted`.
+
+        Raises NotFound where the queue was deleted meanwhile, Unavailable and what the policy does.
+        """
+        outcomes = [Outcome.GONE] * len(wanted)
+        by_order = places_by_key([one.order for one in wanted])
+        for orders in grouped(by_order, ROWS_AT_ONCE):
+            async with self.lock(queue.queue_id, reader):
+                rows: list[StoredRow[M]] = []
+                for order in orders:
+                    numbers = by_order[order]
+                    dead_letters = [wanted[number].dead_letter for number in numbers]
+                    stored = await reader.row(queue, order)
+                    rows.append(StoredRow(order, stored, dead_letters, numbers))
+                    count = sum(len(row.stored) for row in rows)
+                    if count < policy.messages_at_once and order != orders[-1]:
+                        continue
+                    pushes = await policy.pushes(rows)
+                    command = partial(policy.move, rows, pushes)
+                    found = await self.run(queue, command, ENTRY_BYTES * count, pushes)
+                    for row, ends in zip(rows, found, strict=True):
+                        for number, outcome in zip(row.numbers, ends, strict=True):
+                            outcomes[number] = outcome
+                    rows = []
+        return outcomes
+
+    async def run(
+        self,
+        queue: Queue,
+        command: Callable[[int], T],
+        size_bytes: int,
+        pushes: PushBatch | None = None,
+    ) -> T:
+        """Runs a command on a queue that still exists, whose uploads are young enough.
+
+        Raises NotFound and Unavailable.
+        """
+
+        def run(now_ms: int) -> T:
+            if pushes is not None:
+                pushes.check_age(now_ms)
+            if not self.owner.owns(queue):
+                raise NotFound("queue", queue.queue_id)
+            return command(now_ms)
+
+        return await self.owner.run(run, size_bytes + (pushes.size_bytes if pushes else 0))
+
+    async def begin_pushes(self) -> PushBatch:
+        """An empty batch. Raises ResourceExhausted before anything is uploaded in vain."""
+        self.owner.shard.outbox.check_room(1, 0)
+        return await self.pusher.begin()
+
+    async def is_elsewhere(self, queue_id: str) -> bool:
+        """Whether a queue is on another shard. Raises NotFound where it is on none."""
+        if queue_id in self.owner.shard.queues:
+            return False
+        if not await self.pusher.elsewhere({queue_id}):
+            await self.owner.durable()
+            raise NotFound("queue", queue_id)
+        return True
+
+
+def places_by_key(keys: Sequence[K]) -> dict[K, list[int]]:
+    """The places of a sequence that have a key, by key."""
+    places: dict[K, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
+
+
+def grouped(keys: Iterable[K], size: int) -> Iterator[list[K]]:
+    """The keys in their order, `size` at a time."""
+    left = iter(keys)
+    while some := list(islice(left, size)):
+        yield some

@@ -1,0 +1,110 @@
+"""The pushes of one command, before it runs: where they go, and the objects of large payloads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Set
+from typing import Final, Protocol
+
+from libs.storage.database.blobs import Blobs
+from libs.storage.records.execution_records import OutboxRecord, encode_outbox
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
+from services.broker.outbox.conversion import PushLimits
+from services.broker.outbox.targets import OtherBrokers, OutboxTarget
+from services.broker.shard.owner import ShardOwner
+from slatemq.errors import Unavailable
+
+UPLOADS_AT_ONCE: Final = 8
+"""Payloads of one command that are uploaded at the same time."""
+
+UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
+"""The janitor may remove an object without a record after a day. A command that would refer to one
+older than this is refused."""
+
+
+class MessageContent(Protocol):
+    """What a message carries; the protobuf messages that have both fields are of this shape."""
+
+    @property
+    def payload(self) -> bytes:
+        """Any bytes."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Any texts by name."""
+
+
+class PushBatch:
+    """Pushes to one ingest shard; `rows` are their outbox rows, by the caller's keys."""
+
+    def __init__(self, ingest_shard: int, limits: PushLimits, blobs: Blobs, began_ms: int) -> None:
+        self.ingest_shard = ingest_shard
+        self.limits = limits
+        self.rows: dict[int, bytes] = {}
+        self._blobs = blobs
+        self._began_ms = began_ms
+        self._has_objects = False
+        self._uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
+
+    async def add(
+        self, key: int, queue_id: str, content: MessageContent, retention_deadline_ms: int
+    ) -> None:
+        """Adds a push of this content to a queue; it ends when the dead letter would have."""
+        record = OutboxRecord(
+            pushed_at_ms=self._began_ms,
+            queue_id=queue_id,
+            payload=content.payload,
+            payload_bytes=len(content.payload),
+            headers=dict(content.headers),
+            retention_s=0,
+            retention_deadline_ms=retention_deadline_ms,
+        )
+        self.rows[key] = encode_outbox(await self.uploaded(record))
+
+    async def uploaded(self, record: OutboxRecord) -> OutboxRecord:
+        """The record; a payload too large for a row is a durable object once this returns."""
+        if record.payload_bytes <= INLINE_PAYLOAD_MAX_BYTES:
+            return record
+        assert isinstance(record.payload, bytes)
+        self._has_objects = True
+        async with self._uploads:
+            return record._replace(payload=PayloadUri(await self._blobs.put(record.payload)))
+
+    @property
+    def size_bytes(self) -> int:
+        """What the rows add to a commit."""
+        return sum(map(len, self.rows.values()))
+
+    def check_age(self, now_ms: int) -> None:
+        """Raises Unavailable if objects may be too old to be referred to."""
+        if self._has_objects and now_ms - self._began_ms > UPLOAD_AGE_MS_MAX:
+            raise Unavailable("the upload took over an hour, retry")
+
+
+class Pusher:
+    """Prepares the pushes of commands on one shard."""
+
+    def __init__(
+        self,
+        owner: ShardOwner,
+        target: OutboxTarget,
+        others: OtherBrokers,
+        blobs: Blobs,
+        limits: PushLimits,
+    ) -> None:
+        self.limits = limits
+        self._owner = owner
+        self._target = target
+        self._others = others
+        self._blobs = blobs
+
+    async def elsewhere(self, queue_ids: Set[str]) -> frozenset[str]:
+        """Those of the queues that are not on this shard but on another. Raises Unavailable."""
+        return await self._others.having(queue_ids - self._owner.shard.queues.keys())
+
+    async def begin(self) -> PushBatch:
+        """An empty batch. Raises Unavailable where no ingest can take pushes."""
+        ingest_shard = await self._target.choose()
+        # An ingest that still runs with an older instance record may have a smaller limit.
+        limits = self.limits.at(self._target.payload_bytes_max(ingest_shard))
+        return PushBatch(ingest_shard, limits, self._blobs, self._owner.clock.now_ms())
