@@ -40,7 +40,7 @@ TIMER_MAX_MS = 60_000
 """A timer is set for at most this long; it is set again when it has run out."""
 
 
-class Delivery:
+class Dispatcher:
     """All desks of a broker."""
 
     def __init__(

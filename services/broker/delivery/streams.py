@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from libs.serving.requests.guard import encoded
 from services.broker.core.queue import Queue
-from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.responses import (
     consumer_id,
@@ -34,7 +34,7 @@ class Streams:
     """All Consume streams of a broker."""
 
     def __init__(
-        self, shard: int, owner: ShardOwner, delivery: Delivery, keeper: LeaseKeeper
+        self, shard: int, owner: ShardOwner, delivery: Dispatcher, keeper: LeaseKeeper
     ) -> None:
         self._shard = shard
         self._owner = owner
@@ -76,7 +76,7 @@ class Streams:
                 await release(self._owner, given)
 
     def drain(self) -> None:
-        """Ends the streams that have not begun; the others are `Delivery.drain`'s."""
+        """Ends the streams that have not begun; the others are `Dispatcher.drain`'s."""
         self._draining.set()
 
     async def _start_of(self, requests: Requests) -> consumer_pb2.ConsumeStart:

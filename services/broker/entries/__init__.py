@@ -17,4 +17,5 @@ In reading order; a file imports only files above it:
 `editor`          Editing a delayed message: while its content is replaced at ingest, nobody gets
                   it here
 `lister`          ListEntries: pages of the entries of a queue that are in one state
+`entries`         All that looks at the entries of one shard's queues, and edits them
 """

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.invalidation import Forgetting
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.shard.owner import ShardOwner
@@ -50,7 +50,7 @@ class MessageEditor:
     def __init__(
         self,
         owner: ShardOwner,
-        delivery: Delivery,
+        delivery: Dispatcher,
         payloads: Payloads,
         ingests: Ingests,
         others: Forgetting,

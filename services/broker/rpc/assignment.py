@@ -22,7 +22,7 @@ from services.broker.core.lists.replays import Counts
 from services.broker.core.queue import Queue
 from services.broker.core.range_application import RangeApplication
 from services.broker.core.shard import Assignment, Range
-from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
 from services.broker.requests.limits import within
 from services.broker.requests.queues import QUEUE_ID, checked_id, pages_of
@@ -49,7 +49,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         self,
         shard: int,
         owner: ShardOwner,
-        delivery: Delivery,
+        delivery: Dispatcher,
         introductions: Introductions,
         starts: ReplayStarts,
     ) -> None:

@@ -17,7 +17,7 @@ from services.broker.core.leases.token_index import PLACE_BITS
 from services.broker.core.queue import Queue
 from services.broker.core.settings import MAX_LEASE_MS
 from services.broker.core.shard import Finish, Nack
-from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.responses import (
     consumer_id,
     encode_messages,
@@ -79,7 +79,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self,
         shard: int,
         owner: ShardOwner,
-        delivery: Delivery,
+        delivery: Dispatcher,
         streams: Streams,
         executor: Executor,
     ) -> None:

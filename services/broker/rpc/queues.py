@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from libs.filters import DEFAULT_FILTER
+from services.broker.config import BrokerConfig
 from services.broker.core.commands import Purge
 from services.broker.core.lists.replays import ranges_from
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
-from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.waiters import paused
 from services.broker.requests.queues import (
     SETTINGS,
@@ -58,20 +59,16 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
 
     def __init__(
         self,
-        shard: int,
+        config: BrokerConfig,
         owner: ShardOwner,
-        delivery: Delivery,
+        delivery: Dispatcher,
         sweeper: Sweeper,
         starts: ReplayStarts,
         names: UniqueNames,
-        *,
-        max_delay_ms: int,
-        changes_per_s: int,
     ) -> None:
-        """Serve this broker shard; its queues may delay for `max_delay_ms` at most."""
-        self._shard = shard
-        self._max_delay_ms = max_delay_ms
-        self._pace = ChangePace(changes_per_s)
+        self._shard = config.shard
+        self._max_delay_ms = config.instance.max_message_delay_ms
+        self._pace = ChangePace(config.queue_changes_per_s)
         self._watchers: set[asyncio.Event] = set()
         self.draining = False
         self._owner = owner

@@ -18,10 +18,11 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.broker.core.batches.remove import DeadLetter, Outcome
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.archiver import Archiver, Content
+from services.broker.dead_letters.archiver import Content
+from services.broker.dead_letters.dead_letters import DeadLetters
 from services.broker.dead_letters.mover import ListedDeadLetter
-from services.broker.dead_letters.remover import Remover, WaitingMessage
-from services.broker.outbox.conversion import PUSHES_BYTES_MAX, PushLimits
+from services.broker.dead_letters.remover import WaitingMessage
+from services.broker.outbox.conversion import PUSHES_BYTES_MAX
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
@@ -47,18 +48,11 @@ _REASONS: Final = {
 class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
     """Turns requests into removals on the shard."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        remover: Remover,
-        archiver: Archiver,
-        limits: PushLimits,
-    ) -> None:
-        """What is redriven must keep these limits."""
-        self._limits = limits
+    def __init__(self, owner: ShardOwner, dead_letters: DeadLetters) -> None:
+        self._limits = dead_letters.mover.pusher.limits
         self._owner = owner
-        self._remover = remover
-        self._archiver = archiver
+        self._remover = dead_letters.remover
+        self._archiver = dead_letters.archiver
 
     async def RemoveEntries(  # noqa: N802 - the RPC's name
         self, request: removal_pb2.RemoveEntriesRequest, context: Any

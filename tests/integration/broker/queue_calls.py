@@ -32,10 +32,10 @@ async def delete(rig: Rig, queue_id: str = "q", etag: str = "") -> None:
 
 async def rows_of_lists(rig: Rig, *, with_attempts: bool = False) -> int:
     """Rows of active, done and failed records of all queues in the database."""
-    assert rig.service._database is not None
+    assert rig.service.database is not None
     end = RecordType.CONFIG if with_attempts else RecordType.ATTEMPTS
     first, last = bytes((KEY_VERSION, RecordType.ACTIVE)), bytes((KEY_VERSION, end))
-    return sum([len(rows) async for rows in rig.service._database.scan(first, last)])
+    return sum([len(rows) async for rows in rig.service.database.scan(first, last)])
 
 
 def has_garbage(queue: Queue) -> bool:

@@ -20,7 +20,9 @@ from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.durability import NoSync
+from services.broker.app import Broker
 from services.broker.config import BrokerConfig
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.message_cache import (
     DAMAGED,
     FETCH_BYTES,
@@ -195,14 +197,21 @@ class Rig:
         return self.clock
 
     @property
+    def broker(self) -> Broker:
+        assert self.service.broker is not None
+        return self.service.broker
+
+    @property
     def owner(self) -> ShardOwner:
-        assert self.service._owner is not None
-        return self.service._owner
+        return self.broker.owner
+
+    @property
+    def delivery(self) -> Dispatcher:
+        return self.broker.delivery
 
     @property
     def servicers(self) -> Servicers:
-        assert self.service.servicers is not None
-        return self.service.servicers
+        return self.broker.servicers
 
     def connect(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel

@@ -171,7 +171,7 @@ async def test_a_waiting_claim_holds_two_bytes_of_each_ingest_that_it_knows() ->
         known = consumer_pb2.IngestShards(shards=shards)
         request = consumer_pb2.ClaimRequest(queue_id="q", wait_ms=30_000, known_awaited=known)
         waiting = asyncio.ensure_future(rig.consumers.Claim(request))
-        delivery = rig.service._delivery
+        delivery = rig.delivery
         assert delivery is not None
         await eventually(lambda: delivery.has_waiters("q"))
         [waiter] = [
@@ -200,7 +200,7 @@ async def test_a_full_queue_does_not_pretend_that_the_ingest_is_back() -> None:
             answer = await call.read()
         (token,) = [one.lease_token for one in messages_of(answer)]
         reading = asyncio.ensure_future(call.read())
-        delivery = rig.service._delivery
+        delivery = rig.delivery
         assert delivery is not None
         await eventually(
             lambda: any(waiter_line.line for waiter_line in delivery._waiter_lines.values())

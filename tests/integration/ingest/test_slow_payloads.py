@@ -164,7 +164,7 @@ async def test_a_broker_says_that_a_payload_is_still_being_read(
         (large,) = await ingest.send(LARGE)
         SlowStore(monkeypatch)
         async with running(tmp_path / "data", ingest=REAL) as rig:
-            reads = rig.service._make_ingests(rig.service._channels)
+            reads = IngestClient(rig.service._channels)
             with pytest.raises(Unavailable) as refused:
                 await reads.read(0, [large])
             assert refused.value.reason == "PAYLOAD_SLOW"

@@ -207,9 +207,9 @@ async def test_each_bad_input_is_refused_by_the_name_of_its_field_and_changes_no
 
 async def rows_left(rig: Rig) -> int:
     """Rows of archived messages in the database."""
-    assert rig.service._database is not None
+    assert rig.service.database is not None
     head = bytes((KEY_VERSION, RecordType.ARCHIVED))
-    scan = rig.service._database.scan(head, head + b"\xff")
+    scan = rig.service.database.scan(head, head + b"\xff")
     return sum([len(rows) async for rows in scan])
 
 

@@ -296,8 +296,8 @@ async def test_with_the_last_entry_of_a_message_goes_what_was_noted_of_its_attem
 
 async def stored(rig: Rig, message_id: int) -> bytes | None:
     await rig.owner.durable()
-    assert rig.service._database is not None
-    return await rig.service._database.get(attempts_key("q", message_id))
+    assert rig.service.database is not None
+    return await rig.service.database.get(attempts_key("q", message_id))
 
 
 # --- Failed -----------------------------------------------------------------

@@ -91,7 +91,7 @@ async def test_claims_in_turns_share_what_there_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(range_application, "STEP_MATCHES", 3 * TURN)  # it comes all at once
     async with running() as rig:
         await rig.create()
-        queue, delivery = rig.owner.shard.queues["q"], rig.service._delivery
+        queue, delivery = rig.owner.shard.queues["q"], rig.delivery
         assert delivery is not None
         claims = [
             asyncio.create_task(rig.claim(max_messages=COUNT, wait_ms=30_000)) for _ in range(2)

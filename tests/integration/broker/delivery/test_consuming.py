@@ -123,7 +123,7 @@ async def test_a_waiting_claim_gets_what_is_assigned_in_the_same_commit() -> Non
     async with running() as rig:
         await rig.create()
         waiting = asyncio.create_task(rig.claim(max_messages=2, wait_ms=30_000))
-        while not rig.service._delivery.has_waiters("q"):  # type: ignore[union-attr]
+        while not rig.delivery.has_waiters("q"):
             await asyncio.sleep(0.001)
         commits: list[int] = []
         rig.owner.commits.on_durable(commits.append)

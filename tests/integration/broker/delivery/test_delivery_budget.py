@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from services.broker.config import BrokerConfig
-from services.broker.delivery.dispatcher import Delivery
+from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.waiter_lines import FIRST_BYTES
 from services.broker.rpc import assignment as assignment_servicer
 from slatemq._rpc.rpc_status import from_rpc_error
@@ -28,9 +28,8 @@ SIZE = 1 << 20
 BUDGET = 8 << 20
 
 
-def delivery_of(rig: Rig) -> Delivery:
-    assert rig.service._delivery is not None
-    return rig.service._delivery
+def delivery_of(rig: Rig) -> Dispatcher:
+    return rig.delivery
 
 
 def watch_most(rig: Rig) -> list[int]:

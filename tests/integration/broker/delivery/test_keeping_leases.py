@@ -63,13 +63,11 @@ class Consumer:
 
 
 def streams(rig: Rig) -> list[Stream]:
-    assert rig.service._delivery is not None
-    return [one for one in rig.service._delivery.streams if isinstance(one, Stream)]
+    return [one for one in rig.delivery.streams if isinstance(one, Stream)]
 
 
 def keeper(rig: Rig) -> LeaseKeeper:
-    assert rig.service.keeper is not None
-    return rig.service.keeper
+    return rig.broker.keeper
 
 
 async def go_on(rig: Rig, by_ms: int) -> None:
@@ -250,6 +248,5 @@ async def test_leases_that_end_while_their_claim_is_committed_are_not_kept() -> 
         answer = await call.read()
         assert isinstance(answer, consumer_pb2.ConsumeResponse)
         assert len(messages_of(answer)) == 100
-        assert rig.service.keeper is not None
-        assert rig.service.keeper.leases_count == 0
+        assert rig.broker.keeper.leases_count == 0
         call.cancel()

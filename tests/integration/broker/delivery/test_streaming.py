@@ -182,7 +182,7 @@ async def test_bad_credit_and_a_second_start_end_the_stream() -> None:
 
 async def idle(rig: Rig) -> None:
     """Waits until nothing is left of claims and streams."""
-    delivery = rig.service._delivery
+    delivery = rig.delivery
     assert delivery is not None
     for _ in range(2000):
         left = delivery.places_count, len(delivery._waiter_lines), len(delivery.streams)
@@ -259,7 +259,7 @@ async def test_a_drain_ends_every_stream_and_claim_and_says_why() -> None:
         await with_credit.start(messages=5)
         await without.start()
         claim = asyncio.create_task(refusal(rig.claim(wait_ms=30_000)))
-        while rig.service._delivery.places_count < 4:  # type: ignore[union-attr]
+        while rig.delivery.places_count < 4:
             await asyncio.sleep(0.001)
 
         async with asyncio.timeout(1):  # of the two seconds that a drain may take

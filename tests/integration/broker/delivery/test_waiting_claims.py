@@ -33,7 +33,7 @@ async def test_a_stream_that_ended_by_an_error_keeps_nothing_from_those_behind_i
         # Given a stream that is first in line, and a commit that takes long
         await rig.create()
         await rig.create("other")
-        queue, delivery = rig.owner.shard.queues["q"], rig.service._delivery
+        queue, delivery = rig.owner.shard.queues["q"], rig.delivery
         assert delivery is not None
         credit = consumer_pb2.ConsumeCredit(messages_count=5)
         start = consumer_pb2.ConsumeStart(queue_id="q", credit=credit)

@@ -21,9 +21,9 @@ Updates: TypeAlias = AsyncIterator[entry_pb2.WatchDelayedResponse]
 
 
 def watches(rig: Rig, **settings: Any) -> DelayedWatches:
-    assert rig.service._database is not None
-    teller = rig.servicers.entries._reader
-    return DelayedWatches(rig.owner, rig.service._database, teller, **settings)
+    assert rig.service.database is not None
+    teller = rig.servicers.entries._entries.reader
+    return DelayedWatches(rig.owner, rig.service.database, teller, **settings)
 
 
 class Watch:
@@ -78,9 +78,9 @@ async def delay(rig: Rig, ids: Sequence[int], by_ms: int = MINUTE, queue_id: str
 
 async def rows(rig: Rig) -> list[tuple[str, int | None]]:
     """Queue and order of every row of every journal."""
-    assert rig.service._database is not None
+    assert rig.service.database is not None
     head = key_head(RecordType.DELAYED)
     found = []
-    async for some in rig.service._database.scan(head, head + b"\xff", durable=True):
+    async for some in rig.service.database.scan(head, head + b"\xff", durable=True):
         found += [tuple(parse_delayed_key(key)) for key, _ in some]
     return found  # type: ignore[return-value]

@@ -24,8 +24,8 @@ from tests.manual_clock import ManualClock
 
 
 def cleaner(rig: Rig) -> DelayedCleaner:
-    assert rig.service._database is not None
-    return DelayedCleaner(rig.owner, rig.service._database, rig.clock.now_ms())
+    assert rig.service.database is not None
+    return DelayedCleaner(rig.owner, rig.service.database, rig.clock.now_ms())
 
 
 async def clean_for(rig: Rig, cleaning: DelayedCleaner, minutes: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from services.broker.delivery.message_cache import IngestMessages
 from services.broker.entries import editor as editing_module
-from services.broker.entries.editor import Find, MessageEditor, replacement
+from services.broker.entries.editor import Find, replacement
 from services.broker.entries.handles import parse_handle
 from slatemq.errors import (
     Aborted,
@@ -36,15 +36,10 @@ class Editing:
     """Edits messages of the queue `q`, found where its journal says that they were put."""
 
     def __init__(self, rig: Rig) -> None:
-        service = rig.service
-        assert service._database is not None
-        assert service._delivery is not None
         self._rig = rig
-        self._payloads = service._delivery._payloads
+        self._payloads = rig.delivery._payloads
         self._watches = watches(rig)
-        self._editor = MessageEditor(
-            rig.owner, service._delivery, self._payloads, rig.ingest, service._forgetting
-        )
+        self._editor = rig.broker.entries.editor
 
     async def edit(self, message_id: int, **fields: object) -> str:
         fields.setdefault("payload", b"new")

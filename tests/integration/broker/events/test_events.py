@@ -63,8 +63,8 @@ async def status(rig: Rig) -> events_pb2.GetEventsStatusResponse:
 
 
 async def rows(rig: Rig) -> int:
-    assert rig.service._database is not None
-    return sum([len(some) async for some in rig.service._database.scan(*events_range(0))])
+    assert rig.service.database is not None
+    return sum([len(some) async for some in rig.service.database.scan(*events_range(0))])
 
 
 async def until_deleted(rig: Rig) -> None:
@@ -282,8 +282,8 @@ async def test_direct_mode_stores_nothing_of_events_and_says_so() -> None:
     async with running() as rig:
         await fail_one(rig)
         at = await status(rig)
-        assert rig.service._database is not None
-        assert await rig.service._database.get(EVENT_COUNTER_KEY) is None
+        assert rig.service.database is not None
+        assert await rig.service.database.get(EVENT_COUNTER_KEY) is None
         assert await rows(rig) == 0
 
         assert rig.service.http_parts.queue_health is None

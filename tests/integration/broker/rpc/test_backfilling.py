@@ -89,7 +89,7 @@ async def test_a_change_of_another_queue_holds_no_replay_up(rig: Rig) -> None:
 
 async def test_a_claim_that_waits_gets_what_a_replay_brings(rig: Rig) -> None:
     claim = asyncio.create_task(rig.claim("q", wait_ms=20_000))
-    delivery = rig.service._delivery
+    delivery = rig.delivery
     assert delivery is not None
     await eventually(lambda: delivery.has_waiters("q"))
     assert await backfill(rig, piece(0, 5, 3)) == (True, 5, 2)

@@ -268,7 +268,7 @@ async def test_a_refusal_that_rests_on_a_deletion_waits_until_that_is_durable() 
     async with running(memory_root(disk), disk=disk) as rig:
         await rig.create()
         waiting = asyncio.create_task(refusal(rig.claim(wait_ms=30_000)))
-        while not rig.service._delivery.has_waiters("q"):  # type: ignore[union-attr]
+        while not rig.delivery.has_waiters("q"):
             await asyncio.sleep(0.001)
         disk.free.clear()
         deleting = asyncio.create_task(delete(rig))

@@ -85,7 +85,7 @@ async def test_draining_many_messages_leaves_nothing_in_memory() -> None:
             await rig.ack(*(m.lease_token for m in claimed))
             done += len(claimed)
         assert done == 60_000
-        delivery, shard = rig.service._delivery, rig.owner.shard
+        delivery, shard = rig.delivery, rig.owner.shard
         assert delivery is not None
         await rig.owner.durable()
         assert (delivery.places_count, delivery._waiter_lines, delivery.streams) == (0, {}, {})

@@ -132,5 +132,4 @@ async def test_a_failed_commit_ends_the_process_and_answers_nobody() -> None:
 
 
 def waiting(rig: Rig) -> int:
-    assert rig.service._delivery is not None
-    return len(rig.service._delivery._waiter_lines)
+    return len(rig.delivery._waiter_lines)
