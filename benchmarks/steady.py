@@ -2,10 +2,10 @@
 
 python -m benchmarks.steady --minutes 60 --rate 500 --calls 20
 
-Messages are published, claimed and acked at a steady rate. Every minute a line states, for each kind
-of file, the number of files, their bytes, and their bytes divided by those of the stored payloads
-(without a janitor nothing is removed), and the resident memory of each service. Files of a kind are
-bounded when their column no longer grows.
+Messages are published, claimed and acked at a steady rate. Every minute a line states, for each
+kind of file, the number of files, their bytes, and their bytes divided by those of the stored
+payloads (without a janitor nothing is removed), and the resident memory of each service. Files of a
+kind are bounded when their column no longer grows.
 """
 
 from __future__ import annotations

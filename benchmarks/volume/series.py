@@ -4,10 +4,10 @@ python -m benchmarks.volume.series /tmp/series                       # 1e5, 1e6 
 python -m benchmarks.volume.series /tmp/series --sizes 2e4
 
 Each instance is generated for the run: a fifth of its messages is past its retention, seven in ten
-are done, one in a hundred failed, and the others wait. The jobs run one after the other, each in its
-own Spark: `retention` and `unreferenced` first as dry runs (?), then for real, and once more as dry
-runs when nine in ten messages are gone. FOLDER/SIZE is removed when its rows are printed, unless it
-is to be kept.
+are done, one in a hundred failed, and the others wait. The jobs run one after the other, each in a
+Spark of its own: `retention` and `unreferenced` first as dry runs (?), then for real, and once more
+as dry runs when nine in ten messages are gone. FOLDER/SIZE is removed when its rows are printed,
+unless it is to be kept.
 """
 
 from __future__ import annotations

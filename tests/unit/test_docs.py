@@ -196,3 +196,32 @@ def test_the_text_of_a_page_is_wrapped(page: Path) -> None:
     ]
 
     assert long == []
+
+
+TOUR = REPOSITORY / "docs" / "tour.md"
+NAMED_FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_each_function_that_the_tour_names_is_there() -> None:
+    named = NAMED_FUNCTION.findall(TOUR.read_text(encoding="utf-8"))
+
+    missing = [
+        f"{file}:{name}" for file, name in named if name not in functions_of(REPOSITORY / file)
+    ]
+    assert missing == []
+    assert len(named) > 60
+
+
+def functions_of(file: Path) -> set[str]:
+    """The functions of a file; methods behind the name of their class."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.ClassDef(name=name, body=body):
+                names |= {
+                    f"{name}.{member.name}" for member in body if isinstance(member, FUNCTION)
+                }
+    return names

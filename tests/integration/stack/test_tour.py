@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import re
@@ -23,38 +22,12 @@ pytestmark = pytest.mark.slow
 
 TOUR = REPOSITORY / "docs" / "tour.md"
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
-NAMED = re.compile(r"`([\w/]+\.py):([\w.]+)`")
-FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 SERVICES = ("ingest", "router", "broker")
 START_S = 60
 
 
 def steps() -> list[str]:
     return [f"{file}:{function}" for file, function in STEP.findall(TOUR.read_text())]
-
-
-def test_each_function_that_the_tour_names_is_there() -> None:
-    named = NAMED.findall(TOUR.read_text())
-
-    missing = [
-        f"{file}:{name}" for file, name in named if name not in functions_of(REPOSITORY / file)
-    ]
-    assert missing == []
-    assert len(named) > 60
-
-
-def functions_of(file: Path) -> set[str]:
-    """The functions of a file; methods behind the name of their class."""
-    names = set()
-    for node in ast.parse(file.read_text()).body:
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                names.add(name)
-            case ast.ClassDef(name=name, body=body):
-                names |= {
-                    f"{name}.{member.name}" for member in body if isinstance(member, FUNCTION)
-                }
-    return names
 
 
 async def test_a_message_passes_the_functions_of_the_tour_in_their_order(tmp_path: Path) -> None:
