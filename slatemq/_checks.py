@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from slatemq.errors import InvalidArgument
@@ -22,14 +24,14 @@ _EXPECTED = {
 }
 
 
-def message_of(kind: Callable[..., M], **fields: Any) -> M:
+def message_of(kind: Callable[..., M], **values: Any) -> M:
     """A message of the API; raises InvalidArgument for the first field that cannot hold its value.
 
     A text in the place of a list is refused, too: it would be a list of letters.
     """
-    for name, value in fields.items():
+    for name, value in values.items():
         if isinstance(value, Iterator):
-            fields[name] = list(value)  # Looked at again when a field is wrong.
+            values[name] = list(value)  # Looked at again when a field is wrong.
         elif isinstance(value, str) and _is_list(kind, name):
             check_field(kind, name, value)
         elif isinstance(value, bytes) and _is_text(kind, name):
@@ -37,12 +39,36 @@ def message_of(kind: Callable[..., M], **fields: Any) -> M:
         elif isinstance(value, Mapping) and _is_mapping(kind, name):
             check_texts(name, value)
     try:
-        return kind(**fields)
+        return kind(**values)
     except (TypeError, ValueError):
         pass  # The loop finds which field it is.
-    for name, value in fields.items():
+    for name, value in values.items():
         check_field(kind, name, value)
-    return kind(**fields)
+    return kind(**values)
+
+
+def fields_of(wire: Message, kind: type) -> dict[str, Any]:
+    """The plain values of a wire message that this dataclass has under the same names.
+
+    A field that is not set is None where the dataclass allows None.
+    """
+    return {
+        name: getattr(wire, name) if not may_be_none or wire.HasField(name) else None
+        for name, may_be_none in _plain_fields(wire.DESCRIPTOR, kind)
+    }
+
+
+@cache
+def _plain_fields(wire: Descriptor, kind: Any) -> list[tuple[str, bool]]:
+    types = {one.name: str(one.type) for one in fields(kind)}
+    return [
+        (one.name, one.has_presence and types[one.name].endswith("| None"))
+        for one in wire.fields
+        if one.name in types
+        and not one.is_repeated
+        and one.message_type is None
+        and one.enum_type is None
+    ]
 
 
 def check_field(kind: Callable[..., Message], name: str, value: object, field: str = "") -> None:

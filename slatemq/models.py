@@ -126,11 +126,6 @@ def milliseconds(span: Duration, field: str = "") -> int:
     return round(length * 1000) or (1 if length > 0 else 0)
 
 
-def span_ms(name: str, span: Duration) -> int:
-    """The same, the name first."""
-    return milliseconds(span, name)
-
-
 def time_ms(time: Time, field: str = "") -> int:
     """A point in time in milliseconds since the Unix epoch.
 
@@ -145,6 +140,11 @@ def time_ms(time: Time, field: str = "") -> int:
         rule = "must be a datetime with a time zone, e.g. datetime.now(UTC)"
         raise InvalidArgument(field, rule)
     return round((time - _EPOCH) / timedelta(milliseconds=1))
+
+
+def optional_ms(time: Time | None, field: str) -> int | None:
+    """As `time_ms`; None for None."""
+    return None if time is None else time_ms(time, field)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

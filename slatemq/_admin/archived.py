@@ -1,29 +1,33 @@
-"""Archived dead letters: read with their content, brought back, dropped; a part of the client."""
+"""Archived dead letters: reading them with their content, redriving and dropping them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from slatemq._admin.entry_models import Archived, Entry, entry_of
 from slatemq._checks import iterable, message_of, wrong
-from slatemq._rpc.peers import Peers, errors_translated
-from slatemq._rpc.queue_locations import QueueLocations
+from slatemq._rpc.peers import errors_translated
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
-from slatemq.models import Time, outgoing, time_ms
-from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, removal_pb2, removal_pb2_grpc
+from slatemq.models import Time, optional_ms, outgoing
+from slatemq.v1 import janitor_pb2, removal_pb2
+from slatemq.v1.janitor_pb2_grpc import JanitorServiceStub
+from slatemq.v1.removal_pb2_grpc import RemovalServiceStub
 
-LETTERS_MAX = 1000
-"""Archived letters that the server brings back, drops or finds by their handles in one call."""
+T = TypeVar("T")
+
+DEAD_LETTERS_MAX = 1000
+"""Archived dead letters that the server takes in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedDeadLetter:
-    """An archived dead letter that is to come back with this content.
+    """An archived dead letter to redrive with this content.
 
-    `entry` is that of a listing, of `get_entry` or of `read_archived`.
+    `entry` comes from a listing, `get_entry` or `read_archived`.
     """
 
     entry: Entry
@@ -32,18 +36,15 @@ class ArchivedDeadLetter:
 
 
 class ArchivedOutcome(StrEnum):
-    """What became of an archived letter: DONE; GONE: it was not there; EXPIRED: it stays."""
+    """GONE: it was not in the archive; EXPIRED: it stays, but its retention is over."""
 
     DONE = "done"
     GONE = "gone"
     EXPIRED = "expired"
 
 
-class ArchivedCalls:
+class ArchivedCalls(Calls):
     """Reading and settling archived dead letters; a part of the client."""
-
-    _peers: Peers
-    _locations: QueueLocations
 
     async def read_archived(
         self,
@@ -55,27 +56,22 @@ class ArchivedCalls:
         newest_first: bool = False,
         limit: int = 0,
     ) -> AsyncGenerator[Entry, None]:
-        """Archived dead letters with reason, attempts and message, by way of a janitor.
+        """Reads archived dead letters with reason, attempts and message, through a janitor.
 
-        Those that the broker lists, some thousands at a time, each of these as it lies in the
-        archive; with `handles` (at most 1,000) those of them that are archived. An entry without a
-        message has no content any more. Raises NotFound, InvalidArgument, Unavailable.
+        All of the queue, in the order of the archive within some thousands at a time; with
+        `handles` (at most 1,000) those of them that are archived. An entry without a message has
+        lost its content. Raises NotFound, InvalidArgument, Unavailable.
         """
         request = message_of(
             janitor_pb2.ReadArchivedRequest,
             queue_id=queue_id,
             handles=iterable("handles", "handles", handles),
-            archived_from_ms=0
-            if archived_from is None
-            else time_ms(archived_from, "archived_from"),
-            archived_until_ms=0
-            if archived_until is None
-            else time_ms(archived_until, "archived_until"),
+            archived_from_ms=optional_ms(archived_from, "archived_from"),
+            archived_until_ms=optional_ms(archived_until, "archived_until"),
             newest_first=newest_first,
             max_entries=limit,
         )
-        stub: Any = janitor_pb2_grpc.JanitorServiceStub(await self._peers.janitor())
-        call = stub.ReadArchived(request)
+        call = JanitorServiceStub(await self._peers.janitor()).ReadArchived(request)
         answers = aiter(call)
         try:
             with errors_translated():
@@ -87,18 +83,16 @@ class ArchivedCalls:
     async def redrive_archived(
         self, dead_letters: Iterable[ArchivedDeadLetter], *, into: str = ""
     ) -> list[ArchivedOutcome]:
-        """Pushes archived letters of one queue back, or into another, as new messages.
+        """Pushes archived dead letters of one queue back, or into another, as new messages.
 
-        The commit that pushes one removes the archived entry: nothing comes back twice. One that is
-        past its retention stays. The call is repeated while processes are away; what an attempt
-        without an answer brought back is then GONE. Raises NotFound, InvalidArgument, Unavailable.
+        The commit that pushes one removes its archived entry, so that none comes back twice. One
+        past its retention stays. The call is repeated while processes are down; what a try without
+        a response redrove is GONE then. Raises NotFound, InvalidArgument, Unavailable.
         """
-        each = _checked(
-            "letters", list(iterable("letters", "letters", dead_letters)), ArchivedDeadLetter
-        )
+        each = _checked("dead_letters", dead_letters, ArchivedDeadLetter)
         rows = []
         for place, dead_letter in enumerate(each):
-            archived = _archived_of(f"letters[{place}].entry", dead_letter.entry)
+            archived = _archived_of(f"dead_letters[{place}].entry", dead_letter.entry)
             try:
                 content = outgoing(dead_letter.payload, dead_letter.headers)
                 rows.append(
@@ -114,20 +108,23 @@ class ArchivedCalls:
                 )
             except InvalidArgument as error:
                 raise InvalidArgument(
-                    f"letters[{place}].{error.field}", error.description, reason=error.reason
+                    f"dead_letters[{place}].{error.field}", error.description, reason=error.reason
                 ) from None
-        queue_id = _queue_of("letters", [dead_letter.entry for dead_letter in each])
+        queue_id = _queue_of("dead_letters", [dead_letter.entry for dead_letter in each])
         request = message_of(
             removal_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows
         )
-        return _outcomes(len(rows), await self._ask_removal(queue_id, "RedriveArchived", request))
+        response = await self._locations.ask(
+            queue_id, lambda channel: RemovalServiceStub(channel).RedriveArchived, request
+        )
+        return _outcomes(len(rows), response)
 
     async def drop_archived(self, entries: Iterable[Entry]) -> list[ArchivedOutcome]:
-        """Drops archived letters of one queue: nobody gets them any more.
+        """Drops archived dead letters of one queue: they cannot be redriven any more.
 
         The files of the archive stay. Raises NotFound, InvalidArgument, Unavailable.
         """
-        each = _checked("entries", list(iterable("entries", "entries", entries)), Entry)
+        each = _checked("entries", entries, Entry)
         rows = [
             removal_pb2.FailedRow(
                 message_id=entry.message_id,
@@ -140,42 +137,39 @@ class ArchivedCalls:
         request = removal_pb2.RemoveEntriesRequest(
             queue_id=queue_id, archived=removal_pb2.ArchivedRemoval(rows=rows)
         )
-        return _outcomes(len(rows), await self._ask_removal(queue_id, "RemoveEntries", request))
-
-    async def _ask_removal(self, queue_id: str, method: str, request: Any) -> Any:
-        async def attempt(shard: int, timeout: float) -> Any:
-            stub = removal_pb2_grpc.RemovalServiceStub(await self._peers.broker(shard))
-            return await getattr(stub, method)(request, timeout=timeout)
-
-        return await self._locations.call(queue_id, attempt)
+        response = await self._locations.ask(
+            queue_id, lambda channel: RemovalServiceStub(channel).RemoveEntries, request
+        )
+        return _outcomes(len(rows), response)
 
 
-def _checked(field: str, given: list[Any], kind: type) -> list[Any]:
-    if not 1 <= len(given) <= LETTERS_MAX:
-        raise InvalidArgument(field, f"must be 1 to {LETTERS_MAX:,}, not {len(given):,}")
-    for place, one in enumerate(given):
+def _checked(field: str, given: Iterable[T], kind: type[T]) -> list[T]:
+    each = list(iterable(field, f"{kind.__name__} values", given))
+    if not 1 <= len(each) <= DEAD_LETTERS_MAX:
+        raise InvalidArgument(field, f"must be 1 to {DEAD_LETTERS_MAX:,}, not {len(each):,}")
+    for place, one in enumerate(each):
         if not isinstance(one, kind):
             raise wrong(f"{field}[{place}]", f"an {kind.__name__}", one)
-    return given
+    return each
 
 
 def _archived_of(field: str, entry: Entry) -> Archived:
     if entry.archived is None:
-        raise InvalidArgument(field, "is no archived dead letter")
+        raise InvalidArgument(field, "is not an archived dead letter")
     return entry.archived
 
 
 def _queue_of(field: str, entries: Sequence[Entry]) -> str:
     queues = {entry.queue_id for entry in entries}
     if len(queues) > 1:
-        raise InvalidArgument(field, "are of several queues")
+        raise InvalidArgument(field, "must all be of one queue")
     return queues.pop()
 
 
-def _outcomes(count: int, value: Any) -> list[ArchivedOutcome]:
+def _outcomes(count: int, response: Any) -> list[ArchivedOutcome]:
     outcomes = [ArchivedOutcome.DONE] * count
-    for row in value.gone_rows:
+    for row in response.gone_rows:
         outcomes[row] = ArchivedOutcome.GONE
-    for refused in value.refused:
+    for refused in response.refused:
         outcomes[refused.row] = ArchivedOutcome.EXPIRED
     return outcomes

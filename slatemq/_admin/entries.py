@@ -1,14 +1,11 @@
-"""Looking at messages in their queues and repairing them: a part of the client."""
+"""Listing, finding and changing entries: messages in their queues."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-import grpc.aio
-
-from slatemq._admin.admin import Admin
 from slatemq._admin.entry_models import (
     Entry,
     EntryPage,
@@ -21,29 +18,32 @@ from slatemq._admin.entry_models import (
     state_wire,
     view_wire,
 )
+from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
 from slatemq._checks import check_text, message_of
 from slatemq._consume.handles import queue_of_handle
-from slatemq._rpc.peers import ATTEMPT_S, Peers
-from slatemq._rpc.queue_locations import QueueLocations
+from slatemq._rpc.peers import ATTEMPT_S
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import NotFound, SlateMQError
-from slatemq.models import Payload, Time, payload_bytes, time_ms
+from slatemq.models import Payload, Time, optional_ms, payload_bytes
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
 
+if TYPE_CHECKING:
+    from slatemq._rpc.peers import Method
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
 PAGE_SIZE = 1000
-"""Entries asked for at once by `list_entries`: the most that the server gives."""
+"""Entries that `list_entries` asks for at once: the most that the server returns."""
 
 SEARCH_S = 3600.0
-"""How long a search may take: by a handle without a place, or for a message in all queues."""
+"""The limit of a search, by a handle without a place or for a message in all queues."""
 
 
-class EntryCalls:
+class EntryCalls(Calls):
     """Listing, finding, cancelling, rescheduling and editing; a part of the client."""
-
-    _peers: Peers
-    _locations: QueueLocations
-    _admin: Admin
 
     async def list_entries(
         self,
@@ -57,8 +57,9 @@ class EntryCalls:
     ) -> AsyncIterator[Entry]:
         """The entries of a queue in one state: waiting ones in their order, finished ones by time.
 
-        The last three are for done and failed entries: when they were finished. Entries that change
-        their state meanwhile may be missed or come twice. Raises NotFound, InvalidArgument.
+        The last three options are for done and failed entries: the time when they finished. Entries
+        that change their state meanwhile may be missing or come twice. Raises NotFound,
+        InvalidArgument.
         """
         token = ""
         while True:
@@ -90,7 +91,7 @@ class EntryCalls:
         finished_until: Time | None = None,
         newest_first: bool = False,
     ) -> EntryPage:
-        """One page of `list_entries`, at most 1,000 entries; it may be short before the last."""
+        """One page of `list_entries`, at most 1,000 entries; any page may be short."""
         request = message_of(
             entry_pb2.ListEntriesRequest,
             queue_id=queue_id,
@@ -98,21 +99,26 @@ class EntryCalls:
             page_size=page_size,
             page_token=page_token,
             view=view_wire(view),
-            finished_from_ms=_time_ms("finished_from", finished_from),
-            finished_until_ms=_time_ms("finished_until", finished_until),
+            finished_from_ms=optional_ms(finished_from, "finished_from"),
+            finished_until_ms=optional_ms(finished_until, "finished_until"),
             newest_first=newest_first,
         )
-        result = await self._ask(queue_id, "ListEntries", request)
-        return EntryPage([entry_of(each) for each in result.entries], result.next_page_token)
+        page = await self._locations.ask(
+            queue_id, lambda channel: EntryServiceStub(channel).ListEntries, request
+        )
+        return EntryPage([entry_of(each) for each in page.entries], page.next_page_token)
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
-        """One entry as it is now. By a handle without a place this searches its queue.
+        """One entry as it is now. A handle without a place makes this search the queue.
 
         Raises NotFound (ENTRY_UNKNOWN, QUEUE_NOT_FOUND), FailedPrecondition (HANDLE_STALE: it
         moved; list or find it again).
         """
         request = message_of(entry_pb2.GetEntryRequest, handle=handle, view=view_wire(view))
-        return entry_of((await self._by_handle(handle, "GetEntry", request)).entry)
+        response = await self._ask(
+            handle, lambda channel: EntryServiceStub(channel).GetEntry, request
+        )
+        return entry_of(response.entry)
 
     async def find_message(
         self,
@@ -124,15 +130,16 @@ class EntryCalls:
         """The entries of a message in all queues (or these), as they are found, with attempts.
 
         Every broker reads every list from the message's receipt on: some seconds per million
-        entries. `on_progress` is called about once a second. Raises InvalidArgument; NotFound for
+        entries. Calls `on_progress` about once a second. Raises InvalidArgument; NotFound for
         a queue that does not exist; Unavailable, after what the other brokers found, when one
-        stays away.
+        does not answer.
         """
         request = message_of(
             entry_pb2.FindMessageRequest, message_id=message_id, queue_ids=queue_ids
         )
-        # A broker does not know the queues of others: it cannot tell that there is none.
-        named = [await self._admin.get_queue(queue_id) for queue_id in request.queue_ids]
+        # A broker does not know whether another one has a queue.
+        queues = QueueCalls(self._locations)
+        named = [await queues.get_queue(queue_id) for queue_id in request.queue_ids]
         shards = sorted({queue.broker_shard for queue in named})
         shards = shards or await self._peers.broker_shards()
         found: asyncio.Queue[Entry | SlateMQError | None] = asyncio.Queue()
@@ -170,14 +177,14 @@ class EntryCalls:
         found: asyncio.Queue[Entry | SlateMQError | None],
         note: Callable[[int, entry_pb2.FindMessageResponse], None],
     ) -> None:
-        """Searches one broker; puts None, or why that failed, when it is through."""
+        """Searches one broker; puts None at the end, or the error."""
         known: set[str] = set()
 
         async def attempt(timeout: float) -> None:
-            stub: Any = EntryServiceStub(await self._peers.broker(shard))
+            stub = EntryServiceStub(await self._peers.broker(shard))
             async for response in stub.FindMessage(request, timeout=timeout):
                 for wire in response.entries:
-                    if wire.handle not in known:  # A search that broke begins anew.
+                    if wire.handle not in known:  # A search that broke begins again.
                         known.add(wire.handle)
                         found.put_nowait(entry_of(wire))
                 note(shard, response)
@@ -190,35 +197,38 @@ class EntryCalls:
         found.put_nowait(problem)
 
     async def cancel_entry(self, handle: str) -> None:
-        """Takes an available or delayed entry out of its queue: it will not be delivered.
+        """Removes an available or delayed entry from its queue: it will not be delivered.
 
         Raises as `get_entry`, and FailedPrecondition (WRONG_STATE).
         """
-        tries = 0
-
-        def tried() -> None:
-            nonlocal tries
-            tries += 1
-
+        failures: list[SlateMQError] = []
         request = message_of(entry_pb2.CancelEntryRequest, handle=handle)
         try:
-            await self._by_handle(handle, "CancelEntry", request, before=tried)
+            await self._ask(
+                handle,
+                lambda channel: EntryServiceStub(channel).CancelEntry,
+                request,
+                on_failure=failures.append,
+            )
         except NotFound as error:
-            # The first try may have done it, and its answer got lost.
-            if tries < 2 or error.reason != "ENTRY_UNKNOWN":
+            # A try that failed may have cancelled it: its response got lost.
+            if not failures or error.reason != "ENTRY_UNKNOWN":
                 raise
 
     async def reschedule_entry(self, handle: str, visible_at: Time | None = None) -> Entry:
-        """Sets from when on an available or delayed entry may be claimed; None: at once.
+        """Sets the time from which an available or delayed entry may be claimed; None: now.
 
         Returns it with its new handle. Raises as `cancel_entry`.
         """
         request = message_of(
             entry_pb2.RescheduleEntryRequest,
             handle=handle,
-            visible_at_ms=_time_ms("visible_at", visible_at),
+            visible_at_ms=optional_ms(visible_at, "visible_at"),
         )
-        return entry_of((await self._by_handle(handle, "RescheduleEntry", request)).entry)
+        response = await self._ask(
+            handle, lambda channel: EntryServiceStub(channel).RescheduleEntry, request
+        )
+        return entry_of(response.entry)
 
     async def edit_message(
         self,
@@ -228,11 +238,11 @@ class EntryCalls:
         headers: Mapping[str, str] | None = None,
         etag: str = "",
     ) -> str:
-        """Replaces the payload, the headers (all of them) or both, while delayed; the new etag.
+        """Replaces the payload, all headers or both of a delayed message; returns the new etag.
 
-        Whoever gets the message from any queue gets it changed then; it is not routed anew. With
-        the `etag` of an entry that was read before, nobody else's change is overwritten. Raises
-        as `cancel_entry`, Aborted (etag), InvalidArgument.
+        All queues deliver the changed message; it is not routed again. With the `etag` of an entry
+        that was read before, no other change is overwritten. Raises as `cancel_entry`, Aborted
+        (etag), InvalidArgument.
         """
         request = message_of(
             entry_pb2.EditMessageRequest,
@@ -242,9 +252,10 @@ class EntryCalls:
             headers=headers,
             etag=etag,
         )
-        return str(
-            (await self._by_handle(handle, "EditMessage", request, stub_of=DelayedServiceStub)).etag
+        response = await self._ask(
+            handle, lambda channel: DelayedServiceStub(channel).EditMessage, request
         )
+        return response.etag
 
     def watch_delayed(
         self, queue_id: str, *, position: str = "", view: EntryView | ViewName = EntryView.FULL
@@ -258,60 +269,28 @@ class EntryCalls:
                     look_at(entry.message.payload)
                     kept = watch.position
 
-        Broken connections are opened again where it stopped. Kept for a later watch, `position`
-        goes on there: from it no message is missed, some may come again.
+        A broken stream is opened again where it stopped. A later watch from a stored `position`
+        misses no message; some may come again.
         """
         check_text("queue_id", queue_id)
         check_text("position", position)
         return DelayedWatch(self._locations, queue_id, position, view_wire(view))
 
-    async def _by_handle(
+    async def _ask(
         self,
         handle: str,
-        method: str,
-        request: Any,
-        *,
-        stub_of: Callable[[grpc.aio.Channel], Any] = EntryServiceStub,
-        before: Callable[[], None] | None = None,
-    ) -> Any:
+        method: Method[Q, R],
+        request: Q,
+        on_failure: Callable[[SlateMQError], None] | None = None,
+    ) -> R:
+        """Calls a method of the broker that has the queue of this handle."""
         has_place = handle.count("/") > 1
-        return await self._ask(
+        wait_s = 0.0 if has_place else SEARCH_S
+        return await self._locations.ask(
             queue_of_handle(handle),
             method,
             request,
-            stub_of=stub_of,
-            wait_s=0.0 if has_place else SEARCH_S,
-            before=before,
-        )
-
-    async def _ask(
-        self,
-        queue_id: str,
-        method: str,
-        request: Any,
-        *,
-        stub_of: Callable[[grpc.aio.Channel], Any] = EntryServiceStub,
-        repeat_unknown: bool = True,
-        wait_s: float = 0.0,
-        before: Callable[[], None] | None = None,
-    ) -> Any:
-        """One call to the broker that has the queue; `before` is told of each try."""
-
-        async def attempt(shard: int, timeout: float) -> Any:
-            channel = await self._peers.broker(shard)
-            if before is not None:
-                before()
-            call = getattr(stub_of(channel), method)
-            return await call(request, timeout=timeout)
-
-        return await self._locations.call(
-            queue_id,
-            attempt,
             attempt_s=ATTEMPT_S + wait_s,
             wait_s=wait_s,
-            repeat_unknown=repeat_unknown,
+            on_failure=on_failure,
         )
-
-
-def _time_ms(field: str, time: Time | None) -> int:
-    return 0 if time is None else time_ms(time, field)

@@ -1,4 +1,4 @@
-"""Entries as the client tells them: one message in one queue, its state and its attempts."""
+"""Entries as the client shows them: one message in one queue, its state and its attempts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from slatemq._checks import fields_of
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
 
 
 class EntryState(StrEnum):
-    """What a message is doing in a queue."""
+    """The state of a message in a queue."""
 
     AVAILABLE = "available"
     DELAYED = "delayed"
@@ -23,14 +24,14 @@ class EntryState(StrEnum):
 
 
 StateName = Literal["available", "delayed", "in_flight", "in-flight", "done", "failed", "archived"]
-"""The states, as text; a hyphen does as well."""
+"""The states as text."""
 
 ViewName = Literal["basic", "attempts", "headers", "full"]
-"""The views, as text."""
+"""The views as text."""
 
 
 class EntryView(StrEnum):
-    """How much to tell of an entry: each has what the one before has."""
+    """How much of an entry to return: each view has what the one before has."""
 
     BASIC = "basic"
     ATTEMPTS = "attempts"
@@ -39,9 +40,9 @@ class EntryView(StrEnum):
 
 
 class Attempt(NamedTuple):
-    """A failed attempt: who claimed the message, when, and how that ended.
+    """A failed attempt: the consumer, the time of its claim, and how it ended.
 
-    `queue_id` is where: another queue than the entry's where the message came from there.
+    `queue_id`: the queue of the attempt, which differs from the entry's after a redrive into it.
     """
 
     consumer_id: str
@@ -52,7 +53,7 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it is stored. Without a payload (empty) where only headers were asked for."""
+    """A message as it is stored; the payload is empty where only headers were asked for."""
 
     message_id: int
     payload: bytes
@@ -63,9 +64,9 @@ class StoredMessage:
 
 
 class Archived(NamedTuple):
-    """Where the content of an archived dead letter is: the run that has it, and when it got it.
+    """The place of an archived dead letter: the run of the janitor that archived it, and when.
 
-    `bucket_order` is where the broker keeps the entry.
+    `bucket_order`: the broker's bucket with the entry.
     """
 
     run: str
@@ -75,14 +76,14 @@ class Archived(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message in one queue; see the proto for which fields go with which state.
+    """One message in one queue; entry.proto says which fields go with which state.
 
     Attributes:
-        handle: Where it is: getting, cancelling, rescheduling and editing take it.
+        handle: Names the entry in calls such as `get_entry` and `cancel_entry`.
         attempts: The failed attempts, the oldest first; where the view has them.
         message: The message, where the view has it and it is still stored.
         etag: The message's etag, which `edit_message` takes.
-        archived: Where its content is, of an archived dead letter.
+        archived: The place of an archived dead letter; None for others.
     """
 
     handle: str
@@ -106,14 +107,14 @@ class Entry:
 
 
 class EntryPage(NamedTuple):
-    """A page of a listing; the token of the next one is empty on the last."""
+    """A page of a listing; `next_page_token` is empty on the last page."""
 
     entries: list[Entry]
     next_page_token: str
 
 
 class SearchProgress(NamedTuple):
-    """How far a search is, over all brokers that have told."""
+    """The progress of a search, over all brokers that have reported."""
 
     queues_searched_count: int
     queues_count: int
@@ -138,7 +139,7 @@ _VIEWS = {
 
 
 def state_wire(state: EntryState | str, field: str = "state") -> queue_pb2.EntryState.ValueType:
-    """A state's wire form, from itself or its name. Raises InvalidArgument naming the field."""
+    """Raises InvalidArgument about `field` for an unknown state."""
     try:
         return _STATES[EntryState(state.replace("-", "_"))]
     except (ValueError, AttributeError):
@@ -147,7 +148,7 @@ def state_wire(state: EntryState | str, field: str = "state") -> queue_pb2.Entry
 
 
 def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
-    """A view's wire form, from itself or its name. Raises InvalidArgument."""
+    """Raises InvalidArgument for an unknown view."""
     try:
         return _VIEWS[EntryView(view)]
     except (ValueError, TypeError):
@@ -156,28 +157,14 @@ def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
 
 
 def entry_of(entry: entry_pb2.Entry) -> Entry:
-    """An entry from its wire form."""
     return Entry(
-        handle=entry.handle,
-        queue_id=entry.queue_id,
-        message_id=entry.message_id,
+        **fields_of(entry, Entry),
         state=_STATE_OF[entry.state],
-        priority=entry.priority,
-        attempts_count=entry.attempts_count,
-        visible_at_ms=entry.visible_at_ms,
-        retention_deadline_ms=entry.retention_deadline_ms,
-        consumer_id=entry.consumer_id,
-        claimed_at_ms=entry.claimed_at_ms,
-        lease_deadline_ms=entry.lease_deadline_ms,
-        finished_at_ms=entry.finished_at_ms,
-        reason=entry.reason,
-        transferred_to=entry.transferred_to,
         attempts=tuple(
             Attempt(each.consumer_id, each.claimed_at_ms, each.outcome, each.queue_id)
             for each in entry.attempts
         ),
         message=stored_message(entry.message) if entry.HasField("message") else None,
-        etag=entry.etag,
         archived=_archived_of(entry.archived) if entry.HasField("archived") else None,
     )
 
@@ -187,12 +174,4 @@ def _archived_of(archived: entry_pb2.Archived) -> Archived:
 
 
 def stored_message(message: message_pb2.Message) -> StoredMessage:
-    """From its wire form."""
-    return StoredMessage(
-        message.message_id,
-        message.payload,
-        dict(message.headers),
-        message.created_at_ms,
-        message.received_at_ms,
-        message.retention_s,
-    )
+    return StoredMessage(**fields_of(message, StoredMessage), headers=dict(message.headers))

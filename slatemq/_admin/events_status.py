@@ -1,45 +1,45 @@
-"""How far the processes have published their events; a part of the client."""
+"""The progress of the processes in publishing their events."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
 from slatemq._admin.instance_status import STATUS_S
-from slatemq._rpc.peers import Peers
+from slatemq._checks import fields_of
+from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.v1 import events_pb2, events_pb2_grpc
+from slatemq.v1.events_pb2 import GetEventsStatusRequest
+from slatemq.v1.events_pb2_grpc import EventsServiceStub
 
 ANSWER_S = 2 * STATUS_S
-"""A process asks its backend, which may take some seconds to be found away."""
+"""A process asks its backend, and may need some seconds to notice that it is down."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventsStatus:
-    """Where the events of one process stand.
+    """The event publishing of one process.
 
     Attributes:
-        service: Its service: `ingest`, `broker` or `janitor`.
-        shard: Its shard.
+        service: `ingest`, `broker` or `janitor`.
         enabled: Whether it publishes events.
         backend: The system that they go to.
         consistency: The setting `queue.consistency`.
         answering: Whether the backend answers now.
-        cursor: Of an ingest the last message whose event is published, of a broker the number of
-            its last event that is; of a janitor how many looks at runs are done since its start.
-        durable_sequence: The last durable message, or the number of the newest event; of a janitor
-            how many looks at runs there were since its start.
-        lag_count: Events that are not published yet.
-        lag_ms: How long ago the change was made whose event is being published.
-        published_count: Events published since the process began.
+        cursor: The last message (ingest) or event (broker) published; of a janitor the checks of
+            runs finished since its start.
+        durable_sequence: The last durable message or the newest event; of a janitor the checks of
+            runs begun since its start.
+        lag_count: Events not published yet.
+        lag_ms: The age of the change whose event is being published.
+        published_count: Events published since the process started.
         failed_count: Events in publishes that failed since then.
         dropped_count: Events given up since then, in `fire-and-forget`.
-        lost_count: Messages that were purged before their events were published.
-        last_error: What the last call of the backend that failed said.
-        problem: Why the process did not answer; the others are empty then.
+        lost_count: Messages purged before their events were published.
+        last_error: The last error of the backend.
+        problem: Why the process did not answer; the other fields are empty then.
     """
 
     service: str
@@ -60,15 +60,13 @@ class EventsStatus:
     problem: str = ""
 
 
-class EventsCalls:
+class EventsCalls(Calls):
     """Asking the processes that publish events; a part of the client."""
 
-    _peers: Peers
-
     async def events_status(self) -> list[EventsStatus]:
-        """Where the events of every ingest, broker and janitor stand.
+        """The event publishing of every ingest, broker and janitor.
 
-        One that does not answer has a `problem`.
+        A process that does not answer has a `problem`.
         """
         self._peers.forget()
         topology = await self._peers.topology()
@@ -84,27 +82,11 @@ class EventsCalls:
         return list(await asyncio.gather(*asked))
 
     async def _events_of(self, service: str, shard: int, address: str) -> EventsStatus:
-        stub: Any = events_pb2_grpc.EventsServiceStub(self._peers.at(address))
+        stub = EventsServiceStub(self._peers.at(address))
         try:
-            found: events_pb2.GetEventsStatusResponse = await stub.GetEventsStatus(
-                events_pb2.GetEventsStatusRequest(), timeout=ANSWER_S
-            )
+            found = await stub.GetEventsStatus(GetEventsStatusRequest(), timeout=ANSWER_S)
         except grpc.RpcError as error:
             return EventsStatus(service, shard, problem=from_rpc_error(error).message)
         return EventsStatus(
-            service,
-            shard,
-            enabled=found.enabled,
-            backend=found.backend,
-            consistency=found.consistency,
-            answering=found.answering,
-            cursor=found.cursor,
-            durable_sequence=found.durable_sequence,
-            lag_count=found.lag_count,
-            lag_ms=found.lag_ms,
-            published_count=found.published_count,
-            failed_count=found.failed_count,
-            dropped_count=found.dropped_count,
-            lost_count=found.lost_count,
-            last_error=found.last_error,
+            **{**fields_of(found, EventsStatus), "service": service, "shard": shard}
         )

@@ -1,16 +1,19 @@
-"""The settings that all processes of the instance have alike; a part of the client."""
+"""The settings that are the same in all processes of an instance."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import grpc.aio
 
 from slatemq._checks import message_of
-from slatemq._rpc.peers import Peers
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
-from slatemq.v1 import instance_pb2, instance_pb2_grpc
+from slatemq.v1 import instance_pb2
+from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
 
 SETTINGS: Final = tuple(instance_pb2.InstanceSettings.DESCRIPTOR.fields_by_name)
 """Their names."""
@@ -22,7 +25,7 @@ class Instance:
 
     Attributes:
         number: 1 for the first record, and one more with each change.
-        written_at_ms: When it was written, in ms since the Unix epoch.
+        written_at_ms: The time of the change, in ms since the Unix epoch.
         settings: The values by name, such as `replay_window_s`.
     """
 
@@ -31,20 +34,22 @@ class Instance:
     settings: Mapping[str, int]
 
 
-class InstanceCalls:
-    """Reading and changing the settings; a part of the client. Any process answers."""
-
-    _peers: Peers
+class InstanceCalls(Calls):
+    """Reading and changing the settings, on any process; a part of the client."""
 
     async def get_instance(self) -> Instance:
-        """The latest settings. Raises Unavailable, DataLoss."""
-        request = instance_pb2.GetInstanceRequest()
-        return instance_of((await self._ask_any("GetInstance", request)).instance)
+        """Reads the latest settings. Raises Unavailable, DataLoss."""
+        response = await self._peers.ask(
+            self._any_process,
+            lambda channel: InstanceServiceStub(channel).GetInstance,
+            instance_pb2.GetInstanceRequest(),
+        )
+        return instance_of(response.instance)
 
     async def update_instance(
         self, settings: Mapping[str, int], *, accept_loss: bool = False
     ) -> Instance:
-        """Changes these settings; each process follows once it is started again.
+        """Changes these settings; each process follows when it is restarted.
 
         `accept_loss` permits a shorter `replay_window_s` or `purge_grace_s`. Raises
         FailedPrecondition (CHANGE_LOSES, PAYLOADS_STORED, QUEUES_DELAY_LONGER), InvalidArgument,
@@ -58,20 +63,18 @@ class InstanceCalls:
         request = instance_pb2.UpdateInstanceRequest(
             settings=message_of(instance_pb2.InstanceSettings, **settings), accept_loss=accept_loss
         )
-        return instance_of((await self._ask_any("UpdateInstance", request)).instance)
+        response = await self._peers.ask(
+            self._any_process, lambda channel: InstanceServiceStub(channel).UpdateInstance, request
+        )
+        return instance_of(response.instance)
 
-    async def _ask_any(self, method: str, request: Any) -> Any:
-        async def attempt(timeout: float) -> Any:
-            topology = await self._peers.topology()
-            processes = (topology.ingests, topology.brokers, topology.routers, topology.janitors)
-            addresses = [address for shards in processes for address in shards.values()]
-            stub = instance_pb2_grpc.InstanceServiceStub(self._peers.at(random.choice(addresses)))
-            return await getattr(stub, method)(request, timeout=timeout)
-
-        return await self._peers.call(attempt)
+    async def _any_process(self) -> grpc.aio.Channel:
+        topology = await self._peers.topology()
+        processes = (topology.ingests, topology.brokers, topology.routers, topology.janitors)
+        addresses = [address for shards in processes for address in shards.values()]
+        return self._peers.at(random.choice(addresses))
 
 
 def instance_of(record: instance_pb2.Instance) -> Instance:
-    """The record as users see it."""
     settings = {field.name: value for field, value in record.settings.ListFields()}
     return Instance(record.number, record.written_at_ms, settings)

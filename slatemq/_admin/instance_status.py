@@ -1,4 +1,4 @@
-"""How the instance is doing: its processes, routes and queues, as far as they answer."""
+"""The status of an instance: its processes, routes and queues, as far as they answer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any
 
 import grpc
 
-from slatemq._admin.admin import Admin
+from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.queue_models import Queue
-from slatemq._rpc.peers import Peers
+from slatemq._checks import fields_of
+from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import INCOMPLETE, SHARDS, SlateMQError
-from slatemq.models import RouteStatus, ServiceStatus
-from slatemq.v1 import instance_pb2, instance_pb2_grpc, router_pb2, router_pb2_grpc
+from slatemq.models import RouteStatus, ServiceStatus, Topology
+from slatemq.v1.instance_pb2 import GetInstanceRequest, GetInstanceResponse
+from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
+from slatemq.v1.router_pb2 import GetRoutingStatusRequest, GetRoutingStatusResponse
+from slatemq.v1.router_pb2_grpc import RouterServiceStub
 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
-"""HealthCheckResponse with status SERVING, whole: no package is needed for one byte."""
+"""An encoded HealthCheckResponse with status SERVING; decoding it would need another package."""
 
 REASON_KEY = "slatemq-not-serving"
 """Trailing metadata of a health check: why the process does not serve, or what it waits for."""
@@ -43,16 +47,15 @@ class Status:
     instance_number: int = 0
 
 
-class InstanceStatus:
-    """Asks every process of the instance."""
+class StatusCalls(Calls):
+    """Asking every process of the instance; a part of the client."""
 
-    def __init__(self, peers: Peers, admin: Admin) -> None:
-        """Ask these peers."""
-        self._peers = peers
-        self._admin = admin
+    async def topology(self) -> Topology:
+        """The addresses of the processes of the instance."""
+        return await self._peers.topology()
 
     async def status(self) -> Status:
-        """See Client.status; takes some `STATUS_S` at most when processes do not answer."""
+        """Every process, route and queue, as far as they answer within some seconds."""
         self._peers.forget()
         topology = await self._peers.topology()
         asked = [
@@ -82,22 +85,19 @@ class InstanceStatus:
         health = replace(health, instance_number=instance.running_number)
         return health, instance.instance.number
 
-    async def _instance(self, address: str) -> instance_pb2.GetInstanceResponse:
-        stub: Any = instance_pb2_grpc.InstanceServiceStub(self._peers.at(address))
+    async def _instance(self, address: str) -> GetInstanceResponse:
+        stub = InstanceServiceStub(self._peers.at(address))
         try:
-            found: instance_pb2.GetInstanceResponse = await stub.GetInstance(
-                instance_pb2.GetInstanceRequest(), timeout=STATUS_S
-            )
+            return await stub.GetInstance(GetInstanceRequest(), timeout=STATUS_S)
         except grpc.RpcError:
-            return instance_pb2.GetInstanceResponse()  # Its health says why.
-        return found
+            return GetInstanceResponse()  # Its health says why.
 
     async def _queues(self, shards: list[int]) -> tuple[list[Queue], list[int]]:
         """The queues that are listed within `STATUS_S`, and the brokers whose are not."""
         queues: list[Queue] = []
         try:
             async with asyncio.timeout(2 * STATUS_S):
-                async for queue in self._admin.list_queues(answer_s=STATUS_S):
+                async for queue in QueueCalls(self._locations).list_answering(answer_s=STATUS_S):
                     queues.append(queue)  # noqa: PERF401 - what came before an error counts
         except TimeoutError:
             return queues, shards
@@ -117,33 +117,23 @@ class InstanceStatus:
             problem = from_rpc_error(error)
             return ServiceStatus(service, shard, address, False, problem.message)
         reason = trailing.get(REASON_KEY)
-        said = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
-        return ServiceStatus(service, shard, address, serving, "" if serving else said)
+        problem_text = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
+        return ServiceStatus(service, shard, address, serving, "" if serving else problem_text)
 
     async def _routes(self, routers: list[str]) -> list[RouteStatus]:
-        """The routes of all routers that answer; of one that several have, the furthest."""
+        """The routes of all routers that answer; where several have one, the furthest."""
 
-        async def ask(address: str) -> router_pb2.GetRoutingStatusResponse | None:
-            stub: Any = router_pb2_grpc.RouterServiceStub(self._peers.at(address))
-            request = router_pb2.GetRoutingStatusRequest()
+        async def ask(address: str) -> GetRoutingStatusResponse:
+            stub = RouterServiceStub(self._peers.at(address))
             try:
-                answer: router_pb2.GetRoutingStatusResponse = await stub.GetRoutingStatus(
-                    request, timeout=STATUS_S
-                )
+                return await stub.GetRoutingStatus(GetRoutingStatusRequest(), timeout=STATUS_S)
             except grpc.RpcError:
-                return None  # The list of services says that it is down.
-            return answer
+                return GetRoutingStatusResponse()  # The list of services says that it is down.
 
         furthest: dict[tuple[int, int], RouteStatus] = {}
         for answer in await asyncio.gather(*map(ask, routers)):
-            for wire in answer.routes if answer is not None else ():
-                route = RouteStatus(
-                    wire.ingest_shard,
-                    wire.broker_shard,
-                    wire.cursor,
-                    wire.durable_sequence,
-                    wire.pending_count,
-                )
+            for wire in answer.routes:
+                route = RouteStatus(**fields_of(wire, RouteStatus))
                 key = route.ingest_shard, route.broker_shard
                 if key not in furthest or furthest[key].cursor < route.cursor:
                     furthest[key] = route

@@ -1,4 +1,4 @@
-"""Runs of the janitor's jobs: begun, watched, cancelled; a part of the client."""
+"""Runs of the janitor's jobs: beginning, watching and cancelling them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 from uuid import uuid4
 
-from slatemq._checks import check_text, iterable, message_of
-from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Peers, errors_translated
+from slatemq._checks import check_text, fields_of, iterable, message_of
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import NotFound, Unavailable
-from slatemq.models import Duration, Time, time_ms, whole_seconds
-from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
+from slatemq.models import Duration, Time, optional_ms, whole_seconds
+from slatemq.v1 import janitor_pb2
+from slatemq.v1.janitor_pb2_grpc import JanitorServiceStub
 
-RESOURCE = "run"
-
-PAGE_RUNS = 200
+PAGE_SIZE = 200
 
 
 class JobRunState(StrEnum):
-    """What a run is doing."""
+    """INTERRUPTED: its janitor stopped while it ran."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -35,13 +34,13 @@ class JobRunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        phase: What it is doing, in a few words.
-        phase_number: Which of its phases that is, from 1.
-        tasks_done: Of this phase's tasks in Spark, so far.
-        tasks_count: Of this phase's tasks in Spark, as far as they are known; 0 = none yet.
+        phase: A few words about the current phase.
+        phase_number: The number of the current phase, from 1.
+        tasks_done: Finished Spark tasks of this phase.
+        tasks_count: Known Spark tasks of this phase; 0 = none yet.
     """
 
     phase: str
@@ -56,16 +55,16 @@ class JobRun:
     """A run of a job.
 
     Attributes:
-        queue_ids: Of which queues; none named is all.
-        scheduled: Whether its janitor's schedule began it.
+        queue_ids: The queues of the job; empty = all.
+        scheduled: Whether the janitor's schedule began it.
         janitor: The number of the janitor that runs it.
-        started_at_ms: When it began to run; 0 = it waits, or never did.
-        ended_at_ms: When it ended; 0 = it has not.
-        progress: None before it says.
-        counts: What it did, by name; in a dry run what would go, for some queues also as
-            `NAME/QUEUE`. At its end.
-        artifacts: Paths below the instance's root of what it wrote. At its end.
-        phases: What it did, in order, each with its milliseconds. At its end.
+        started_at_ms: The time of its start; 0 = it waits, or never started.
+        ended_at_ms: The time of its end; 0 = it has not ended.
+        progress: None before the first report.
+        counts: Its results by name, in a dry run those that a run would have; some also by queue,
+            as `NAME/QUEUE`. Set at its end.
+        artifacts: Paths of the files that it wrote, below the instance's root. Set at its end.
+        phases: Its phases in order, each with its milliseconds. Set at its end.
         error: Why it failed, or was interrupted.
     """
 
@@ -87,14 +86,11 @@ class JobRun:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will happen to it any more."""
         return self.ended_at_ms > 0
 
 
-class JanitorCalls:
-    """Running jobs, and looking after runs; a part of the client. Any janitor knows of all runs."""
-
-    _peers: Peers
+class JanitorCalls(Calls):
+    """Running jobs, and watching runs; a part of the client. Every janitor knows all runs."""
 
     async def run_job(
         self,
@@ -112,9 +108,9 @@ class JanitorCalls:
     ) -> JobRun:
         """Begins a run of `retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`.
 
-        It goes on in the janitor whatever becomes of the caller. `dry_run`: count what would go.
-        `older_than`: of `dead-letters`; `days`: of `report`; `into`, `message_ids`, `failed_from`,
-        `failed_until`: of `restore`.
+        The run does not need its caller any more. `dry_run`: only count what a run would remove.
+        `older_than` is for `dead-letters`; `days` for `report`; `into`, `message_ids`,
+        `failed_from` and `failed_until` for `restore`.
         Raises InvalidArgument, FailedPrecondition (JOB_RUNNING: its metadata has the `run_id`),
         ResourceExhausted, Unavailable.
         """
@@ -127,33 +123,44 @@ class JanitorCalls:
             days=days,
             target_queue_id=into,
             message_ids=iterable("message_ids", "message IDs", message_ids),
-            failed_from_ms=0 if failed_from is None else time_ms(failed_from, "failed_from"),
-            failed_until_ms=0 if failed_until is None else time_ms(failed_until, "failed_until"),
+            failed_from_ms=optional_ms(failed_from, "failed_from"),
+            failed_until_ms=optional_ms(failed_until, "failed_until"),
             request_id=request_id or str(uuid4()),
         )
-        return _run_of((await self._ask_janitor("RunJob", request)).run)
+        response = await self._peers.ask(
+            self._peers.janitor, lambda channel: JanitorServiceStub(channel).RunJob, request
+        )
+        return _run_of(response.run)
 
     async def get_job_run(self, run: JobRun | str) -> JobRun:
-        """How far a run is. Raises NotFound."""
+        """The run as it is now. Raises NotFound."""
         request = janitor_pb2.GetRunRequest(run_id=_id_of(run))
-        return _run_of((await self._ask_janitor("GetRun", request)).run)
+        response = await self._peers.ask(
+            self._peers.janitor, lambda channel: JanitorServiceStub(channel).GetRun, request
+        )
+        return _run_of(response.run)
 
     async def cancel_job_run(self, run: JobRun | str) -> JobRun:
         """Ends a run within seconds; what it has removed stays removed.
 
-        Raises NotFound, FailedPrecondition (RUN_ENDED), Unavailable (its janitor is away).
+        Raises NotFound, FailedPrecondition (RUN_ENDED), Unavailable (its janitor is down).
         """
         request = janitor_pb2.CancelRunRequest(run_id=_id_of(run))
-        return _run_of((await self._ask_janitor("CancelRun", request)).run)
+        response = await self._peers.ask(
+            self._peers.janitor, lambda channel: JanitorServiceStub(channel).CancelRun, request
+        )
+        return _run_of(response.run)
 
     async def list_job_runs(self, job: str = "") -> AsyncIterator[JobRun]:
         """The runs of a job, or of all, the newest first."""
         token = ""
         while True:
             request = message_of(
-                janitor_pb2.ListRunsRequest, job=job, page_size=PAGE_RUNS, page_token=token
+                janitor_pb2.ListRunsRequest, job=job, page_size=PAGE_SIZE, page_token=token
             )
-            page = await self._ask_janitor("ListRuns", request)
+            page = await self._peers.ask(
+                self._peers.janitor, lambda channel: JanitorServiceStub(channel).ListRuns, request
+            )
             for run in page.runs:
                 yield _run_of(run)
             token = page.next_page_token
@@ -161,10 +168,9 @@ class JanitorCalls:
                 break
 
     async def watch_job_run(self, run: JobRun | str) -> AsyncGenerator[JobRun, None]:
-        """The run as it is now, and whenever that changes, until it has ended.
+        """The run as it is now, and after each change, until it has ended.
 
-        While the janitor is away it is waited for, as long as `call_timeout`. Raises NotFound,
-        Unavailable.
+        Waits for a janitor that is down for `call_timeout`. Raises NotFound, Unavailable.
         """
         run_id = _id_of(run)
         request = janitor_pb2.WatchRunRequest(run_id=run_id)
@@ -188,17 +194,16 @@ class JanitorCalls:
     async def wait_job_run(
         self, run: JobRun | str, *, on_progress: Callable[[JobRun], None] | None = None
     ) -> JobRun:
-        """Waits until it has ended; look at its `state` for how. Raises as `watch_job_run`."""
+        """Waits until it has ended; its `state` says how. Raises as `watch_job_run`."""
         async for one in self.watch_job_run(run):
             if on_progress is not None:
                 on_progress(one)
             if one.ended:
                 return one
-        raise NotFound(RESOURCE, _id_of(run))
+        raise NotFound("run", _id_of(run))
 
     async def _watch(self, request: janitor_pb2.WatchRunRequest) -> AsyncGenerator[JobRun, None]:
-        stub: Any = janitor_pb2_grpc.JanitorServiceStub(await self._peers.janitor())
-        call = stub.WatchRun(request)
+        call = JanitorServiceStub(await self._peers.janitor()).WatchRun(request)
         answers = aiter(call)
         try:
             with errors_translated():
@@ -206,13 +211,6 @@ class JanitorCalls:
                     yield _run_of(answer.run)
         finally:
             call.cancel()
-
-    async def _ask_janitor(self, method: str, request: Any) -> Any:
-        async def attempt(timeout: float) -> Any:
-            stub = janitor_pb2_grpc.JanitorServiceStub(await self._peers.janitor())
-            return await getattr(stub, method)(request, timeout=timeout)
-
-        return await self._peers.call(attempt)
 
 
 def _id_of(run: JobRun | str) -> str:
@@ -222,41 +220,19 @@ def _id_of(run: JobRun | str) -> str:
     return run
 
 
-_STATES = {
-    janitor_pb2.Run.STATE_WAITING: JobRunState.WAITING,
-    janitor_pb2.Run.STATE_RUNNING: JobRunState.RUNNING,
-    janitor_pb2.Run.STATE_CANCELLING: JobRunState.CANCELLING,
-    janitor_pb2.Run.STATE_DONE: JobRunState.DONE,
-    janitor_pb2.Run.STATE_FAILED: JobRunState.FAILED,
-    janitor_pb2.Run.STATE_CANCELLED: JobRunState.CANCELLED,
-    janitor_pb2.Run.STATE_INTERRUPTED: JobRunState.INTERRUPTED,
-}
-
-
 def _run_of(run: janitor_pb2.Run) -> JobRun:
-    progress = run.progress
+    state = janitor_pb2.Run.State.Name(run.state).removeprefix("STATE_").lower()
     return JobRun(
-        run_id=run.run_id,
+        **fields_of(run, JobRun),
         job=run.request.job,
         dry_run=run.request.dry_run,
         queue_ids=list(run.request.queue_ids),
         scheduled=run.trigger == janitor_pb2.Run.TRIGGER_SCHEDULE,
-        state=_STATES[run.state],
-        janitor=run.janitor,
-        created_at_ms=run.created_at_ms,
-        started_at_ms=run.started_at_ms,
-        ended_at_ms=run.ended_at_ms,
-        progress=JobProgress(
-            progress.phase,
-            progress.phase_number,
-            progress.phases_count,
-            progress.tasks_done,
-            progress.tasks_count,
-        )
+        state=JobRunState(state),
+        progress=JobProgress(**fields_of(run.progress, JobProgress))
         if run.HasField("progress")
         else None,
         counts=dict(sorted(run.counts.items())),
         artifacts=list(run.artifacts),
         phases=[(one.phase, one.took_ms) for one in run.phases],
-        error=run.error,
     )

@@ -1,18 +1,20 @@
-"""Reading stored messages by their IDs; a part of the client."""
+"""Reading stored messages by their IDs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from slatemq._admin.entry_models import StoredMessage, stored_message
 from slatemq._checks import check_whole, iterable
-from slatemq._rpc.peers import Peers
+from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import DataLoss, DeadlineExceeded
-from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
+from slatemq.v1.ingest_pb2 import BatchGetMessagesRequest
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
 __all__ = ["MessageReads"]
 
@@ -22,24 +24,22 @@ SHARD_BITS: Final = 48
 REQUEST_IDS_MAX: Final = 1_000
 
 DAMAGED_IDS: Final = "message_ids"
-"""The fact of the error that names damaged messages, with commas."""
+"""The metadata of the error that names damaged messages, separated by commas."""
 
 PAUSE_S: Final = 0.05
-"""After an answer that all payloads are still being read: the ingest has waited for them."""
+"""The pause after a response without payloads: the ingest has waited for them already."""
 
 
-class MessageReads:
-    """Looking up what is stored; a part of the client."""
-
-    _peers: Peers
+class MessageReads(Calls):
+    """Reading stored messages by their IDs; a part of the client."""
 
     async def read_messages(self, message_ids: Iterable[int]) -> dict[int, StoredMessage]:
-        """The messages with these IDs, headers and payload; without those that are removed.
+        """The messages with these IDs, headers and payload; without those that were removed.
 
-        A message past its retention is read like any other while it is stored. All payloads are in
-        memory at once. Raises DeadlineExceeded when a payload cannot be read in time; DataLoss
-        where messages are stored and damaged: its `metadata["message_ids"]` names them all, with
-        commas, and the others can be read without them.
+        Returns a message past its retention while it is stored. Keeps all payloads in memory at
+        once. Raises DeadlineExceeded when a payload cannot be read in time; DataLoss where stored
+        messages are damaged: `metadata["message_ids"]` names them all, separated by commas; read
+        the others without them.
         """
         by_shard: dict[int, list[int]] = {}
         given = iterable("message_ids", "whole numbers", message_ids)
@@ -62,28 +62,24 @@ class MessageReads:
     async def _read(
         self, shard: int, ids: Sequence[int], found: dict[int, StoredMessage], damaged: list[int]
     ) -> None:
-        """Ask until each is found or gone: an answer has some 32 MiB, and nothing that is slow."""
+        """Asks until each is found or missing: one response has up to 32 MiB of payloads."""
         left = list(ids)
         until = time.monotonic() + self._peers.call_s
         while left:
-            answer = await self._ask_for(shard, left)
-            over = set(answer.missing_ids)
+            answer = await self._peers.ask(
+                partial(self._peers.ingest, shard),
+                lambda channel: IngestServiceStub(channel).BatchGetMessages,
+                BatchGetMessagesRequest(message_ids=left),
+            )
+            settled = set(answer.missing_ids)
             for message in messages_of(answer.runs):
                 found[message.message_id] = stored_message(message)
-                over.add(message.message_id)
+                settled.add(message.message_id)
             damaged += answer.damaged_ids
-            if over:
+            if settled:
                 until = time.monotonic() + self._peers.call_s
             elif time.monotonic() > until:
                 raise DeadlineExceeded(f"the payload of message {left[0]} takes too long to read")
             else:
                 await asyncio.sleep(PAUSE_S)
-            left = [message_id for message_id in left if message_id not in over]
-
-    async def _ask_for(self, shard: int, ids: Sequence[int]) -> Any:
-        async def attempt(timeout: float) -> Any:
-            stub: Any = ingest_pb2_grpc.IngestServiceStub(await self._peers.ingest(shard))
-            request = ingest_pb2.BatchGetMessagesRequest(message_ids=ids)
-            return await stub.BatchGetMessages(request, timeout=timeout)
-
-        return await self._peers.call(attempt)
+            left = [message_id for message_id in left if message_id not in settled]

@@ -1,18 +1,22 @@
-"""Pushes that have not arrived: what waits, and what was refused for good; a part of the client."""
+"""Pushes that have not arrived: those that wait, and those that were refused permanently."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-from slatemq._checks import check_text, message_of
-from slatemq._rpc.peers import Peers
-from slatemq._rpc.queue_locations import Answers, QueueLocations
+from slatemq._checks import check_text, fields_of, message_of
+from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.errors import NotFound
-from slatemq.v1 import outbox_pb2, outbox_pb2_grpc
+from slatemq.v1 import outbox_pb2
+from slatemq.v1.outbox_pb2_grpc import OutboxServiceStub
 
-RESOURCE = "refused push"
+if TYPE_CHECKING:
+    from slatemq._rpc.peers import Method
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,8 @@ class OutboxLine:
 
     Attributes:
         waiting_bytes: Payloads over 65,535 bytes are not counted.
-        oldest_pushed_at_ms: 0 when none waits, or that is not known yet.
-        halted_reason: Why nothing is sent until somebody sees to it; empty when all is well.
+        oldest_pushed_at_ms: 0 when none waits, or its time is not known yet.
+        halted_reason: Why nothing is sent until `resume_outbox`; empty while the outbox sends.
     """
 
     broker_shard: int
@@ -35,12 +39,11 @@ class OutboxLine:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPush:
-    """A push that was put aside, since its ingest refused it for good.
+    """A push that was set aside because its ingest refused it permanently.
 
     Attributes:
-        queue_id: Which should have got it; empty when its row is damaged.
-        payload: Its content, from `get_refused_push` alone.
-        headers: The same.
+        queue_id: Its target; empty when its row is damaged.
+        payload: Set by `get_refused_push` only, as are the headers.
     """
 
     push_id: str
@@ -55,14 +58,11 @@ class RefusedPush:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class OutboxCalls:
-    """Looking at outboxes, and repairing them; a part of the client."""
-
-    _peers: Peers
-    _locations: QueueLocations
+class OutboxCalls(Calls):
+    """Reading outboxes, and repairing them; a part of the client."""
 
     async def outbox_lines(self) -> AsyncIterator[OutboxLine]:
-        """How the outboxes of all brokers stand: a line for each ingest that anything went to.
+        """The outboxes of all brokers: a line for each ingest that anything was sent to.
 
         Raises Unavailable (INCOMPLETE) at the end when brokers did not answer:
         `metadata["broker_shards"]` names them.
@@ -70,18 +70,11 @@ class OutboxCalls:
         answers = await self._outboxes()
         for shard, outbox in sorted(answers.by_shard.items()):
             for line in outbox.lines:
-                yield OutboxLine(
-                    broker_shard=shard,
-                    ingest_shard=line.ingest_shard,
-                    waiting_count=line.waiting_count,
-                    waiting_bytes=line.waiting_bytes,
-                    oldest_pushed_at_ms=line.oldest_pushed_at_ms,
-                    halted_reason=line.halted_reason,
-                )
+                yield OutboxLine(**fields_of(line, OutboxLine), broker_shard=shard)
         answers.check_complete()
 
     async def refused_pushes(self) -> AsyncIterator[RefusedPush]:
-        """The pushes set aside, at most 1,000 of each broker; their contents are left out.
+        """The pushes set aside, at most 1,000 of each broker, without their contents.
 
         Raises as `outbox_lines`.
         """
@@ -92,75 +85,70 @@ class OutboxCalls:
         answers.check_complete()
 
     async def get_refused_push(self, push: RefusedPush | str) -> RefusedPush:
-        """A push that was put aside, with its content. A bare ID is asked for at every broker.
+        """A push that was set aside, with its content. A bare ID is looked for on every broker.
 
         Raises NotFound (it was retried or discarded), DataLoss.
         """
-        result, shard = await self._about_push(
-            push, "GetRefusedPush", outbox_pb2.GetRefusedPushRequest
+        result, shard = await self._ask(
+            push,
+            lambda channel: OutboxServiceStub(channel).GetRefusedPush,
+            outbox_pb2.GetRefusedPushRequest,
         )
         return _push_of(result.push, shard, result.payload, dict(result.headers))
 
     async def retry_refused_push(self, push: RefusedPush | str) -> None:
-        """Sends it once more, behind those that wait: when the cause is removed.
+        """Sends it again, after those that wait. Remove the cause first.
 
         Raises NotFound (it was retried or discarded), ResourceExhausted, DataLoss.
         """
-        await self._about_push(push, "RetryRefusedPush", outbox_pb2.RetryRefusedPushRequest)
+        await self._ask(
+            push,
+            lambda channel: OutboxServiceStub(channel).RetryRefusedPush,
+            outbox_pb2.RetryRefusedPushRequest,
+        )
 
     async def discard_refused_push(self, push: RefusedPush | str) -> None:
-        """Throws it away, for good. Raises NotFound (it was retried or discarded)."""
-        await self._about_push(push, "DiscardRefusedPush", outbox_pb2.DiscardRefusedPushRequest)
+        """Deletes it permanently. Raises NotFound (it was retried or discarded)."""
+        await self._ask(
+            push,
+            lambda channel: OutboxServiceStub(channel).DiscardRefusedPush,
+            outbox_pb2.DiscardRefusedPushRequest,
+        )
 
     async def resume_outbox(self, broker_shard: int, ingest_shard: int) -> None:
-        """Lets a halted outbox go on from the number that its ingest has.
+        """Resumes a halted outbox after the last push that its ingest has stored.
 
-        What the ingest has lost stays lost, and what it had before its broker was restored from a
-        copy comes twice. Raises FailedPrecondition (OUTBOX_NOT_HALTED), NotFound (no such broker).
+        Pushes that the ingest has lost stay lost; pushes that it stored before the broker was
+        restored from a copy arrive twice. Raises FailedPrecondition (OUTBOX_NOT_HALTED), NotFound
+        (no such broker).
         """
         request = message_of(outbox_pb2.ResumeOutboxRequest, ingest_shard=ingest_shard)
         if broker_shard not in await self._peers.broker_shards():
             raise NotFound("broker shard", str(broker_shard))
-        await self._ask_outbox(broker_shard, "ResumeOutbox", request)
+        await self._peers.ask_broker(
+            broker_shard, lambda channel: OutboxServiceStub(channel).ResumeOutbox, request
+        )
 
     async def _outboxes(self) -> Answers[outbox_pb2.GetOutboxResponse]:
-        request = outbox_pb2.GetOutboxRequest()
         return await self._locations.ask_all(
-            outbox_pb2_grpc.OutboxServiceStub, "GetOutbox", request
+            lambda channel: OutboxServiceStub(channel).GetOutbox, outbox_pb2.GetOutboxRequest()
         )
 
-    async def _about_push(
-        self, push: RefusedPush | str, method: str, request_type: Any
-    ) -> tuple[Any, int]:
-        if isinstance(push, RefusedPush):
-            request = request_type(push_id=push.push_id)
-            return await self._ask_outbox(push.broker_shard, method, request), push.broker_shard
-        check_text("push_id", push)
-        request = request_type(push_id=push)
-        return await self._locations.ask_owner_of(
-            RESOURCE, push, lambda shard: self._ask_outbox(shard, method, request)
-        )
-
-    async def _ask_outbox(self, shard: int, method: str, request: Any) -> Any:
-        stub_of = outbox_pb2_grpc.OutboxServiceStub
-        return await self._peers.ask_broker(shard, stub_of, method, request)
+    async def _ask(
+        self, push: RefusedPush | str, method: Method[Q, R], request_type: Callable[..., Q]
+    ) -> tuple[R, int]:
+        shard = push.broker_shard if isinstance(push, RefusedPush) else None
+        push_id = push.push_id if isinstance(push, RefusedPush) else push
+        check_text("push_id", push_id)
+        request = request_type(push_id=push_id)
+        return await self._locations.ask_owner_of("refused push", push_id, method, request, shard)
 
 
 def _push_of(
-    refused_push: outbox_pb2.RefusedPush,
+    push: outbox_pb2.RefusedPush,
     shard: int,
     payload: bytes = b"",
     headers: Mapping[str, str] | None = None,
 ) -> RefusedPush:
-    return RefusedPush(
-        push_id=refused_push.push_id,
-        queue_id=refused_push.queue_id,
-        reason=refused_push.reason,
-        pushed_at_ms=refused_push.pushed_at_ms,
-        refused_at_ms=refused_push.refused_at_ms,
-        payload_bytes=refused_push.payload_bytes,
-        broker_shard=shard,
-        ingest_shard=refused_push.ingest_shard,
-        payload=payload,
-        headers=headers or {},
-    )
+    values = {**fields_of(push, RefusedPush), "payload": payload}
+    return RefusedPush(**values, broker_shard=shard, headers=headers or {})

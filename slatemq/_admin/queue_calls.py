@@ -1,69 +1,122 @@
-"""The client's calls about queues."""
+"""Creating, reading, changing and repairing queues."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
+from heapq import heappop, heappush
+from typing import Any, Literal, Unpack
 
-from slatemq._admin.admin import UNCHANGED, Admin, Start, Unchanged
-from slatemq._admin.entry_models import EntryState, StateName
-from slatemq._admin.instance_status import InstanceStatus, Status
-from slatemq._admin.queue_models import Backoff, DeletedQueue, Queue
-from slatemq.models import Duration, Explanation, Time
+import grpc.aio
+
+from slatemq._admin.entry_models import EntryState, StateName, state_wire
+from slatemq._admin.queue_models import (
+    Backoff,
+    DeletedQueue,
+    Queue,
+    QueueSettings,
+    backoff_of,
+    queue_of,
+)
+from slatemq._checks import check_field, iterable, message_of, wrong
+from slatemq._rpc.peers import NOT_TAKEN, errors_translated
+from slatemq._rpc.queue_locations import ANSWER_S, Calls
+from slatemq.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from slatemq.models import (
+    Duration,
+    Explanation,
+    Time,
+    milliseconds,
+    optional_ms,
+    time_ms,
+    whole_seconds,
+)
+from slatemq.v1 import queue_pb2, router_pb2
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
+from slatemq.v1.router_pb2_grpc import RouterServiceStub
+
+Start = Time | Literal["now", "beginning"]
+"""The time from which a new queue gets messages."""
+
+PAGE_SIZE = 1000
 
 
-class QueueCalls:
+class QueueCalls(Calls):
     """Creating, reading, changing and repairing queues; a part of the client."""
-
-    _admin: Admin
-    _status: InstanceStatus
 
     async def create_queue(
         self,
         queue_id: str,
         *,
-        filter: str | None = None,  # noqa: A002 - the RFC's word
-        priority: str | None = None,
-        max_attempts: int | None = None,
-        lease: Duration | None = None,
-        max_lease: Duration | None = None,
-        done_retention: Duration | None = None,
-        max_in_flight: int | None = None,
-        default_delay: Duration | None = None,
-        backoff: Backoff | None = None,
-        fallback_priority: int | None = None,
-        max_total_lease: Duration | None = None,
-        failed_retention: Duration | None = None,
         with_queue: str = "",
         start_from: Start = "now",
+        **settings: Unpack[QueueSettings],
     ) -> Queue:
-        """Creates a queue; None means the default.
+        """Creates a queue with these settings; None means the default.
 
         `with_queue`: another queue whose shard it must share, so that commands on both can be
         executed together. `start_from`: a time, or "beginning": older messages are brought in, back
-        to the beginning of the instance's replay window; `Queue.replay` tells how far. Raises
+        to the beginning of the instance's replay window; `Queue.replay` shows the progress. Raises
         AlreadyExists, InvalidArgument, NotFound (`with_queue`).
         """
-        return await self._admin.create_queue(
-            queue_id,
-            with_queue,
-            start_from,
-            filter=filter,
-            priority=priority,
-            max_attempts=max_attempts,
-            lease=lease,
-            max_lease=max_lease,
-            done_retention=done_retention,
-            max_in_flight=max_in_flight,
-            default_delay=default_delay,
-            backoff=backoff,
-            fallback_priority=fallback_priority,
-            max_total_lease=max_total_lease,
-            failed_retention=failed_retention,
-        )
+        wire = message_of(queue_pb2.Queue, queue_id=queue_id)
+        _fill(wire, settings)
+        request = message_of(queue_pb2.CreateQueueRequest, queue=wire, with_queue_id=with_queue)
+        _set_start(request, start_from)
+        tries = 0
+        chosen: int | None = None
+
+        async def attempt(timeout: float) -> Queue:
+            nonlocal chosen, tries
+            if chosen is None:
+                chosen = await self._shard_for(queue_id, with_queue)
+            stub = QueueServiceStub(await self._peers.broker(chosen))
+            tries += 1
+            try:
+                with errors_translated():
+                    return queue_of((await stub.CreateQueue(request, timeout=timeout)).queue)
+            except Unavailable as error:
+                if error.reason in NOT_TAKEN:
+                    chosen = None  # Nothing was created: try another broker.
+                raise
+
+        try:
+            return await self._peers.call(attempt)
+        except AlreadyExists:
+            # The first try may have created it, and its response got lost.
+            if tries > 1 and _is_as_asked(found := await self.get_queue(queue_id), wire):
+                return found
+            raise
+
+    async def _shard_for(self, queue_id: str, with_queue: str) -> int:
+        """The shard for a new queue: the lowest that answers, until queues are spread.
+
+        Raises AlreadyExists when a broker has a queue of this name.
+        """
+        if with_queue:
+            return await self._locations.shard_of(with_queue)
+        shards = await self._peers.broker_shards()
+        if len(shards) < 2:
+            return shards[0] if shards else 0
+        request = queue_pb2.ListQueuesRequest(page_size=1, prefix=queue_id)
+        answers = await self._locations.ask_all(_list_queues, request)
+        for page in answers.by_shard.values():
+            if any(queue.queue_id == queue_id for queue in page.queues):
+                raise AlreadyExists("queue", queue_id)
+        return min(answers.by_shard)
 
     async def get_queue(self, queue_id: str) -> Queue:
         """Reads a queue, with the counts of its messages. Raises NotFound."""
-        return await self._admin.get_queue(queue_id)
+        request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
+        response = await self._locations.ask(
+            queue_id, lambda channel: QueueServiceStub(channel).GetQueue, request
+        )
+        return queue_of(response.queue)
 
     def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
         """All queues whose ID begins with `prefix`, by ID.
@@ -71,66 +124,121 @@ class QueueCalls:
         Raises Unavailable (INCOMPLETE) at the end when brokers did not answer: their queues are
         missing, `metadata["broker_shards"]` names them.
         """
-        return self._admin.list_queues(prefix)
+        return self.list_answering(prefix)
+
+    async def list_answering(
+        self, prefix: str = "", answer_s: float = ANSWER_S
+    ) -> AsyncIterator[Queue]:
+        """As `list_queues`; waits for brokers as `QueueLocations.ask_all` does."""
+        request = message_of(queue_pb2.ListQueuesRequest, page_size=PAGE_SIZE, prefix=prefix)
+        first = await self._locations.ask_all(_list_queues, request, answer_s)
+        queues = {shard: self._pages(shard, request, p) for shard, p in first.by_shard.items()}
+        heads: list[tuple[str, int, queue_pb2.Queue]] = []
+
+        async def take(shard: int) -> None:
+            try:
+                queue = await anext(queues[shard], None)
+            except (Unavailable, DeadlineExceeded) as error:
+                first.problems[shard] = error
+            else:
+                if queue is not None:
+                    heappush(heads, (queue.queue_id, shard, queue))
+
+        for shard in queues:
+            await take(shard)
+        while heads:
+            _, shard, queue = heappop(heads)
+            yield queue_of(queue)
+            await take(shard)
+        first.check_complete()
+
+    async def _pages(
+        self,
+        shard: int,
+        request: queue_pb2.ListQueuesRequest,
+        page: queue_pb2.ListQueuesResponse,
+    ) -> AsyncIterator[queue_pb2.Queue]:
+        """The queues of this page of one broker, and of all pages after it."""
+        while True:
+            for queue in page.queues:
+                yield queue
+            if not page.next_page_token:
+                return
+            following = queue_pb2.ListQueuesRequest()
+            following.CopyFrom(request)
+            following.page_token = page.next_page_token
+            page = await self._peers.ask_broker(shard, _list_queues, following)
 
     async def update_queue(
-        self,
-        queue_id: str,
-        *,
-        etag: str = "",
-        filter: str | Unchanged | None = UNCHANGED,  # noqa: A002 - the RFC's word
-        priority: str | Unchanged | None = UNCHANGED,
-        max_attempts: int | Unchanged | None = UNCHANGED,
-        lease: Duration | Unchanged | None = UNCHANGED,
-        max_lease: Duration | Unchanged | None = UNCHANGED,
-        done_retention: Duration | Unchanged | None = UNCHANGED,
-        max_in_flight: int | Unchanged | None = UNCHANGED,
-        default_delay: Duration | Unchanged | None = UNCHANGED,
-        backoff: Backoff | Unchanged | None = UNCHANGED,
-        fallback_priority: int | Unchanged | None = UNCHANGED,
-        max_total_lease: Duration | Unchanged | None = UNCHANGED,
-        failed_retention: Duration | Unchanged | None = UNCHANGED,
+        self, queue_id: str, *, etag: str = "", **settings: Unpack[QueueSettings]
     ) -> Queue:
-        """Changes the settings given; None sets one back to its default.
+        """Changes the settings given; None resets one to its default.
 
-        With the etag of a queue that was read before, nobody else's change is overwritten: raises
+        With the etag of a queue that was read before, no other change is overwritten: raises
         Aborted instead.
         """
-        return await self._admin.update_queue(
+        if not settings:
+            raise InvalidArgument("update_mask", "name at least one setting to change")
+        wire = message_of(queue_pb2.Queue, queue_id=queue_id, etag=etag)
+        _fill(wire, settings)
+        request = queue_pb2.UpdateQueueRequest(queue=wire)
+        request.update_mask.paths.extend(_FIELDS[name] for name in settings)
+        response = await self._locations.ask(
             queue_id,
-            etag,
-            filter=filter,
-            priority=priority,
-            max_attempts=max_attempts,
-            lease=lease,
-            max_lease=max_lease,
-            done_retention=done_retention,
-            max_in_flight=max_in_flight,
-            default_delay=default_delay,
-            backoff=backoff,
-            fallback_priority=fallback_priority,
-            max_total_lease=max_total_lease,
-            failed_retention=failed_retention,
+            lambda channel: QueueServiceStub(channel).UpdateQueue,
+            request,
+            # With an etag a repeat would be refused for the change that the first try made.
+            repeat_unknown=not etag,
         )
+        return queue_of(response.queue)
 
     async def delete_queue(self, queue_id: str, *, etag: str = "") -> None:
         """Deletes a queue with everything in it. Raises NotFound, Aborted."""
-        await self._admin.delete_queue(queue_id, etag)
+        request = message_of(queue_pb2.DeleteQueueRequest, queue_id=queue_id, etag=etag)
+        tries = 0
+
+        async def attempt(shard: int, timeout: float) -> None:
+            nonlocal tries
+            stub = QueueServiceStub(await self._peers.broker(shard))
+            tries += 1
+            await stub.DeleteQueue(request, timeout=timeout)
+
+        try:
+            await self._locations.call(queue_id, attempt)
+        except NotFound:
+            if tries < 2:
+                raise
+            # The first try deleted it, and its response got lost.
+        finally:
+            self._locations.forget(queue_id)
 
     async def pause_queue(self, queue_id: str) -> Queue:
-        """Stops the handing out of messages: consumers wait. Again is OK. Raises NotFound."""
-        return await self._admin.pause_queue(queue_id)
+        """Stops deliveries: consumers wait. Does nothing to a paused queue. Raises NotFound."""
+        request = message_of(queue_pb2.PauseQueueRequest, queue_id=queue_id)
+        response = await self._locations.ask(
+            queue_id, lambda channel: QueueServiceStub(channel).PauseQueue, request
+        )
+        return queue_of(response.queue)
 
     async def resume_queue(self, queue_id: str) -> Queue:
-        """Ends a pause; again is OK. Raises NotFound."""
-        return await self._admin.resume_queue(queue_id)
+        """Ends a pause; does nothing without one. Raises NotFound."""
+        request = message_of(queue_pb2.ResumeQueueRequest, queue_id=queue_id)
+        response = await self._locations.ask(
+            queue_id, lambda channel: QueueServiceStub(channel).ResumeQueue, request
+        )
+        return queue_of(response.queue)
 
     async def lift_quarantine(self, queue_id: str) -> Queue:
-        """Routes a queue again whose filter took too long; again is OK. Raises NotFound.
+        """Routes a queue again whose filter took too long; does nothing to others.
 
-        What waited is judged, once. A change of the filter or priority ends a quarantine, too.
+        The messages that waited are judged once. A change of the filter or priority ends a
+        quarantine, too. Raises NotFound.
         """
-        return await self._admin.lift_quarantine(queue_id)
+        request = message_of(queue_pb2.LiftQuarantineRequest, queue_id=queue_id)
+        response = await self._locations.ask(
+            queue_id, lambda channel: QueueServiceStub(channel).LiftQuarantine, request
+        )
+        return queue_of(response.queue)
 
     async def purge_queue(
         self, queue_id: str, states: Iterable[EntryState | StateName] = ()
@@ -138,13 +246,34 @@ class QueueCalls:
         """Removes all messages of a queue in these states; returns how many.
 
         No states: available and delayed, which always go together; `in_flight` ends the leases.
-        Messages that come while it is repeated may go, too. Raises NotFound, InvalidArgument.
+        When the call is repeated after a failure, messages that arrived meanwhile may go, too.
+        Raises NotFound, InvalidArgument.
         """
-        return await self._admin.purge_queue(queue_id, states)
+        given = iterable("states", "states", states)
+        request = message_of(
+            queue_pb2.PurgeQueueRequest,
+            queue_id=queue_id,
+            states=[state_wire(state, "states") for state in given],
+        )
+        response = await self._locations.ask(
+            queue_id, lambda channel: QueueServiceStub(channel).PurgeQueue, request
+        )
+        return response.purged_count
 
-    def watch_queues(self, broker_shard: int = 0) -> AsyncIterator[Queue | DeletedQueue]:
+    async def watch_queues(self, broker_shard: int = 0) -> AsyncIterator[Queue | DeletedQueue]:
         """The queues of a broker shard, then every change, without end."""
-        return self._admin.watch_queues(broker_shard)
+        stub = QueueServiceStub(await self._peers.broker(broker_shard))
+        call = stub.WatchQueues(queue_pb2.WatchQueuesRequest())
+        try:
+            with errors_translated():
+                async for answer in call:
+                    for change in answer.changes:
+                        if change.HasField("queue"):
+                            yield queue_of(change.queue)
+                        else:
+                            yield DeletedQueue(change.deleted_queue_id)
+        finally:
+            call.cancel()
 
     async def explain(
         self,
@@ -160,18 +289,76 @@ class QueueCalls:
         message_id: int = 0,
     ) -> list[Explanation]:
         """Finds which queues such a message would reach, and why; stores nothing."""
-        return await self._admin.explain(
-            headers,
-            created_at,
-            received_at,
-            payload_bytes,
-            queue_ids,
-            delay=delay,
-            visible_at=visible_at,
-            retention=retention,
+        request = message_of(
+            router_pb2.ExplainRequest,
+            headers=headers,
+            payload_bytes=payload_bytes,
+            queue_ids=queue_ids,
+            created_at_ms=optional_ms(created_at, "created_at"),
+            received_at_ms=optional_ms(received_at, "received_at"),
+            delay_ms=None if delay is None else milliseconds(delay, "delay"),
+            visible_at_ms=optional_ms(visible_at, "visible_at"),
+            retention_s=whole_seconds("retention", retention),
             message_id=message_id,
         )
+        response = await self._peers.ask(
+            self._peers.router, lambda channel: RouterServiceStub(channel).Explain, request
+        )
+        return [
+            Explanation(queue.queue_id, queue.matched, queue.priority, queue.reason)
+            for queue in response.queues
+        ]
 
-    async def status(self) -> Status:
-        """Every process, route and queue, as far as they answer."""
-        return await self._status.status()
+
+def _list_queues(
+    channel: grpc.aio.Channel,
+) -> grpc.aio.UnaryUnaryMultiCallable[queue_pb2.ListQueuesRequest, queue_pb2.ListQueuesResponse]:
+    return QueueServiceStub(channel).ListQueues
+
+
+def _set_start(request: queue_pb2.CreateQueueRequest, start_from: Start | str) -> None:
+    if start_from == "beginning":
+        request.start_from_beginning = True
+    elif start_from != "now":
+        if isinstance(start_from, str):
+            raise InvalidArgument("start_from", f"must be now, beginning or a time: {start_from!r}")
+        request.start_from_ms = time_ms(start_from, "start_from")
+
+
+def _field_of(setting: str) -> str:
+    known = queue_pb2.Queue.DESCRIPTOR.fields_by_name
+    return next(name for name in (setting, f"{setting}_ms", f"{setting}_s") if name in known)
+
+
+_FIELDS = {setting: _field_of(setting) for setting in QueueSettings.__annotations__}
+"""The field of each setting: its name, with the unit of a duration."""
+
+
+def _fill(wire: queue_pb2.Queue, settings: QueueSettings) -> None:
+    """Sets what is not None. Raises TypeError for an unknown name, InvalidArgument."""
+    value: Any
+    for name, value in settings.items():
+        field = _FIELDS.get(name)
+        if field is None:
+            raise TypeError(f"{name!r} is not a setting of a queue: {', '.join(_FIELDS)}")
+        if value is None:
+            continue
+        if field.endswith("_ms"):
+            value = milliseconds(value, name)
+        elif field.endswith("_s"):
+            value = whole_seconds(name, value)
+        if name == "backoff":
+            if not isinstance(value, Backoff):
+                raise wrong("backoff", "a Backoff, such as Backoff.fixed(10)", value)
+            value = value.wire()
+        check_field(queue_pb2.Queue, field, value, name)
+        wire.MergeFrom(queue_pb2.Queue(**{field: value}))
+
+
+def _is_as_asked(queue: Queue, wire: queue_pb2.Queue) -> bool:
+    """Whether a queue has every setting that was asked for."""
+    return all(
+        getattr(queue, field.name)
+        == (backoff_of(wire.backoff) if field.name == "backoff" else value)
+        for field, value in wire.ListFields()
+    )

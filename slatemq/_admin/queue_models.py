@@ -1,11 +1,13 @@
-"""Queues as the client tells them: settings, counts, and how far a replay is."""
+"""Queues as the client shows them: settings, counts, and the progress of a replay."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypedDict
 
+from slatemq._checks import fields_of
 from slatemq.models import Duration, milliseconds
 from slatemq.v1 import queue_pb2
 
@@ -14,7 +16,7 @@ BACKOFF_MS_MAX = 43_200_000
 
 
 class BackoffKind(StrEnum):
-    """How the wait grows with the attempts."""
+    """How the wait grows with the attempts: initial; initial × n; initial × multiplierⁿ⁻¹."""
 
     FIXED = "fixed"
     LINEAR = "linear"
@@ -24,10 +26,10 @@ class BackoffKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a message waits after its n-th failed attempt; see the proto for the formulas.
+    """How long a message waits after its n-th failed attempt.
 
-    `max_ms`: the longest wait. `jitter` j: the wait is a random part between (1 - j) and 1 of it.
-    Made by::
+    `max_ms`: the longest wait. `jitter` j: the wait is multiplied by a random number between 1 - j
+    and 1. As in::
 
         Backoff.exponential(1, max=600, jitter=0.5)  # about 1, 2, 4, … seconds, at most 10 minutes
     """
@@ -40,7 +42,7 @@ class Backoff:
 
     @staticmethod
     def none() -> Backoff:
-        """No wait at all: what a worker needs and is down for a moment makes dead letters."""
+        """No wait: a short outage of something that workers need makes dead letters."""
         return Backoff(BackoffKind.NONE, 0, 0)
 
     @staticmethod
@@ -52,7 +54,7 @@ class Backoff:
     def linear(
         initial: Duration,
         *,
-        max: Duration | None = None,  # noqa: A002 - the word of everybody
+        max: Duration | None = None,  # noqa: A002 - the usual word
         jitter: float = 0.0,
     ) -> Backoff:
         """`initial` times n; `max` None: up to 12 h."""
@@ -73,7 +75,7 @@ class Backoff:
         return Backoff(BackoffKind.EXPONENTIAL, length, _max_ms(max), multiplier, jitter)
 
     def wire(self) -> queue_pb2.Backoff:
-        """Its wire form. Raises ValueError or TypeError for what has none."""
+        """Raises ValueError or TypeError for values that have no wire form."""
         return queue_pb2.Backoff(
             kind=_KINDS[BackoffKind(self.kind)],
             initial_ms=self.initial_ms,
@@ -98,7 +100,7 @@ _KIND_OF = {wire: kind for kind, wire in _KINDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class PriorityCounts:
-    """How many messages of one priority wait."""
+    """The waiting messages of one priority."""
 
     available_count: int = 0
     delayed_count: int = 0
@@ -106,10 +108,10 @@ class PriorityCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many messages of a queue are in which state.
+    """The messages of a queue by state.
 
-    `by_priority` has the priorities with waiting messages. `oldest_claimable_age_ms`: how long the
-    message that waits longest has been claimable, delayed ones excluded; None when none is.
+    `by_priority` has the priorities with waiting messages. `oldest_claimable_age_ms`: the longest
+    time that a message has been claimable, delayed ones excluded; None when none is.
     """
 
     available_count: int = 0
@@ -127,7 +129,7 @@ class ReplayRange:
     """The replay of one log: sequences after the start, up to the end; done up to the cursor.
 
     `waits_for_ingest`: the log's ingest is down, and the start is not known yet. `replayed_count`
-    messages were judged, of `message_count` in all; None: not counted yet.
+    messages of `message_count` were judged; None: not counted yet.
     """
 
     ingest_shard: int
@@ -141,10 +143,10 @@ class ReplayRange:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How far the messages from before a queue's creation are brought in.
+    """The replay of messages from before a queue's creation.
 
-    `replayed_count` messages were judged, whether or not they matched, of `message_count` in all;
-    None: not counted yet.
+    `replayed_count` messages of `message_count` were judged, whether or not they matched; None: not
+    counted yet.
     """
 
     ranges: tuple[ReplayRange, ...] = ()
@@ -154,7 +156,7 @@ class Replay:
 
     @property
     def fraction(self) -> float:
-        """Which part of the messages is replayed: 0 to 1; 0 while they are not counted yet."""
+        """The replayed part of the messages, 0 to 1; 0 while they are not counted yet."""
         if self.done:
             return 1.0
         return self.replayed_count / self.message_count if self.message_count else 0.0
@@ -162,18 +164,35 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Why routing leaves a queue out, and since when, in ms since 1970."""
+    """Why routing leaves a queue out, and since when, in ms since the Unix epoch."""
 
     reason: str
     since_ms: int
 
 
+class QueueSettings(TypedDict, total=False):
+    """The settings that `create_queue` and `update_queue` take; None stands for the default."""
+
+    filter: str | None
+    priority: str | None
+    max_attempts: int | None
+    lease: Duration | None
+    max_lease: Duration | None
+    done_retention: Duration | None
+    max_in_flight: int | None
+    default_delay: Duration | None
+    backoff: Backoff | None
+    fallback_priority: int | None
+    max_total_lease: Duration | None
+    failed_retention: Duration | None
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue and its settings; see the proto for units and limits.
+    """A queue and its settings; queue.proto has the limits of each.
 
-    `replay` is None when the queue began with its creation, or nothing was there to replay;
-    `quarantine` when it is routed as it should.
+    `replay` is None when the queue began with its creation, or there was nothing to replay;
+    `quarantine` is None when the queue is routed.
     """
 
     queue_id: str
@@ -202,43 +221,25 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class DeletedQueue:
-    """A queue that is gone, as `watch_queues` tells it."""
+    """A queue that was deleted, as `watch_queues` reports it."""
 
     queue_id: str
 
 
 def queue_of(queue: queue_pb2.Queue) -> Queue:
-    """A queue from its wire form."""
     return Queue(
-        queue_id=queue.queue_id,
-        filter=queue.filter,
-        priority=queue.priority,
-        max_attempts=queue.max_attempts,
-        lease_ms=queue.lease_ms,
-        max_lease_ms=queue.max_lease_ms,
-        done_retention_s=queue.done_retention_s,
-        max_in_flight=queue.max_in_flight,
-        broker_shard=queue.broker_shard,
-        revision=queue.revision,
-        etag=queue.etag,
-        created_at_ms=queue.created_at_ms,
-        updated_at_ms=queue.updated_at_ms,
+        **fields_of(queue, Queue),
         counts=_counts_of(queue.counts),
-        default_delay_ms=queue.default_delay_ms,
         backoff=backoff_of(queue.backoff),
-        fallback_priority=queue.fallback_priority,
-        max_total_lease_ms=queue.max_total_lease_ms,
-        failed_retention_s=queue.failed_retention_s,
-        paused=queue.paused,
         replay=_replay_of(queue.replay) if queue.HasField("replay") else None,
-        quarantine=Quarantine(queue.quarantine.reason, queue.quarantine.since_ms)
+        quarantine=Quarantine(**fields_of(queue.quarantine, Quarantine))
         if queue.HasField("quarantine")
         else None,
     )
 
 
 def backoff_of(backoff: queue_pb2.Backoff) -> Backoff:
-    """A backoff from its wire form, its defaults filled in."""
+    """A backoff with its defaults filled in."""
     kind = _KIND_OF.get(backoff.kind, BackoffKind.NONE)
     if kind is BackoffKind.NONE:
         return Backoff.none()
@@ -249,35 +250,14 @@ def backoff_of(backoff: queue_pb2.Backoff) -> Backoff:
     )
 
 
-def _counts_of(queue_counts: queue_pb2.QueueCounts) -> Counts:
-    has_age = queue_counts.HasField("oldest_claimable_age_ms")
-    return Counts(
-        queue_counts.available_count,
-        queue_counts.delayed_count,
-        queue_counts.in_flight_count,
-        queue_counts.done_count,
-        queue_counts.failed_count,
-        queue_counts.archived_count,
-        {
-            each.priority: PriorityCounts(each.available_count, each.delayed_count)
-            for each in queue_counts.by_priority
-        },
-        queue_counts.oldest_claimable_age_ms if has_age else None,
-    )
+def _counts_of(counts: queue_pb2.QueueCounts) -> Counts:
+    by_priority = {
+        each.priority: PriorityCounts(**fields_of(each, PriorityCounts))
+        for each in counts.by_priority
+    }
+    return Counts(**fields_of(counts, Counts), by_priority=by_priority)
 
 
 def _replay_of(replay: queue_pb2.Replay) -> Replay:
-    ranges = (
-        ReplayRange(
-            part.ingest_shard,
-            part.start_sequence,
-            part.cursor,
-            part.end_sequence,
-            part.waits_for_ingest,
-            part.replayed_count,
-            part.message_count if part.HasField("message_count") else None,
-        )
-        for part in replay.ranges
-    )
-    message_count = replay.message_count if replay.HasField("message_count") else None
-    return Replay(tuple(ranges), replay.done, replay.replayed_count, message_count)
+    ranges = (ReplayRange(**fields_of(one, ReplayRange)) for one in replay.ranges)
+    return Replay(**fields_of(replay, Replay), ranges=tuple(ranges))

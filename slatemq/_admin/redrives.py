@@ -1,4 +1,4 @@
-"""Moving dead letters back, in the background of their broker: a part of the client."""
+"""Redrives: moving dead letters back, in the background of their broker."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
-from slatemq._checks import check_text, message_of
-from slatemq._rpc.peers import Peers
-from slatemq._rpc.queue_locations import Answers, QueueLocations
+import grpc.aio
+
+from slatemq._checks import check_text, fields_of, message_of
+from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.models import Duration, seconds
-from slatemq.v1 import entry_pb2, entry_pb2_grpc
+from slatemq.v1 import entry_pb2
+from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
+
+if TYPE_CHECKING:
+    from slatemq._rpc.peers import Method
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 
 class RedriveState(StrEnum):
-    """What a redrive is doing."""
+    """CANCELLED and FAILED redrives can be resumed."""
 
     RUNNING = "running"
     CANCELLED = "cancelled"
@@ -27,14 +35,14 @@ class RedriveState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A redrive and how far it is; `broker_shard` knows it by `redrive_id`.
+    """A redrive and its progress; `broker_shard` runs it.
 
     Attributes:
-        ended_at_ms: When it ended or was cancelled; 0 while it runs.
-        total_count: Dead letters that were there at the beginning.
-        examined_count: Those looked at so far.
+        ended_at_ms: The time of its end or cancellation; 0 while it runs.
+        total_count: The queue's dead letters at the beginning.
+        examined_count: Those examined so far.
         redriven_count: Those moved so far.
-        error: Why it cannot go on, when it failed; resuming tries again.
+        error: Why it failed; resuming tries again.
     """
 
     redrive_id: str
@@ -52,11 +60,8 @@ class Redrive:
     broker_shard: int
 
 
-class RedriveCalls:
+class RedriveCalls(Calls):
     """Starting, watching and steering redrives; a part of the client."""
-
-    _peers: Peers
-    _locations: QueueLocations
 
     async def start_redrive(
         self,
@@ -70,8 +75,9 @@ class RedriveCalls:
     ) -> Redrive:
         """Begins to move a queue's dead letters back to available, or `into` another queue.
 
-        `filter`: CEL, also over `reason`, `attempts` and `failed_at`. `rate`: messages per second
-        at most, up to 100,000; 0 = as fast as it goes. Goes on through restarts, each message once.
+        `filter`: CEL, also over `reason`, `attempts` and `failed_at`. `rate`: at most this many
+        messages per second, up to 100,000; 0 = unlimited. Survives restarts, and moves each message
+        once.
         Raises NotFound, InvalidArgument, ResourceExhausted (too many are running).
         """
         request = message_of(
@@ -85,39 +91,54 @@ class RedriveCalls:
         )
 
         async def attempt(shard: int, timeout: float) -> Redrive:
-            stub: Any = entry_pb2_grpc.DeadLetterServiceStub(await self._peers.broker(shard))
+            stub = DeadLetterServiceStub(await self._peers.broker(shard))
             return _redrive_of((await stub.StartRedrive(request, timeout=timeout)).redrive, shard)
 
         return await self._locations.call(queue_id, attempt)
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
-        """How far a redrive is. A bare ID is asked for at every broker. Raises NotFound."""
-        return await self._about(redrive, "GetRedrive", entry_pb2.GetRedriveRequest)
+        """The redrive as it is now. A bare ID is looked for on every broker. Raises NotFound."""
+        response, shard = await self._ask(
+            redrive,
+            lambda channel: DeadLetterServiceStub(channel).GetRedrive,
+            entry_pb2.GetRedriveRequest,
+        )
+        return _redrive_of(response.redrive, shard)
 
     async def cancel_redrive(self, redrive: Redrive | str) -> Redrive:
-        """Stops it after the message at which it is; it can be resumed.
+        """Stops it after the current message; it can be resumed.
 
         Raises NotFound, FailedPrecondition (REDRIVE_DONE).
         """
-        return await self._about(redrive, "CancelRedrive", entry_pb2.CancelRedriveRequest)
+        response, shard = await self._ask(
+            redrive,
+            lambda channel: DeadLetterServiceStub(channel).CancelRedrive,
+            entry_pb2.CancelRedriveRequest,
+        )
+        return _redrive_of(response.redrive, shard)
 
     async def resume_redrive(self, redrive: Redrive | str) -> Redrive:
-        """Goes on with a cancelled or failed one. Raises as `cancel_redrive`."""
-        return await self._about(redrive, "ResumeRedrive", entry_pb2.ResumeRedriveRequest)
+        """Resumes a cancelled or failed one. Raises as `cancel_redrive`."""
+        response, shard = await self._ask(
+            redrive,
+            lambda channel: DeadLetterServiceStub(channel).ResumeRedrive,
+            entry_pb2.ResumeRedriveRequest,
+        )
+        return _redrive_of(response.redrive, shard)
 
     async def list_redrives(self, queue_id: str = "") -> AsyncIterator[Redrive]:
-        """The redrives of a queue, or of all; of each broker the newest first.
+        """The redrives of a queue, or of all; those of each broker the newest first.
 
         Without a queue, raises Unavailable (INCOMPLETE) at the end when brokers did not answer:
         `metadata["broker_shards"]` names them.
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
-        stub_of = entry_pb2_grpc.DeadLetterServiceStub
         if queue_id:
             shard = await self._locations.shard_of(queue_id)
-            answers = Answers({shard: await self._ask_redrives(shard, "ListRedrives", request)}, {})
+            page = await self._peers.ask_broker(shard, _list_redrives, request)
+            answers = Answers({shard: page}, {})
         else:
-            answers = await self._locations.ask_all(stub_of, "ListRedrives", request)
+            answers = await self._locations.ask_all(_list_redrives, request)
         for shard, first in sorted(answers.by_shard.items()):
             page = first
             while True:
@@ -126,7 +147,7 @@ class RedriveCalls:
                 if not page.next_page_token:
                     break
                 request.page_token = page.next_page_token
-                page = await self._ask_redrives(shard, "ListRedrives", request)
+                page = await self._peers.ask_broker(shard, _list_redrives, request)
         answers.check_complete()
 
     async def wait_redrive(
@@ -136,9 +157,9 @@ class RedriveCalls:
         on_progress: Callable[[Redrive], None] | None = None,
         every: Duration = 1.0,
     ) -> Redrive:
-        """Waits until it runs no more; look at its `state` for why.
+        """Waits until it no longer runs; its `state` says why.
 
-        Asks `every` so often, and tells `on_progress` each time.
+        Asks every `every` seconds, and calls `on_progress` each time.
         """
         while True:
             now = await self.get_redrive(redrive)
@@ -149,46 +170,24 @@ class RedriveCalls:
             redrive = now
             await asyncio.sleep(seconds(every, "every"))
 
-    async def _about(
-        self, redrive: Redrive | str, method: str, request_type: Callable[..., Any]
-    ) -> Redrive:
-        if isinstance(redrive, Redrive):
-            request = request_type(redrive_id=redrive.redrive_id)
-            response = await self._ask_redrives(redrive.broker_shard, method, request)
-            return _redrive_of(response.redrive, redrive.broker_shard)
-        check_text("redrive_id", redrive)
-        request = request_type(redrive_id=redrive)
-        response, shard = await self._locations.ask_owner_of(
-            "redrive", redrive, lambda shard: self._ask_redrives(shard, method, request)
-        )
-        return _redrive_of(response.redrive, shard)
-
-    async def _ask_redrives(self, shard: int, method: str, request: Any) -> Any:
-        stub_of = entry_pb2_grpc.DeadLetterServiceStub
-        return await self._peers.ask_broker(shard, stub_of, method, request)
+    async def _ask(
+        self, redrive: Redrive | str, method: Method[Q, R], request_type: Callable[..., Q]
+    ) -> tuple[R, int]:
+        shard = redrive.broker_shard if isinstance(redrive, Redrive) else None
+        redrive_id = redrive.redrive_id if isinstance(redrive, Redrive) else redrive
+        check_text("redrive_id", redrive_id)
+        request = request_type(redrive_id=redrive_id)
+        return await self._locations.ask_owner_of("redrive", redrive_id, method, request, shard)
 
 
-_STATES = {
-    entry_pb2.Redrive.STATE_RUNNING: RedriveState.RUNNING,
-    entry_pb2.Redrive.STATE_CANCELLED: RedriveState.CANCELLED,
-    entry_pb2.Redrive.STATE_DONE: RedriveState.DONE,
-    entry_pb2.Redrive.STATE_FAILED: RedriveState.FAILED,
-}
+def _list_redrives(
+    channel: grpc.aio.Channel,
+) -> grpc.aio.UnaryUnaryMultiCallable[
+    entry_pb2.ListRedrivesRequest, entry_pb2.ListRedrivesResponse
+]:
+    return DeadLetterServiceStub(channel).ListRedrives
 
 
 def _redrive_of(redrive: entry_pb2.Redrive, shard: int) -> Redrive:
-    return Redrive(
-        redrive_id=redrive.redrive_id,
-        queue_id=redrive.queue_id,
-        target_queue_id=redrive.target_queue_id,
-        filter=redrive.filter,
-        rate=redrive.rate,
-        state=_STATES[redrive.state],
-        created_at_ms=redrive.created_at_ms,
-        ended_at_ms=redrive.ended_at_ms,
-        total_count=redrive.total_count,
-        examined_count=redrive.examined_count,
-        redriven_count=redrive.redriven_count,
-        error=redrive.error,
-        broker_shard=shard,
-    )
+    state = entry_pb2.Redrive.State.Name(redrive.state).removeprefix("STATE_").lower()
+    return Redrive(**fields_of(redrive, Redrive), state=RedriveState(state), broker_shard=shard)

@@ -1,20 +1,19 @@
-"""Settling single dead letters, as somebody decided who looked at them: a part of the client."""
+"""Settling single dead letters: redriving, dropping, replacing or annotating each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from slatemq._checks import iterable, message_of, wrong
 from slatemq._consume.handles import queue_of_handle
 from slatemq._rpc.bounds import cut_reason
-from slatemq._rpc.peers import Peers
-from slatemq._rpc.queue_locations import QueueLocations
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
 from slatemq.models import outgoing
-from slatemq.v1 import entry_pb2, entry_pb2_grpc
+from slatemq.v1 import entry_pb2
+from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
 
 SETTLEMENTS_MAX = 1000
 """Settlements that the server takes in one call."""
@@ -30,7 +29,7 @@ class RedriveDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DropDeadLetter:
-    """The dead letter is done: nobody gets it any more."""
+    """The dead letter is done: no consumer gets it any more."""
 
     handle: str
     note: str = ""
@@ -55,27 +54,23 @@ class NoteDeadLetter:
 
 
 Settlement = RedriveDeadLetter | DropDeadLetter | ReplaceDeadLetter | NoteDeadLetter
-"""What to do with a dead letter; its handle is that of a listing, a note has 1,024 bytes at most
-(what is longer is cut)."""
+"""What to do with a dead letter. Its handle comes from a listing; a note is cut at 1,024 bytes."""
 
 
-class SettlingCalls:
+class SettlingCalls(Calls):
     """Settling dead letters; a part of the client."""
-
-    _peers: Peers
-    _locations: QueueLocations
 
     async def settle_dead_letters(
         self, settlements: Iterable[Settlement], *, request_id: str = "", consumer_id: str = ""
     ) -> None:
-        """Does all of this with dead letters of one queue, or nothing, in one commit.
+        """Settles dead letters of one queue, all or none, in one commit.
 
-        So no letter is ever there twice, or lost: what replaces one reaches the queue exactly once.
-        What is dropped or replaced is listed as done, by `consumer_id`. It is repeated while
-        processes are away, under one request ID, which may be your own: for 10 minutes a repeat
-        does nothing. Raises NotFound (ENTRY_UNKNOWN: it is not the dead letter any more that was
-        listed), FailedPrecondition (DEAD_LETTER_EXPIRED), InvalidArgument, ResourceExhausted. Where
-        one is at fault, `metadata["settlement"]` says which, from 0.
+        So none is ever duplicated or lost: a replacement reaches the queue exactly once. Those
+        dropped or replaced are listed as done, by `consumer_id`. The call is repeated while
+        processes are down, under one request ID, which may be your own: for 10 minutes a repeat
+        does nothing. Raises NotFound (ENTRY_UNKNOWN: it changed since it was listed),
+        FailedPrecondition (DEAD_LETTER_EXPIRED), InvalidArgument, ResourceExhausted. Where one
+        settlement is at fault, `metadata["settlement"]` says which, from 0.
         """
         each = list(iterable("settlements", "settlements", settlements))
         if not 1 <= len(each) <= SETTLEMENTS_MAX:
@@ -88,13 +83,11 @@ class SettlingCalls:
             settlements=[_wire(place, one) for place, one in enumerate(each)],
             consumer_id=consumer_id,
         )
-        queue_id = queue_of_handle(each[0].handle)
-
-        async def attempt(shard: int, timeout: float) -> None:
-            stub: Any = entry_pb2_grpc.DeadLetterServiceStub(await self._peers.broker(shard))
-            await stub.SettleDeadLetters(request, timeout=timeout)
-
-        await self._locations.call(queue_id, attempt)
+        await self._locations.ask(
+            queue_of_handle(each[0].handle),
+            lambda channel: DeadLetterServiceStub(channel).SettleDeadLetters,
+            request,
+        )
 
 
 def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:

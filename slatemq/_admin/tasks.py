@@ -1,4 +1,4 @@
-"""Publishes that were accepted as tasks: what became of them; a part of the client.
+"""Publishes that were accepted as tasks, and their outcomes.
 
 Where event queues have the consistency `async`, a publish is answered when the queue backend has
 it: its messages get their IDs when the task is applied.
@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from slatemq._admin.task_ids import parse_task_id
-from slatemq._checks import check_text, check_whole
+from slatemq._checks import check_text, check_whole, fields_of
 from slatemq._publish.published import Published, published
-from slatemq._rpc.peers import Peers
+from slatemq._rpc.peers import CallOptions
+from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import SlateMQError
 from slatemq.models import Duration, seconds
-from slatemq.v1 import task_pb2, task_pb2_grpc
+from slatemq.v1 import task_pb2
+from slatemq.v1.task_pb2_grpc import TaskServiceStub
 
-__all__ = ["Task", "TaskCalls", "TaskState"]
+if TYPE_CHECKING:
+    from slatemq._rpc.peers import Method
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 WAIT_S: Final = 30.0
-"""How long one call waits; a wait for longer is several."""
+"""The wait of one call; a longer wait takes several calls."""
 
 
 class TaskState(Enum):
-    """Where a task is."""
+    """FAILED: permanently; `retry_failed_tasks` tries it again."""
 
     PENDING = "pending"
     APPLIED = "applied"
@@ -40,10 +47,10 @@ class Task:
     """A publish that was accepted as a task.
 
     Attributes:
-        ended_at_ms: When it was applied, or failed for the last time; 0 = neither.
-        published: Of an applied task its messages, in the order of the request.
-        error: Of the last attempt that failed; of a pending task only where it is known.
-        attempts_count: How many attempts have failed, as far as `error` is known.
+        ended_at_ms: The time when it was applied or failed permanently; 0 = neither.
+        published: The messages of an applied task, in the order of the request.
+        error: The error of the last failed attempt; of a pending task only where it is known.
+        attempts_count: Failed attempts, where `error` is known.
     """
 
     task_id: str
@@ -55,42 +62,50 @@ class Task:
     attempts_count: int = 0
 
 
-class TaskCalls:
-    """Looking at tasks, waiting for them, and retrying those that failed; a part of the client."""
-
-    _peers: Peers
+class TaskCalls(Calls):
+    """Reading tasks, waiting for them, and retrying those that failed; a part of the client."""
 
     async def get_task(self, task_id: str) -> Task:
-        """What became of a task. Raises NotFound for one accepted over seven days ago."""
-        return await self._about_task(task_id, "GetTask", task_pb2.GetTaskRequest)
+        """The task as it is now. Raises NotFound for one accepted over seven days ago."""
+        shard = _shard_of(task_id)
+        request = task_pb2.GetTaskRequest(task_id=task_id)
+        response = await self._ask(shard, lambda channel: TaskServiceStub(channel).GetTask, request)
+        return _task_of(response.task)
 
     async def wait_task(self, task_id: str, timeout: Duration | None = None) -> Task:
-        """The same once it is applied or has failed, or as it is after `timeout`.
+        """Waits until a task is applied or has failed, for at most `timeout`; returns the task.
 
-        None waits for as long as it takes. A pending task is tried again until it has failed for
-        the last time. Raises as `get_task`.
+        None waits without a limit. A task is pending while its ingest still retries it. Raises as
+        `get_task`.
         """
+        shard = _shard_of(task_id)
+        request = task_pb2.WaitTaskRequest(task_id=task_id)
         until = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while True:
             left = WAIT_S if until is None else until - time.monotonic()
             if left <= 0:
                 return await self.get_task(task_id)
-            task = await self._about_task(
-                task_id, "WaitTask", task_pb2.WaitTaskRequest, attempt_s=min(left, WAIT_S)
+            response = await self._ask(
+                shard,
+                lambda channel: TaskServiceStub(channel).WaitTask,
+                request,
+                attempt_s=min(left, WAIT_S),
             )
+            task = _task_of(response.task)
             if task.state is not TaskState.PENDING:
                 return task
 
     async def failed_tasks(self, limit: int = 100) -> AsyncIterator[Task]:
-        """The tasks that failed for the last time, the oldest of each ingest first.
+        """The tasks that failed permanently, the oldest of each ingest first.
 
-        At most `limit` of each ingest; what lies there and is no task has an empty ID, and an error
-        that names its place. When one does not answer, those of the others come first,
-        then its error is raised. FailedPrecondition (DIRECT_MODE): publishes are no tasks there.
+        At most `limit` of each ingest. An item of the backend that is not a task has an empty ID,
+        and an error that names its place. When an ingest does not answer, its error is raised after
+        the tasks of the others. FailedPrecondition (DIRECT_MODE): the ingest accepts no tasks.
         """
         check_whole("limit", limit, 1)
         answers = await self._ask_all(
-            "ListFailedTasks", task_pb2.ListFailedTasksRequest(limit=limit)
+            lambda channel: TaskServiceStub(channel).ListFailedTasks,
+            task_pb2.ListFailedTasksRequest(limit=limit),
         )
         for answer in answers:
             if not isinstance(answer, SlateMQError):
@@ -99,41 +114,42 @@ class TaskCalls:
         _raise_first(answers)
 
     async def retry_failed_tasks(self) -> int:
-        """Tries every task again that failed for the last time; gives how many.
+        """Retries every task that failed permanently; returns how many.
 
-        Raises as `failed_tasks`, after the other ingests have done it; repeat it safely.
+        Raises as `failed_tasks`, after the other ingests have done it. Safe to repeat.
         """
-        answers = await self._ask_all("RetryFailedTasks", task_pb2.RetryFailedTasksRequest())
+        answers = await self._ask_all(
+            lambda channel: TaskServiceStub(channel).RetryFailedTasks,
+            task_pb2.RetryFailedTasksRequest(),
+        )
         _raise_first(answers)
-        return sum(answer.retried_count for answer in answers)
+        return sum(
+            answer.retried_count for answer in answers if not isinstance(answer, SlateMQError)
+        )
 
-    async def _about_task(
-        self, task_id: str, method: str, request_type: Any, **options: float
-    ) -> Task:
-        check_text("task_id", task_id)
-        shard = parse_task_id(task_id).shard
-        answer = await self._ask_ingest(shard, method, request_type(task_id=task_id), **options)
-        return _task_of(answer.task)
+    async def _ask_all(self, method: Method[Q, R], request: Q) -> list[R | SlateMQError]:
+        """The responses of all ingests, or their errors."""
 
-    async def _ask_all(self, method: str, request: Any) -> list[Any]:
-        """The answers of all ingests, or their errors."""
-        shards = await self._peers.ingest_shards()
-        asked = (self._ask_ingest(shard, method, request) for shard in shards)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, SlateMQError):
-                raise answer
-        return list(answers)
+        async def one(shard: int) -> R | SlateMQError:
+            try:
+                return await self._ask(shard, method, request)
+            except SlateMQError as error:
+                return error
 
-    async def _ask_ingest(self, shard: int, method: str, request: Any, **options: float) -> Any:
-        async def attempt(timeout: float) -> Any:
-            stub = task_pb2_grpc.TaskServiceStub(await self._peers.ingest(shard))
-            return await getattr(stub, method)(request, timeout=timeout)
+        return await asyncio.gather(*map(one, await self._peers.ingest_shards()))
 
-        return await self._peers.call(attempt, **options)  # type: ignore[arg-type]
+    async def _ask(
+        self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+    ) -> R:
+        return await self._peers.ask(partial(self._peers.ingest, shard), method, request, **options)
 
 
-def _raise_first(answers: list[Any]) -> None:
+def _shard_of(task_id: str) -> int:
+    check_text("task_id", task_id)
+    return parse_task_id(task_id).shard
+
+
+def _raise_first(answers: Iterable[object]) -> None:
     for answer in answers:
         if isinstance(answer, SlateMQError):
             raise answer
@@ -141,12 +157,5 @@ def _raise_first(answers: list[Any]) -> None:
 
 def _task_of(task: task_pb2.Task) -> Task:
     state = task_pb2.TaskState.Name(task.state).removeprefix("TASK_STATE_").lower()
-    return Task(
-        task_id=task.task_id,
-        state=TaskState(state),
-        accepted_at_ms=task.accepted_at_ms,
-        ended_at_ms=task.ended_at_ms,
-        published=tuple(published(task.message_ids, task.received_at_ms, task.duplicates)),
-        error=task.error,
-        attempts_count=task.attempts_count,
-    )
+    messages = published(task.message_ids, task.received_at_ms, task.duplicates)
+    return Task(**fields_of(task, Task), state=TaskState(state), published=tuple(messages))

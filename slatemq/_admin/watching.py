@@ -1,4 +1,4 @@
-"""Watching the delayed messages of a queue: a stream that goes on where it broke."""
+"""Watching the delayed messages of a queue: a stream that resumes where it broke."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from slatemq._rpc.outages import Outage, OutageWatch, broker_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
-from slatemq.v1 import entry_pb2, entry_pb2_grpc
+from slatemq.v1 import entry_pb2
+from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 
 log = logging.getLogger(__name__)
 
 SILENCE_S = 40.0
-"""A stream that is silent for so long is dead: the server says something every 10 s."""
+"""A stream that is silent for this long is dead: the server sends something every 10 s."""
 
 STREAM_SILENT = "STREAM_SILENT"
-"""The reason of a watch that ended since its stream was silent."""
+"""The reason of the error about a silent stream."""
 
 
 class DelayedWatch:
@@ -38,7 +39,6 @@ class DelayedWatch:
         position: str,
         view: entry_pb2.EntryView.ValueType,
     ) -> None:
-        """Made by the client."""
         self.queue_id = queue_id
         self._locations = locations
         self._peers = locations.peers
@@ -52,15 +52,15 @@ class DelayedWatch:
 
     @property
     def outage(self) -> Outage | None:
-        """Since when the broker cannot be reached; None while it can, or before the first try.
+        """Why and since when the broker cannot be reached; None while it can.
 
-        Iterating waits for the broker for as long as it takes: who wants to give up looks here.
+        Iterating waits for the broker without a limit: callers that want one look here.
         """
         return self._watch.outage
 
     @property
     def position(self) -> str:
-        """Where a later watch goes on: behind the last answer that was taken in whole."""
+        """Where a later watch continues: after the last response whose entries were all taken."""
         return self._position
 
     async def __aenter__(self) -> DelayedWatch:
@@ -70,7 +70,7 @@ class DelayedWatch:
         await self.close()
 
     async def close(self) -> None:
-        """Ends it; iterating ends, too."""
+        """Ends the watch; iterating ends, too."""
         self._closed = True
         self._watch.close()
         self._drop()
@@ -79,7 +79,7 @@ class DelayedWatch:
         return self
 
     async def __anext__(self) -> Entry:
-        """The next one. Raises NotFound, InvalidArgument (INVALID_POSITION)."""
+        """The next entry. Raises NotFound, InvalidArgument (INVALID_POSITION)."""
         self._peers.check_home()
         pause = BACKOFF_S
         while not self._ready:
@@ -109,7 +109,7 @@ class DelayedWatch:
             raise StopAsyncIteration
 
     async def _read(self) -> None:
-        """One answer. Whatever goes wrong, the next one comes from a new stream."""
+        """Reads one response. After any error the next one comes from a new stream."""
         try:
             with errors_translated():
                 if self._call is None:
@@ -139,8 +139,7 @@ class DelayedWatch:
 
     async def _open(self) -> Any:
         channel = await self._locations.channel_of(self.queue_id)
-        stub: Any = entry_pb2_grpc.DelayedServiceStub(channel)
-        return stub.WatchDelayed(
+        return DelayedServiceStub(channel).WatchDelayed(
             entry_pb2.WatchDelayedRequest(
                 queue_id=self.queue_id, position=self._position, view=self._view
             )

@@ -1,11 +1,10 @@
-"""Executing commands together, and queues as stores of items: a part of the client."""
+"""Executing commands together, and queues as stores of items."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-from slatemq._admin.admin import Admin
 from slatemq._checks import check_text
 from slatemq._commands.message_refs import MessageRefs, MessageStore, MessageView
 from slatemq._commands.queue_commands import QueueCommands
@@ -22,7 +21,7 @@ from slatemq._consume.commands import (
     token_of,
 )
 from slatemq._consume.keeping import LeaseKeeper
-from slatemq._rpc.queue_locations import QueueLocations
+from slatemq._rpc.queue_locations import Calls, QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, seconds
@@ -30,7 +29,7 @@ from slatemq.models import Duration, seconds
 T = TypeVar("T")
 
 TRY_S = 2.0
-"""How long a view tries to take an item while the broker does not answer."""
+"""The time for which a view tries to take an item while the broker does not answer."""
 
 
 @runtime_checkable
@@ -38,19 +37,17 @@ class Settleable(Protocol):
     """A message or token that can be finished once."""
 
     @property
-    def finished(self) -> bool:
-        """Whether it is."""
+    def finished(self) -> bool: ...
 
-    def settled(self) -> None:
-        """It is."""
+    def settled(self) -> None: ...
 
 
-class CommandCalls:
+class CommandCalls(Calls):
     """Execute, and the calls that make views; a part of the client."""
 
-    _locations: QueueLocations
-    _admin: Admin
-    _keeper: LeaseKeeper
+    def __init__(self, locations: QueueLocations, keeper: LeaseKeeper) -> None:
+        super().__init__(locations)
+        self._keeper = keeper
 
     async def execute(
         self,
@@ -58,29 +55,29 @@ class CommandCalls:
         *,
         request_id: str = "",
     ) -> list[CommandResult]:
-        """Does all of these commands or none, in order, durably; gives a result for each.
+        """Executes all of these commands or none, in order, durably; one result for each.
 
         As in::
 
             await client.execute([Complete(message), Push("mail", b"..."), Fail(other, "why")])
 
-        All leases must be of queues of one broker shard. It is repeated while processes are away,
-        under one request ID, which may be your own: for 10 minutes a repeat does nothing twice.
+        All leases must be of queues of one broker shard. The call is repeated while processes are
+        down, under one request ID, which may be your own: for 10 minutes a repeat does nothing.
         Raises FailedPrecondition (LEASE_ENDED, OTHER_SHARD, MESSAGE_FINISHED, TOKEN_USED,
         CONTEXT_EXECUTED), NotFound, InvalidArgument, ResourceExhausted, Unavailable; where the
-        server refused, `metadata["command"]` says which command, from 0.
+        server refused a command, `metadata["command"]` says which, from 0.
         """
         if isinstance(commands, CommandContext):
             commands.check()
             request_id = request_id or commands.request_id
-        result = flat(commands)
-        finishing = [one.lease for one in result if not isinstance(one, Push | Extend)]
+        each = flat(commands)
+        finishing = [one.lease for one in each if not isinstance(one, Push | Extend)]
         for lease in finishing:
             if isinstance(lease, Settleable) and lease.finished:
                 raise FailedPrecondition(
                     "MESSAGE_FINISHED", "this message was acked or given back already"
                 )
-        results = await execute(self._locations, result, request_id)
+        results = await execute(self._locations, each, request_id)
         if isinstance(commands, CommandContext):
             commands.executed = True
         self._keeper.drop_all([token_of(lease) for lease in finishing])
@@ -104,15 +101,13 @@ class CommandCalls:
     ) -> MessageView[T]:
         """A queue as items that are taken one by one, without waiting.
 
-        `view.try_next()` gives a token or None, `view.refs` turns tokens into leases on items,
-        which are kept alive for at most `hold` while they are open. `timeout` is how long
+        `view.try_next()` returns a token or None, `view.refs` turns tokens into leases on items,
+        which are kept alive for at most `hold` while they are open. `timeout` limits how long
         `try_next` tries while the broker does not answer, in place of `call_timeout`.
         """
         check_text("queue_id", queue_id)
         refs = MessageRefs(queue_id, codec, self._keeper, seconds(hold, "hold"), self._execute)
-        store = MessageStore(
-            refs, self._locations, self._admin, timeout, lease=lease, consumer_id=consumer_id
-        )
+        store = MessageStore(refs, self._locations, timeout, lease=lease, consumer_id=consumer_id)
         return MessageView(store, refs)
 
     def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
-from slatemq._admin.admin import Admin
+from slatemq._admin.queue_calls import QueueCalls
 from slatemq._checks import wrong
 from slatemq._commands.queue_store import QueueView
 from slatemq._commands.ref_set import ItemLease, RefSet, RefToken, Slot, used
@@ -226,7 +226,6 @@ class MessageStore(Generic[T]):
         self,
         refs: MessageRefs[T],
         locations: QueueLocations,
-        admin: Admin,
         timeout: Duration,
         *,
         lease: Duration | None,
@@ -236,13 +235,12 @@ class MessageStore(Generic[T]):
         self.queue_id = refs.queue_id
         self._refs = refs
         self._locations = locations
-        self._admin = admin
         self._timeout_s = seconds(timeout, "timeout")
         self._request = claim_request(self.queue_id, 1, lease=lease, consumer_id=consumer_id)
 
     async def len(self) -> int:
         """How many messages can be claimed now. Raises NotFound, Unavailable."""
-        return (await self._admin.get_queue(self.queue_id)).counts.available_count
+        return (await QueueCalls(self._locations).get_queue(self.queue_id)).counts.available_count
 
     async def pop(self) -> int | None:
         """Claims the next message; None when there is none, or the queue is paused.

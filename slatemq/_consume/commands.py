@@ -16,7 +16,7 @@ from slatemq._consume.handles import shard_of
 from slatemq._rpc.bounds import bounded_delay_ms, cut_reason
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.models import Duration, OutgoingMessage, Time, outgoing, span_ms
+from slatemq.models import Duration, OutgoingMessage, Time, milliseconds, outgoing
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 COMMANDS_MAX = 1000
@@ -226,7 +226,7 @@ def _wire_of(command: Command) -> consumer_pb2.Command:
         fail = consumer_pb2.FailCommand(lease_token=token, reason=cut_reason(command.reason))
         return consumer_pb2.Command(fail=fail)
     if isinstance(command, Extend):
-        lease_ms = span_ms("length", command.length) if command.length else 0
+        lease_ms = milliseconds(command.length, "length") if command.length else 0
         extend = message_of(consumer_pb2.ExtendCommand, lease_token=token, lease_ms=lease_ms)
         return consumer_pb2.Command(extend=extend)
     delay_ms = bounded_delay_ms(command.delay)

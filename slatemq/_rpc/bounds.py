@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slatemq._checks import check_text
 from slatemq.errors import InvalidArgument
-from slatemq.models import Duration, span_ms
+from slatemq.models import Duration, milliseconds
 
 REASON_BYTES_MAX = 1024
 DELAY_MS_MAX = 43_200_000
@@ -12,7 +12,7 @@ DELAY_MS_MAX = 43_200_000
 
 def bounded_delay_ms(delay: Duration) -> int:
     """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
-    delay_ms = span_ms("delay", delay)
+    delay_ms = milliseconds(delay, "delay")
     if not 0 <= delay_ms <= DELAY_MS_MAX:
         raise InvalidArgument(
             "delay", f"must be 0 to 12 hours, not {delay_ms / 1000:,g} s", reason="OUT_OF_RANGE"

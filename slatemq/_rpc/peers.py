@@ -9,7 +9,8 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -26,7 +27,24 @@ from slatemq.errors import (
 )
 from slatemq.models import Topology
 
+Q = TypeVar("Q")
+R = TypeVar("R")
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Method = Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Q, R]]
+    """A method of a service: `lambda channel: QueueServiceStub(channel).GetQueue`."""
+
+
+class CallOptions(TypedDict, total=False):
+    """How long and how often a call is tried; see `Peers.call`."""
+
+    call_s: float | None
+    attempt_s: float
+    wait_s: float
+    repeat_unknown: bool
+    on_failure: Callable[[SlateMQError], None] | None
+
 
 CALL_S = 30.0
 """How long a call is tried before it fails; a setting of the client."""
@@ -225,21 +243,25 @@ class Peers:
 
     # --- Calls --------------------------------------------------------------
 
-    async def ask_broker(
+    async def ask(
         self,
-        shard: int,
-        stub_of: Callable[[grpc.aio.Channel], Any],
-        method: str,
-        request: Any,
-        **options: float,
-    ) -> Any:
-        """One call to this broker; options and errors as in `call`."""
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        method: Method[Q, R],
+        request: Q,
+        **options: Unpack[CallOptions],
+    ) -> R:
+        """Calls a method on this channel, which each try asks for; the rest as in `call`."""
 
-        async def attempt(timeout: float) -> Any:
-            stub = stub_of(await self.broker(shard))
-            return await getattr(stub, method)(request, timeout=timeout)
+        async def attempt(timeout: float) -> R:
+            return await method(await channel())(request, timeout=timeout)
 
-        return await self.call(attempt, **options)  # type: ignore[arg-type]
+        return await self.call(attempt, **options)
+
+    async def ask_broker(
+        self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+    ) -> R:
+        """Calls a method of this broker; the rest as in `call`."""
+        return await self.ask(partial(self.broker, shard), method, request, **options)
 
     async def call(
         self,

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Unpack
 
 import grpc.aio
 
-from slatemq._rpc.peers import ATTEMPT_S, Peers, errors_translated
+from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Peers, errors_translated
 from slatemq._rpc.topology_cache import first_answer
 from slatemq.errors import INCOMPLETE, SHARDS, DeadlineExceeded, NotFound, SlateMQError, Unavailable
-from slatemq.v1 import queue_pb2, queue_pb2_grpc
+from slatemq.v1.queue_pb2 import GetQueueRequest
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
+if TYPE_CHECKING:
+    from slatemq._rpc.peers import Method
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 T = TypeVar("T")
 
 ANSWER_S = 5.0
@@ -54,10 +60,10 @@ class QueueLocations:
         known = self._known.get(queue_id)
         if known is not None:
             return known
-        request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+        request = GetQueueRequest(queue_id=queue_id)
 
         async def look(shard: int) -> int:
-            stub: Any = queue_pb2_grpc.QueueServiceStub(await self.peers.broker(shard))
+            stub = QueueServiceStub(await self.peers.broker(shard))
             with errors_translated():
                 await self.peers.unless_closed(stub.GetQueue(request, timeout=ATTEMPT_S))
             return shard
@@ -75,7 +81,10 @@ class QueueLocations:
         self._known.pop(queue_id, None)
 
     async def call(
-        self, queue_id: str, attempt: Callable[[int, float], Awaitable[T]], **options: Any
+        self,
+        queue_id: str,
+        attempt: Callable[[int, float], Awaitable[T]],
+        **options: Unpack[CallOptions],
     ) -> T:
         """A call to the broker of a queue; `attempt` gets its shard and a timeout in seconds.
 
@@ -97,55 +106,72 @@ class QueueLocations:
                 raise
         return await self.peers.call(located, **options)
 
-    async def ask_owner_of(
-        self, resource: str, name: str, ask: Callable[[int], Awaitable[T]]
-    ) -> tuple[T, int]:
-        """The answer of the one broker that knows the resource of this name, and its shard.
+    async def ask(
+        self, queue_id: str, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
+    ) -> R:
+        """Calls a method of the broker of a queue; the rest as in `call`."""
 
-        Raises as `ask`; NotFound when no broker knows it, Unavailable (BROKER_DOWN) when none does
-        and some do not answer.
+        async def attempt(shard: int, timeout: float) -> R:
+            return await method(await self.peers.broker(shard))(request, timeout=timeout)
+
+        return await self.call(queue_id, attempt, **options)
+
+    async def ask_owner_of(
+        self,
+        resource: str,
+        name: str,
+        method: Method[Q, R],
+        request: Q,
+        shard: int | None = None,
+    ) -> tuple[R, int]:
+        """The response of the one broker that has the resource of this name, and its shard.
+
+        Asks all of them where the shard is None. Raises NotFound when no broker has it, Unavailable
+        (BROKER_DOWN) when none of those that answer has it.
         """
 
-        async def answer_of(shard: int) -> tuple[T, int]:
-            return await ask(shard), shard
+        async def answer_of(shard: int) -> tuple[R, int]:
+            return await self.peers.ask_broker(shard, method, request), shard
 
+        if shard is not None:
+            return await answer_of(shard)
         return await self._first(resource, name, await self.peers.broker_shards(), answer_of)
 
     async def ask_all(
-        self,
-        stub_of: Callable[[grpc.aio.Channel], Any],
-        method: str,
-        request: Any,
-        answer_s: float = ANSWER_S,
-    ) -> Answers[Any]:
+        self, method: Method[Q, R], request: Q, answer_s: float = ANSWER_S
+    ) -> Answers[R]:
         """Asks all brokers at once. Raises as `Peers.call` when none answers, or one refuses.
 
         Brokers that do not answer within `answer_s` are left out when another one does.
         """
         patience_s = answer_s / 2
 
-        async def attempt(_: float) -> Answers[Any]:
+        async def attempt(_: float) -> Answers[R]:
             nonlocal patience_s
             shards = await self.peers.broker_shards()
             patience_s *= 2  # All of them may be busy.
             bound_s = min(patience_s, self.peers.call_s)
-            options = {"call_s": min(REFUSED_S, bound_s), "attempt_s": bound_s}
-            options["wait_s"] = bound_s - options["call_s"]
-            answers: Answers[Any] = Answers({}, {})
-            by_shard: dict[int, Any] = {}
+            refused_s = min(REFUSED_S, bound_s)
+            options: CallOptions = {
+                "call_s": refused_s,
+                "attempt_s": bound_s,
+                "wait_s": bound_s - refused_s,
+            }
+            by_shard: dict[int, R] = {}
+            problems: dict[int, SlateMQError] = {}
 
             async def one(shard: int) -> None:
                 try:
                     by_shard[shard] = await self.peers.ask_broker(
-                        shard, stub_of, method, request, **(options if len(shards) > 1 else {})
+                        shard, method, request, **(options if len(shards) > 1 else {})
                     )
                 except (Unavailable, DeadlineExceeded) as error:
-                    answers.problems[shard] = error
+                    problems[shard] = error
 
             await asyncio.gather(*map(one, shards))
-            if answers.problems and not by_shard:
-                raise next(iter(answers.problems.values()))
-            return Answers(by_shard, answers.problems)
+            if problems and not by_shard:
+                raise next(iter(problems.values()))
+            return Answers(by_shard, problems)
 
         return await self.peers.call(attempt)
 
@@ -174,3 +200,11 @@ def _silent(what: str, problems: Mapping[int, SlateMQError], reason: str) -> Una
     return Unavailable(
         f"{what}: {shards} not answer ({why})", reason=reason, metadata={SHARDS: named}
     )
+
+
+class Calls:
+    """A part of the client: calls about one kind of thing."""
+
+    def __init__(self, locations: QueueLocations) -> None:
+        self._locations = locations
+        self._peers = locations.peers
