@@ -20,6 +20,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +35,7 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import ServingConfig
-from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
 from libs.serving.process.health import Health
 from libs.serving.process.memory import keep_for_good
 from libs.serving.process.ownership import Announcement, Ownership, Standstill
@@ -44,7 +45,9 @@ from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.requests.late_handlers import LateHandlers
 from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import parse_root
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
+from libs.storage.objects.durability import full_disk
 
 if TYPE_CHECKING:
     from libs.serving.http.server import HttpServer
@@ -335,6 +338,9 @@ class RunningService:
         return cause
 
     def _ended(self, cause: ExitCause) -> ExitCause:
+        if cause.code == EXIT_FAILED:
+            folder = parse_root(self._config.root).folder
+            cause = replace(cause, message=cause.message + full_disk(folder, cause.message))
         level = logging.INFO if cause.code == 0 else logging.ERROR
         facts = {"event": cause.event, "exit_code": cause.code}
         log.log(level, "%s: %s", cause.event, cause.message, extra=facts)

@@ -3,10 +3,9 @@
 `launcher`  the command: checks, the lines that people see, the exit code
 `stack`     all processes: order of start and end, the ready file
 `process`   one service's process through its restarts
-`backoff`   how long to wait before a restart        `ports`  free ports, and one after another
-`options`   the command line                         `tail`   the last thing a log says
+`ports`     free ports, and one after another
+`options`   the command line
 `environment` what of it the services get, and a warning about the rest
 
-Imports go down only: launcher → stack → process → backoff, tail; both → options, ports,
-environment.
+Imports go down only: launcher → stack → process; both → options, ports, environment.
 """

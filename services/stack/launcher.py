@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
+from libs.storage.objects.durability import full_disk
 from services.stack.environment import variables_without_effect
 from services.stack.options import StackOptions, parse
 from services.stack.ports import PortInUse, choose_ports
 from services.stack.stack import PARTS, Stack, StartFailed, programs
 from slatemq.variables import unknown_variables
 
+DEFAULT_ENDPOINT = "127.0.0.1:7420"
+"""Where clients look that are given no address."""
+
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the local stack until told to stop; returns the exit code (see `--help`)."""
+    """Run the local stack until it is asked to stop; returns the exit code (see `--help`)."""
     options = parse(argv, len(PARTS), environ)
     for warning in (unknown_variables(environ), variables_without_effect(environ)):
         if warning:
@@ -46,7 +51,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 report(f"{error}: stop what listens there, or give other {flag}")
             return EXIT_FAILED
         except OSError as error:
-            report(f"cannot write to {error.filename}: {error.strerror}")
+            why = f"cannot write to {error.filename or options.data}: {error.strerror}"
+            report(why + full_disk(options.data, why))
             return EXIT_FAILED
         if other:
             report(
@@ -59,8 +65,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def report(line: str) -> None:
-    """Say something to people, on stderr."""
-    with suppress(OSError):  # Nobody listens any more; the services go on all the same.
+    """Print a line for people, on stderr."""
+    with suppress(OSError):  # stderr is closed; the services go on all the same.
         print(f"slatemq: {line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -81,7 +87,7 @@ async def _serve(stack: Stack, options: StackOptions) -> int:
 
 
 async def _until_end(stack: Stack, options: StackOptions, asked: asyncio.Event) -> int:
-    """Start, say so, and wait for what ends it."""
+    """Start, print how to use it, and wait for what ends it."""
     signalled = asyncio.create_task(asked.wait())
     try:
         starting = asyncio.create_task(stack.start())
@@ -90,9 +96,9 @@ async def _until_end(stack: Stack, options: StackOptions, asked: asyncio.Event) 
         try:
             starting.result()
         except StartFailed as failure:
-            report(f"{failure}{_where(options)}")
+            report(f"{failure}{_logs(options)}")
             return failure.code
-        _say_serving(stack, options)
+        _say_ready(stack, options)
         replaced = asyncio.create_task(stack.wait_without_owners())
         if await _cut_short(replaced, signalled):
             return EXIT_CLEAN
@@ -104,7 +110,7 @@ async def _until_end(stack: Stack, options: StackOptions, asked: asyncio.Event) 
 
 
 async def _cut_short(work: asyncio.Task[None], signalled: asyncio.Task[Any]) -> bool:
-    """Wait for the work; a signal ends it before its time, and that is what this tells."""
+    """Wait for the work; returns whether a signal has ended it before its time."""
     await asyncio.wait([work, signalled], return_when=asyncio.FIRST_COMPLETED)
     if work.done():
         return False
@@ -113,27 +119,42 @@ async def _cut_short(work: asyncio.Task[None], signalled: asyncio.Task[Any]) -> 
     return True
 
 
-def _say_serving(stack: Stack, options: StackOptions) -> None:
-    (_, first), *others = stack.endpoints.items()
-    also = ", ".join(f"{name} {address}" for name, address in others)
-    line = f"SlateMQ is serving: connect to {first} ({also}); data in {options.root}"
+def _say_ready(stack: Stack, options: StackOptions) -> None:
+    """One line on stdout, the last of the start; where everything is goes to stderr."""
+    where = ", ".join(f"{name} {address}" for name, address in stack.endpoints.items())
+    report(f"{where}; data in {options.root}{_logs(options)}")
+    endpoint = next(iter(stack.endpoints.values()))
+    command, at = _command(), "" if endpoint == DEFAULT_ENDPOINT else f" --endpoint {endpoint}"
     with suppress(OSError):
-        print(line + _where(options), flush=True)  # noqa: T201
+        print(  # noqa: T201
+            f"SlateMQ is ready at {endpoint}; publish a first message:"
+            f" {command} queue create hello{at}; {command} publish --to hello{at} Hello",
+            flush=True,
+        )
 
 
-def _where(options: StackOptions) -> str:
+def _command() -> str:
+    """The command `slatemq` beside this Python, as a shell in this folder finds it."""
+    command = Path(sys.executable).with_name("slatemq")
+    if shutil.which("slatemq") == str(command):
+        return "slatemq"
+    folder = Path.cwd()
+    return str(command.relative_to(folder) if command.is_relative_to(folder) else command)
+
+
+def _logs(options: StackOptions) -> str:
     return f"; logs in {options.logs}" if options.logs is not None else ""
 
 
 def _prepare_folders(options: StackOptions) -> None:
-    """Make the folders, and find out now whether they can be written."""
+    """Make the folders; raises OSError where one cannot be written."""
     for folder in {options.data, options.logs} - {None}:
         assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)
         _try_writing(folder)
     if options.ready_file is not None:
         _try_writing(options.ready_file.resolve().parent)
-        # Whoever waits for it must not find that of an earlier run.
+        # A script that waits for it must not find that of an earlier run.
         options.ready_file.unlink(missing_ok=True)
 
 
@@ -146,17 +167,17 @@ def _try_writing(folder: Path) -> None:
 def _other_launcher(data: Path | None, held: ExitStack) -> str:
     """The process that runs a stack on the folder; empty: this one does, while it is `held`.
 
-    Another is not an error by itself: taking over its data is a thing to want.
+    Another one is no error by itself: taking over its data may be what is wanted.
     """
     if data is None:
         return ""
-    lock = held.enter_context((data / "launcher.lock").open("a+", encoding="utf-8"))
+    # Without a buffer: where the disk is full, closing the file would fail once more.
+    lock = held.enter_context((data / "launcher.lock").open("a+b", buffering=0))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        return lock.read().strip() or "unknown"
+        return lock.read().decode().strip() or "unknown"
     lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
+    lock.write(str(os.getpid()).encode())
     return ""

@@ -5,7 +5,8 @@
     starting ──health SERVING──► serving ──┐
        ▲                                   │ died
        └────── wait (backoff) ◄────────────┤
-                                           └─► refused: fenced, or a setting is wrong
+                                           └─► refused: fenced, a setting is wrong, or it has
+                                               never served in STARTS_MAX lives
 """
 
 from __future__ import annotations
@@ -24,9 +25,20 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.serving.process.exits import EXIT_FENCED, EXIT_USAGE
-from services.stack.backoff import Backoff
-from services.stack.tail import last_line
+from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
+
+STARTS_MAX = 10
+"""A service that ends this often before it has ever served will not serve. Lives are counted, not
+seconds: one that is slow, since the machine is busy or it has much to read, is left alone."""
+
+FIRST_SECONDS = 0.2
+"""Long enough for the port to be free again; short, since most deaths are single ones."""
+
+LONGEST_SECONDS = 5.0
+"""Few restarts for a service that keeps dying, and it is back soon after the cause is gone."""
+
+HEALTHY_SECONDS = 60.0
+"""After serving for this long, the next death counts as a first one."""
 
 HEALTH_LOOK_SECONDS = 0.05
 """Between two questions whether a starting service serves yet."""
@@ -34,7 +46,27 @@ HEALTH_LOOK_SECONDS = 0.05
 HEALTH_DEADLINE_SECONDS = 1.0
 
 HURRIED_SECONDS = 2.0
-"""For a service that was told twice to end."""
+"""For a service that was asked twice to end."""
+
+TAIL_BYTES = 8_192
+
+
+@dataclass
+class Backoff:
+    """The wait before a restart, in seconds: doubles until a death comes after a healthy minute."""
+
+    first: float = FIRST_SECONDS
+    longest: float = LONGEST_SECONDS
+    healthy: float = HEALTHY_SECONDS
+    _next: float = 0.0
+
+    def after(self, served_seconds: float) -> float:
+        """The wait after a death that came `served_seconds` after the service began to serve."""
+        if served_seconds >= self.healthy or self._next == 0.0:
+            self._next = self.first
+        wait = self._next
+        self._next = min(self.longest, wait * 2)
+        return wait
 
 
 @dataclass(frozen=True)
@@ -42,8 +74,6 @@ class Program:
     """What to run for one service.
 
     Attributes:
-        name: Of the service.
-        command: The program and its arguments.
         address: `host:port` where it will answer.
         environ: Its whole environment.
         log: File for its output; None leaves it on this process's stderr.
@@ -58,24 +88,12 @@ class Program:
     http_address: str = ""
 
 
-@dataclass(frozen=True)
-class _Life:
-    """What became of one process: exit code (negative: signal), how long it served, last words."""
-
-    code: int
-    served_seconds: float
-    words: str
-
-
 class Supervised:
-    """Keeps one service running until told to stop, or until it may not be started again.
+    """Keeps one service running until it is stopped or refused.
 
     Attributes:
-        name: Of the service.
         address: `host:port` where it answers, in every life.
-        pid: Of its process; None while there is none.
         serving: Set while it says that it serves.
-        restarts_count: How often it was started again.
         refused: Its exit code, once it ended in a way after which it is never started again.
     """
 
@@ -86,24 +104,32 @@ class Supervised:
         on_serving: Callable[[], None],
         backoff: Backoff | None = None,
     ) -> None:
-        """Prepare; `tell` gets what people should know, `on_serving` is called in every life."""
+        """`report` prints a line for people; `on_serving` is called in every life."""
         self.name = program.name
         self.address = program.address
         self.serving = asyncio.Event()
-        self.restarts_count = 0
         self.refused: int | None = None
         self._program = program
         self._report = report
         self._on_serving = on_serving
         self._backoff = backoff or Backoff()
+        self._lives_count = 0
+        self._has_served = False
+        self._log_offset = 0
         self._stopping = asyncio.Event()
         self._process: Process | None = None
         self._run: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """ID of its process now."""
+        """ID of its process; None while there is none."""
         return self._process.pid if self._process else None
+
+    @property
+    def last_words(self) -> str:
+        """The last line that this life has logged, on a line of its own; empty where none is."""
+        words = last_line(self._program.log, self._log_offset)
+        return f"\n    {words}" if words else ""
 
     def start(self) -> asyncio.Task[None]:
         """Begin to keep it running; the task ends once it was stopped or refused."""
@@ -113,7 +139,7 @@ class Supervised:
     async def stop(self, grace_seconds: float, hurry: asyncio.Event) -> bool:
         """Have it drain and end; kill it after the grace. Returns whether it ended by itself.
 
-        `hurry`, set before or meanwhile, tells it to end its calls at once.
+        `hurry`, set before or meanwhile, has it end its calls at once.
         """
         self._stopping.set()
         if self._run is None or self._run.done():
@@ -136,44 +162,41 @@ class Supervised:
 
     async def _keep_running(self) -> None:
         while not self._stopping.is_set():
-            life = await self._live(again=self.restarts_count > 0)
+            code, served_seconds = await self._live()
             if self._stopping.is_set():
                 return
-            if life.code in (EXIT_FENCED, EXIT_USAGE):
-                self.refused = life.code
-                self._report(f"{self.name} {_end_of(life.code)}; not starting it again{life.words}")
+            end, words = _end_of(code), self.last_words
+            if code in (EXIT_FENCED, EXIT_USAGE):
+                self.refused = code
+                self._report(f"{self.name} {end}; not starting it again{words}")
                 return
-            self.restarts_count += 1
-            wait = self._backoff.after(life.served_seconds)
-            self._report(
-                f"{self.name} {_end_of(life.code)}; starting it again in {wait:g} s{life.words}"
-            )
+            if not self._has_served and self._lives_count == STARTS_MAX:
+                self.refused = EXIT_FAILED
+                self._report(f"{self.name} {end}, {STARTS_MAX} times before it served{words}")
+                return
+            wait = self._backoff.after(served_seconds)
+            self._report(f"{self.name} {end}; starting it again in {wait:g} s{words}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
 
-    async def _live(self, again: bool) -> _Life:
-        """Start it once, and wait for its end."""
+    async def _live(self) -> tuple[int, float]:
+        """Start it once, and wait for its end: the exit code, and how long it served, in s."""
         log = self._program.log
-        offset = log.stat().st_size if log is not None and log.exists() else 0
+        self._log_offset = log.stat().st_size if log is not None and log.exists() else 0
         self._process = await self._spawn(log)
-        if self._stopping.is_set():  # Told so while there was no process to tell.
+        self._lives_count += 1
+        if self._stopping.is_set():  # Since before there was a process to signal.
             self._signal(signal.SIGTERM)
-        looking = asyncio.create_task(self._look(again))
+        looking = asyncio.create_task(self._look())
         code = await self._process.wait()
         looking.cancel()
         await asyncio.wait([looking])
         self._process = None
         self.serving.clear()
-        since = None if looking.cancelled() else looking.result()
-        words = last_line(log, offset) if code > 0 else ""
-        return _Life(
-            code,
-            0.0 if since is None else time.monotonic() - since,
-            f"\n    {words}" if words else "",
-        )
+        return code, 0.0 if looking.cancelled() else time.monotonic() - looking.result()
 
     async def _spawn(self, log: Path | None) -> Process:
-        # A process group of its own: Ctrl-C is for the supervisor, which tells the others in order.
+        # A process group of its own: Ctrl-C is for the supervisor, which stops the others in order.
         out = log.open("ab") if log is not None else nullcontext(sys.stderr)
         with out as stream:
             return await asyncio.create_subprocess_exec(
@@ -187,14 +210,15 @@ class Supervised:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            with suppress(ProcessLookupError):  # Ended just now, which is what it was for.
+            with suppress(ProcessLookupError):  # It has just ended.
                 self._process.send_signal(number)
 
-    async def _look(self, again: bool) -> float:
+    async def _look(self) -> float:
         """Wait until it serves; returns when that was, on the monotonic clock."""
         await until_serving(self.address)
         self.serving.set()
-        if again:
+        self._has_served = True
+        if self._lives_count > 1:
             self._report(f"{self.name} is serving again")
         self._on_serving()
         return time.monotonic()
@@ -223,6 +247,20 @@ _LOOK_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+def last_line(path: Path | None, since_bytes: int = 0) -> str:
+    """The last line of a log, written after its first `since_bytes`; empty where there is none."""
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as log:
+            end = log.seek(0, 2)
+            log.seek(max(since_bytes, end - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _end_of(code: int) -> str:

@@ -31,14 +31,22 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_says_one_line_when_all_are_serving_and_writes_the_endpoints(stack: LocalStack) -> None:
+def test_it_says_where_all_is_and_how_to_publish(stack: LocalStack) -> None:
     (line,) = (stack.folder / "launcher.out").read_text().splitlines()
     ready = json.loads((stack.folder / "ready.json").read_text())
 
-    assert f"connect to {ready['endpoint']}" in line
+    assert line.startswith(f"SlateMQ is ready at {ready['endpoint']}; ")
     assert ready["endpoints"].keys() == {"ingest", "router", "broker", "janitor"}
-    assert all(address in line for address in ready["endpoints"].values())
+    places = (stack.folder / "launcher.err").read_text().splitlines()[-1]
+    assert all(f"{name} {at}" in places for name, at in ready["endpoints"].items())
+    assert f"data in {ready['root']}; logs in {stack.folder}" in places
     assert all(is_running(pid) for pid in ready["pids"].values())
+
+    commands = line.partition("publish a first message: ")[2]
+    ended = subprocess.run(
+        ["sh", "-c", commands], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert "goes to the queue hello" in ended.stderr
 
 
 async def test_sigterm_drains_and_leaves_nothing_running(stack: LocalStack, stubs: Stubs) -> None:

@@ -40,6 +40,7 @@ from libs.storage.errors import (
     StoreUnavailable,
     Unstorable,
 )
+from libs.storage.objects.durability import NO_SPACE
 from slatemq import errors
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error, grpc_code, to_status
 
@@ -328,7 +329,8 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
         return errors.Internal(str(error), reason="UNSTORABLE_RECORD")
     if isinstance(error, StoreUnavailable | StoreFailed):
         log.warning("the store is away: %s", error, extra={"method": method})
-        return errors.Unavailable("the object store is away", reason="STORE_UNAVAILABLE")
+        full = ": its disk is full" if NO_SPACE in str(error) else ""
+        return errors.Unavailable(f"the object store is away{full}", reason="STORE_UNAVAILABLE")
     if isinstance(error, CorruptRecord | DamagedStore):
         log.error("damaged data: %s", error, extra={"method": method})
         return errors.DataLoss(str(error), reason="DAMAGED_DATA")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import fcntl
 import os
 import sys
@@ -17,10 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["Durability", "FileSync", "FolderSync", "NoSync", "durability_of"]
+__all__ = ["Durability", "FileSync", "FolderSync", "NoSync", "durability_of", "full_disk"]
 
 _FULL_FSYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 """macOS only, where fsync alone leaves data in the drive's cache."""
+
+
+NO_SPACE: Final = os.strerror(errno.ENOSPC)
+
+FREE_BYTES_MIN: Final = 64 << 20
+"""A table that SlateDB writes may take this much. Of a failed write of its own it does not always
+say why."""
 
 
 class Durability(Protocol):
@@ -167,3 +175,25 @@ def durability_of(folder: Path | None, enabled: bool = True) -> Durability:
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "syncfs"):
         return FolderSync(folder)
     return FileSync(folder)
+
+
+def full_disk(folder: Path | None, why: str) -> str:
+    """What to do about a full disk, to follow `why` a write failed; empty where it is not full.
+
+    `folder` is the data folder; None where the store is not a local folder.
+    """
+    if folder is None or f"the disk of {folder}" in why:
+        return ""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return ""
+    free_bytes = disk.f_bavail * disk.f_frsize
+    is_out_of_files = disk.f_files > 0 and disk.f_favail == 0
+    if NO_SPACE not in why and free_bytes >= FREE_BYTES_MIN and not is_out_of_files:
+        return ""
+    what = "no files" if is_out_of_files else f"{free_bytes:,} bytes"
+    return (
+        f"; {NO_SPACE.lower()}: the disk of {folder} has {what} left: free space on it, or move the"
+        " folder to a larger disk"
+    )

@@ -14,7 +14,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Pre
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
 
 from libs.storage.errors import ObjectNotFound, StoreUnavailable, readable
-from libs.storage.objects.durability import Durability
+from libs.storage.objects.durability import Durability, full_disk
 
 __all__ = ["ObjectInfo", "Objects", "open_objects"]
 
@@ -60,7 +60,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except BaseError as error:
-            raise _unavailable("reading", path, error) from error
+            raise self._unavailable("reading", path, error) from error
 
     async def get_slowly(self, path: str, silence_s: float) -> bytes:
         """The object's bytes, however long they take to come; raises ObjectNotFound.
@@ -81,7 +81,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except BaseError as error:
-            raise _unavailable("reading", path, error) from error
+            raise self._unavailable("reading", path, error) from error
 
     async def put(self, path: str, data: bytes) -> None:
         """Write or replace the object; durable on return."""
@@ -89,7 +89,7 @@ class Objects:
             await self._store.put_async(path, data)
             await self._sync(path)
         except (BaseError, OSError) as error:
-            raise _unavailable("writing", path, error) from error
+            raise self._unavailable("writing", path, error) from error
 
     async def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write the object unless there is one; durable on return. False: there was another one.
@@ -104,7 +104,7 @@ class Objects:
         except (AlreadyExistsError, FileExistsError):
             return await self._version_of(path, data) is not None
         except (BaseError, OSError) as error:
-            raise _unavailable("creating", path, error) from error
+            raise self._unavailable("creating", path, error) from error
         return True
 
     async def _version_of(self, path: str, data: bytes) -> str | None:
@@ -117,7 +117,7 @@ class Objects:
         except ObjectNotFound:
             return None
         except OSError as error:
-            raise _unavailable("reading", path, error) from error
+            raise self._unavailable("reading", path, error) from error
         return tag
 
     async def get_version(self, path: str) -> tuple[bytes, str]:
@@ -128,7 +128,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except BaseError as error:
-            raise _unavailable("reading", path, error) from error
+            raise self._unavailable("reading", path, error) from error
 
     async def replace(self, path: str, data: bytes, tag: str) -> str | None:
         """Write the object if it is still the version of this tag; durable on return.
@@ -150,7 +150,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             return None
         except (BaseError, OSError) as error:
-            raise _unavailable("replacing", path, error) from error
+            raise self._unavailable("replacing", path, error) from error
         return str(written["e_tag"])
 
     async def list(self, prefix: str) -> list[str]:
@@ -162,7 +162,7 @@ class Objects:
         try:
             pages = [page async for page in self._store.list(prefix)]
         except (BaseError, OSError) as error:
-            raise _unavailable("listing", prefix, error) from error
+            raise self._unavailable("listing", prefix, error) from error
         return sorted(
             ObjectInfo(meta["path"], meta["size"], _ms(meta["last_modified"]))
             for page in pages
@@ -175,7 +175,7 @@ class Objects:
             pages = self._store.list(prefix, offset=f"{prefix}/{after}", chunk_size=1000)
             return sum([len(page) async for page in pages])
         except (BaseError, OSError) as error:
-            raise _unavailable("listing", prefix, error) from error
+            raise self._unavailable("listing", prefix, error) from error
 
     async def folders(self, prefix: str) -> Sequence[str]:
         """The paths of the folders right below the folder `prefix`, sorted."""
@@ -184,7 +184,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             return []
         except (BaseError, OSError) as error:
-            raise _unavailable("listing", prefix, error) from error
+            raise self._unavailable("listing", prefix, error) from error
         return sorted(found["common_prefixes"])
 
     def open(self, path: str) -> BinaryIO:
@@ -197,7 +197,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except (BaseError, OSError) as error:
-            raise _unavailable("opening", path, error) from error
+            raise self._unavailable("opening", path, error) from error
 
     async def delete(self, path: str) -> None:
         """Remove the object; no error if it is absent."""
@@ -206,7 +206,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             return
         except (BaseError, OSError) as error:
-            raise _unavailable("deleting", path, error) from error
+            raise self._unavailable("deleting", path, error) from error
 
     async def modified_ms(self, path: str) -> int:
         """When the object was last written, by the store's clock, in ms. Raises ObjectNotFound."""
@@ -215,7 +215,7 @@ class Objects:
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(path) from None
         except (BaseError, OSError) as error:
-            raise _unavailable("looking at", path, error) from error
+            raise self._unavailable("looking at", path, error) from error
         return _ms(meta["last_modified"])
 
     async def check(self, timeout_s: float) -> None:
@@ -225,9 +225,13 @@ class Objects:
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {timeout_s:g} s") from None
         except (NotFoundError, FileNotFoundError) as error:
-            raise _unavailable("listing", "topology", error) from error
+            raise self._unavailable("listing", "topology", error) from error
         except (BaseError, OSError) as error:
-            raise _unavailable("listing", "topology", error) from error
+            raise self._unavailable("listing", "topology", error) from error
+
+    def _unavailable(self, doing: str, path: str, error: Exception) -> StoreUnavailable:
+        why = f"{doing} {path}: {readable(str(error))}"
+        return StoreUnavailable(f"{why}{full_disk(self._folder, why)}")
 
     async def _sync(self, path: str) -> None:
         if self._folder is not None:
@@ -264,10 +268,6 @@ class _ObjectFile(io.RawIOBase):
 
 def _ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
-
-
-def _unavailable(doing: str, path: str, error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"{doing} {path}: {readable(str(error))}")
 
 
 def open_objects(

@@ -22,6 +22,9 @@ async def serve(port: int, stubborn: bool, may_serve: Callable[[], bool]) -> Non
     await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
+    if not may_serve():
+        sys.stdout.write("not yet\n")
+        sys.stdout.flush()
     while not may_serve():
         await asyncio.sleep(0.01)
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -1,4 +1,4 @@
-from services.stack.backoff import Backoff
+from services.stack.process import Backoff
 
 
 def test_each_death_waits_twice_as_long_up_to_a_bound() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from libs.serving.process.exits import EXIT_FENCED, EXIT_USAGE
-from services.stack.backoff import Backoff
 from services.stack.ports import choose_ports
-from services.stack.process import Program, Supervised
+from services.stack.process import STARTS_MAX, Backoff, Program, Supervised
 
 PROGRAM = Path(__file__).with_name("health_program.py")
 
@@ -80,6 +79,33 @@ async def test_a_process_that_fails_at_first_is_tried_again_with_its_last_words_
         "it ended (exit 1); starting it again in 0.02 s\n    told to end with 1",
         "it is serving again",
     ]
+
+
+async def test_a_process_that_never_serves_is_given_up_after_some_lives_not_after_some_time(
+    watch: Callable[[str], Watched],
+) -> None:
+    watched = watch("1")
+
+    await watched.it.start()
+
+    assert watched.it.refused == 1
+    assert len(watched.said) == STARTS_MAX
+    last = f"it ended (exit 1), {STARTS_MAX} times before it served\n    told to end with 1"
+    assert watched.said[-1] == last
+
+
+async def test_a_process_that_has_served_is_started_again_however_often_it_ends(
+    watch: Callable[[str], Watched],
+) -> None:
+    watched = watch(",".join(["serve", *["1"] * STARTS_MAX, "serve"]))
+    watched.it.start()
+    await watched.served.acquire()
+    assert watched.it.pid is not None
+
+    os.kill(watched.it.pid, signal.SIGKILL)
+    await watched.served.acquire()
+
+    assert watched.said[-1] == "it is serving again"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from services.stack.tail import last_line
+from services.stack.process import last_line
 
 
 def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:

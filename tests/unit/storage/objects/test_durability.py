@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from libs.storage.objects import durability
-from libs.storage.objects.durability import FileSync, FolderSync, NoSync, durability_of
+from libs.storage.objects.durability import (
+    NO_SPACE,
+    FileSync,
+    FolderSync,
+    NoSync,
+    durability_of,
+    full_disk,
+)
 
 
 @pytest.fixture
@@ -142,3 +149,17 @@ async def test_after_a_sync_that_failed_nothing_counts_as_durable(tmp_path: Path
         await held.sync()
     with pytest.raises(OSError, match="Input/output"):
         held.sync_now()
+
+
+def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
+    said = full_disk(tmp_path, f"writing an object: {NO_SPACE} (os error 28)")
+
+    assert f"the disk of {tmp_path} has " in said
+    assert said.endswith("free space on it, or move the folder to a larger disk")
+    # Once is enough, and a store that is no folder has no disk
+    assert full_disk(tmp_path, said) == full_disk(None, NO_SPACE) == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="/proc has no bytes left, where it is")
+def test_a_full_disk_is_seen_when_the_error_does_not_name_it() -> None:
+    assert "no space left on device" in full_disk(Path("/proc"), "object store error")
