@@ -15,8 +15,15 @@ from typing import Any, Final
 
 import msgspec
 
+from libs.events.wall_clock import now_ms
 from slatemq.errors import InvalidArgument
-from slatemq.events.envelope import TASK_PREFIX, check_id, decode_struct, parse_timestamp
+from slatemq.events.envelope import (
+    TASK_PREFIX,
+    check_id,
+    decode_struct,
+    format_timestamp,
+    parse_timestamp,
+)
 
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error that is kept. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB of all of a record."""
@@ -74,6 +81,12 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     error: str
     failed_at: str
 
+    @classmethod
+    def now(cls, task: WriteTask, error: str) -> FailedTask:
+        """The dead letter of a task whose last attempt has just failed."""
+        at = format_timestamp(now_ms())
+        return cls(task=task.after_failure(), error=cut_error(error), failed_at=at)
+
     def without_payload(self) -> FailedTask:
         """For a list of them: thousands of bodies would not fit into memory."""
         return msgspec.structs.replace(self, task=msgspec.structs.replace(self.task, payload={}))
@@ -116,3 +129,16 @@ def encode_failed_task(failed: FailedTask) -> bytes:
 def decode_failed_task(encoded: bytes | str) -> FailedTask:
     """A dead letter from its JSON. Raises InvalidArgument, which names the field."""
     return decode_struct(encoded, FailedTask, "dead letter")
+
+
+def read_dead_letter(
+    kind: str, encoded: bytes, place: str, error: str, failed_at: str
+) -> FailedTask | UnreadableTask:
+    """What lies at a place of dead letters; a task that is damaged is unreadable, too."""
+    if kind == "task":
+        try:
+            return decode_failed_task(encoded)
+        except InvalidArgument as wrong:
+            error = cut_error(str(wrong))
+    error = error or f"a dead letter of the kind {kind!r}"
+    return UnreadableTask(place=place, error=error, failed_at=failed_at)

@@ -7,20 +7,26 @@ is the same, the first of them is the next one that is due: a consumer holds it 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.links import Received, Receiver
+from libs.events.held_tasks import HeldTasks
 from libs.events.tasks import (
     FailedTask,
+    UnreadableTask,
     WriteTask,
     cut_error,
-    decode_failed_task,
     decode_task,
     encode_failed_task,
     encode_task,
+    read_dead_letter,
 )
 from libs.events.wall_clock import now_ms
+from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import format_timestamp
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 
@@ -38,7 +44,8 @@ class Tasks:
         self._addresses = connection.addresses
         self._waiting: Receiver | None = None
         self._retrying: Receiver | None = None
-        self._held: dict[str, Received] = {}
+        self._held = HeldTasks[Received]()
+        self._unreadable: Received | None = None
 
     async def enqueue(self, task: WriteTask) -> None:
         """Send a task to its queue."""
@@ -50,7 +57,7 @@ class Tasks:
         """The next task that is due, or None when none comes within a second."""
         waiting, retrying = await self._receivers()
         end_ms = now_ms() + round(WAIT_S * 1000)
-        while (message := await self._due(waiting, retrying)) is None:
+        while (message := self._unreadable or await self._due(waiting, retrying)) is None:
             first = retrying.peek()
             until_ms = end_ms if first is None else min(end_ms, _due_ms(first))
             if now_ms() >= end_ms:
@@ -67,8 +74,17 @@ class Tasks:
             finally:
                 for waiter in arriving:
                     waiter.cancel()
-        task = decode_task(message.body)
-        self._held[task.task_id] = message
+        try:
+            task = decode_task(message.body)
+        except InvalidArgument as error:
+            self._unreadable = message  # until it is accepted: a failure is not to hide it
+            why = cut_error(str(error))
+            log.error("what is not a task goes to the dead letters: %s", why)
+            await self._bury(message.body, "unreadable", why, message.id)
+            message.accept()
+            self._unreadable = None
+            return None
+        self._held.add(task.task_id, message)
         return task
 
     async def _due(self, waiting: Receiver, retrying: Receiver) -> Received | None:
@@ -80,7 +96,8 @@ class Tasks:
     async def _receivers(self) -> tuple[Receiver, Receiver]:
         waiting, retrying = self._waiting, self._retrying
         if waiting is None or retrying is None or waiting.is_lost or retrying.is_lost:
-            self._held.clear()  # others get them
+            self._held = HeldTasks[Received]()  # others get them
+            self._unreadable = None
             for old in (waiting, retrying):
                 if old is not None and not old.is_lost:
                     await old.close()
@@ -92,35 +109,38 @@ class Tasks:
 
     async def complete(self, task_id: str) -> None:
         """Remove a task."""
-        message = self._held.pop(task_id, None)
+        message = self._held.first(task_id)
         if message is not None:
+            self._held.drop(task_id)
             message.accept()
 
     async def fail(self, task_id: str, error: str) -> None:
         """Put a task behind its delay, or among the dead letters."""
-        held = self._held.get(task_id)
+        held = self._held.first(task_id)
         if held is None:
             return
-        task, error = decode_task(held.body), cut_error(error)
+        task = decode_task(held.body)
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
             again = message_of(encode_task(task.after_failure()), task_id, not_before=due_ms)
             await self._connection.send(self._addresses.retry, again)
         else:
-            failed = FailedTask(
-                task=task.after_failure(), error=error, failed_at=format_timestamp(now_ms())
-            )
-            dead = message_of(encode_failed_task(failed), task_id, kind="task", error=error)
-            await self._connection.send(self._addresses.dead, dead)
-        held.accept()
-        self._held.pop(task_id, None)
+            failed = FailedTask.now(task, error)
+            await self._bury(encode_failed_task(failed), "task", failed.error, task_id)
+        # A crash here gives it out again, beside its copy: both have one ID.
+        await self.complete(task_id)
+
+    async def _bury(self, body: bytes, kind: str, error: str, message_id: str) -> None:
+        at = format_timestamp(now_ms())
+        dead = message_of(body, message_id, kind=kind, error=error, failed_at=at)
+        await self._connection.send(self._addresses.dead, dead)
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that wait, are delayed, or are with this consumer; and dead letters.
 
         AMQP 1.0 has no call that counts: the first messages of each queue are looked at.
         """
-        pending = set(self._held)
+        pending = {message.id for message in self._held}
         for address in (self._addresses.tasks, self._addresses.retry):
             pending |= {message.id for message in await self._browse(address, BROWSED_MAX)}
         return len(pending), len(await self._browse(self._addresses.dead, BROWSED_MAX))
@@ -128,14 +148,27 @@ class Tasks:
     async def stop(self) -> None:
         """Nothing to do: what was not accepted goes back with the connection."""
 
-    async def failed(self, limit: int) -> list[FailedTask]:
-        """Tasks among the dead letters; they stay there."""
-        found = [
-            decode_failed_task(message.body).without_payload()
-            for message in await self._browse(self._addresses.dead, BROWSED_MAX)
-            if message.properties.get("kind") == "task"
-        ]
-        return found[:limit]
+    async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
+        """Each task among the dead letters once, with its last error; they stay there."""
+        found: dict[str, FailedTask | UnreadableTask] = {}
+        for number, message in enumerate(await self._browse(self._addresses.dead, BROWSED_MAX)):
+            if message.properties.get("kind") != "event":
+                dead = self._read(message, number)
+                if isinstance(dead, FailedTask):
+                    found[dead.task.task_id] = dead.without_payload()
+                else:
+                    found[dead.place] = dead
+        return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
+
+    def _read(self, message: Received, number: int) -> FailedTask | UnreadableTask:
+        properties = message.properties
+        return read_dead_letter(
+            str(properties.get("kind")),
+            message.body,
+            f"message {number} of {self._addresses.dead}",
+            str(properties.get("error", "")),
+            str(properties.get("failed_at", format_timestamp(now_ms()))),
+        )
 
     async def retry_all(self) -> int:
         """Move every task among the dead letters back to the tasks; returns how many."""
@@ -146,7 +179,7 @@ class Tasks:
             if seen < limit:
                 return count
             if not moved:
-                limit *= 2  # only events, which came back: look behind them
+                limit *= 2  # only what is not retried, which came back: look behind it
 
     async def _retry(self, limit: int) -> tuple[int, int]:
         """Look at dead letters; returns how many there were, and how many tasks moved back."""
@@ -155,12 +188,13 @@ class Tasks:
         try:
             found = await self._drain(receiver, limit)
             for message in found:
-                if message.properties.get("kind") == "task":
-                    await self.enqueue(decode_failed_task(message.body).task.renewed())
+                dead = self._read(message, 0)
+                if isinstance(dead, FailedTask):
+                    await self.enqueue(dead.task.renewed())
                     message.accept()
                     moved += 1
         finally:
-            await receiver.close()  # events that were looked at go back
+            await receiver.close()  # what was not moved goes back
         return len(found), moved
 
     async def _browse(self, address: str, limit: int) -> list[Received]:

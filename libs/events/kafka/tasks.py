@@ -27,7 +27,6 @@ from libs.events.tasks import (
 )
 from libs.events.wall_clock import now_ms
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
-from slatemq.events.envelope import format_timestamp
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +193,7 @@ class Tasks:
             return
         if not held.is_moved:  # else its end was refused, and this is the next try
             try:
-                await self._send_failed(held.task, cut_error(error))
+                await self._send_failed(held.task, error)
             except errors.MessageSizeTooLargeError as large:  # it came in with not a byte to spare
                 why = f"{large}; its error: {error}"
                 log.error("task %s cannot be sent again: %s", task_id, cut_error(why))
@@ -204,18 +203,16 @@ class Tasks:
         await self.complete(task_id)
 
     async def _send_failed(self, task: WriteTask, error: str) -> None:
-        failed = task.after_failure()
         if task.has_retries_left:
             due_ms = now_ms() + self._settings.retry_delay_ms
             again = {
-                **self._record(failed),
+                **self._record(task.after_failure()),
                 "topic": self._retry_topic,
                 "headers": [(NOT_BEFORE, str(due_ms).encode())],
             }
             await self._connection.send([again])
         else:
-            at = format_timestamp(now_ms())
-            await self._dead.add(FailedTask(task=failed, error=error, failed_at=at))
+            await self._dead.add(FailedTask.now(task, error))
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Tasks among the dead letters; they stay there."""

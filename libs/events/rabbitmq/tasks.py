@@ -25,10 +25,10 @@ from libs.events.tasks import (
     UnreadableTask,
     WriteTask,
     cut_error,
-    decode_failed_task,
     decode_task,
     encode_failed_task,
     encode_task,
+    read_dead_letter,
 )
 from libs.events.wall_clock import now_ms
 from slatemq.errors import InvalidArgument
@@ -114,23 +114,20 @@ class Tasks:
         message = self._first_held(task_id)
         if message is None:
             return
-        error = cut_error(error)
         task = decode_task(message.body)
-        failed = task.after_failure()
         if not task.has_retries_left:
-            at = format_timestamp(now_ms())
-            dead = FailedTask(task=failed, error=error, failed_at=at)
-            await self._bury(encode_failed_task(dead), "task", error, task_id)
+            dead = FailedTask.now(task, error)
+            await self._bury(encode_failed_task(dead), "task", dead.error, task_id)
         elif delay_ms := self._settings.retry_delay_ms:
             again = message_of(
-                encode_task(failed),
+                encode_task(task.after_failure()),
                 self._settings,
                 message_id=task_id,
                 expiration=delay_ms / 1000,
             )
             await self._connection.publish("", self._names.retry, again, is_kept=True)
         else:
-            await self.enqueue(failed)
+            await self.enqueue(task.after_failure())
         # A crash here gives it out again, beside its copy: both have one ID.
         await self.complete(task_id)
 
@@ -177,16 +174,12 @@ class Tasks:
         self, dead_letter: AbstractIncomingMessage, number: int
     ) -> FailedTask | UnreadableTask:
         headers = dead_letter.headers
-        error = str(headers.get("error", ""))
-        if headers.get("kind") == "task":
-            try:
-                return decode_failed_task(dead_letter.body)
-            except InvalidArgument as wrong:
-                error = cut_error(str(wrong))
-        return UnreadableTask(
-            place=f"message {number} of the queue {self._names.dead}",
-            error=error or f"a message of the kind {headers.get('kind')!r}",
-            failed_at=str(headers.get("failed_at", format_timestamp(now_ms()))),
+        return read_dead_letter(
+            str(headers.get("kind")),
+            dead_letter.body,
+            f"message {number} of the queue {self._names.dead}",
+            str(headers.get("error", "")),
+            str(headers.get("failed_at", format_timestamp(now_ms()))),
         )
 
     async def retry_all(self) -> int:
@@ -198,7 +191,7 @@ class Tasks:
         async with aclosing(self._dead_letters()) as dead_letters:
             async for dead_letter in dead_letters:
                 dead = self._read(dead_letter, 0)
-                if dead_letter.headers.get("kind") == "task" and isinstance(dead, FailedTask):
+                if isinstance(dead, FailedTask):
                     await self.enqueue(dead.task.renewed())
                     retried.add(dead.task.task_id)
                     await dead_letter.ack()

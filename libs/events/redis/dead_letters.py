@@ -11,12 +11,9 @@ from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
-    cut_error,
-    decode_failed_task,
     encode_failed_task,
+    read_dead_letter,
 )
-from libs.events.wall_clock import now_ms
-from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import format_timestamp
 
 _PAGE = 16
@@ -35,8 +32,8 @@ class DeadLetters:
         self.key = f"{prefix}:dead-letter"
 
     def add_task(self, pipeline: Pipeline, task: WriteTask, error: str) -> None:
-        """Add a task, as a part of a transaction."""
-        failed = FailedTask(task=task, error=error, failed_at=format_timestamp(now_ms()))
+        """Add a task whose last attempt failed, as a part of a transaction."""
+        failed = FailedTask.now(task, error)
         pipeline.xadd(self.key, {"kind": "task", "data": encode_failed_task(failed)})
 
     def add_event(self, pipeline: Pipeline, event: bytes, deliveries: int) -> None:
@@ -90,15 +87,12 @@ class DeadLetters:
                 after = "(" + entry_id.decode()
 
     def _read(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> FailedTask | UnreadableTask:
-        kind, error = fields.get(b"kind"), fields.get(b"error", b"").decode(errors="replace")
-        if kind == b"task":
-            try:
-                return decode_failed_task(fields.get(b"data", b""))
-            except InvalidArgument as wrong:
-                error = cut_error(str(wrong))
-        milliseconds, _, _ = entry_id.decode().partition("-")
-        return UnreadableTask(
-            place=f"entry {entry_id.decode()} of {self.key}",
-            error=error or f"an entry of the kind {kind!r}",
-            failed_at=format_timestamp(int(milliseconds)),
+        kind, error = (fields.get(key, b"").decode(errors="replace") for key in (b"kind", b"error"))
+        name = entry_id.decode()
+        return read_dead_letter(
+            kind,
+            fields.get(b"data", b""),
+            f"entry {name} of {self.key}",
+            error,
+            format_timestamp(int(name.partition("-")[0])),
         )

@@ -125,7 +125,7 @@ class DelayedTasks(ABC):
             self._promote_at_ms = min(self._promote_at_ms, due_ms)
             pipeline.zadd(self._delayed, {encode_task(task.after_failure()): due_ms})
         else:
-            self._dead.add_task(pipeline, task.after_failure(), error)
+            self._dead.add_task(pipeline, task, error)
 
     async def retry_all(self) -> int:
         """Move every task among the dead letters back; returns how many."""

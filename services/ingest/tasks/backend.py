@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from opentelemetry.metrics import Meter
@@ -181,7 +182,12 @@ def _digest_of(section: Any) -> str:
 
 
 def _without_login(value: Any) -> Any:
-    if not isinstance(value, str) or "@" not in value:
+    """A URL without its login, and without its query but for the database.
+
+    A query may have the login, too, and says how to connect, not where.
+    """
+    if not isinstance(value, str) or "://" not in value:
         return value
-    scheme, _, rest = value.rpartition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    url = urlsplit(value)
+    databases = parse_qs(url.query).get("db", [])
+    return "/".join([f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}", *databases])

@@ -22,7 +22,7 @@ from libs.events.retrying import Outage
 from libs.events.tasks import WriteTask, cut_error
 from libs.storage.database.clocks import Clock
 from libs.storage.errors import StorageError, StoreUnavailable
-from libs.storage.records.task_records import AppliedTask, TaskRecord
+from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, TaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
@@ -220,14 +220,16 @@ class TaskConsumer:
     async def _fail(self, task: WriteTask, error: str) -> None:
         error = cut_error(error)
         attempt = Attempt(task.attempts + 1, error)
-        if task.has_retries_left:
-            self._outcomes.note_attempt(task.task_id, attempt)
-        else:
+        self._outcomes.note_attempt(task.task_id, attempt)
+        failed: FailedTaskRecord | None = None
+        if not task.has_retries_left:
             log.warning("task %s failed for the last time: %s", task.task_id, error)
-            # No record has a key for an ID that no ingest made: the dead letter says it all.
+            # No record has a key for an ID that no ingest made: its dead letter says it all.
             if is_task_id(task.task_id):
-                await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
+                failed = await self._patiently(lambda: self._outcomes.fail(task.task_id, attempt))
         await self._backend.until_done(lambda backend: backend.fail_task(task.task_id, error))
+        if failed is not None:  # its dead letter is there for the callers that get the answer
+            self._outcomes.settle(task.task_id, failed)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the store is away, or has no room; raises what else goes wrong."""

@@ -67,6 +67,7 @@ class TaskOutcomes:
         self._attempts: dict[str, Attempt] = {}
         self._unchanged: set[str] = set()
         self._entering: set[str] = set()
+        self._failing: set[str] = set()
         self._new: dict[str, None] = {}
         self._swept = b""
 
@@ -127,13 +128,21 @@ class TaskOutcomes:
         """After `keep`, or where it was not called."""
         self._entering.discard(task_id)
 
-    async def fail(self, task_id: str, attempt: Attempt) -> None:
-        """Note that a task has failed for the last time; durable on return."""
+    async def fail(self, task_id: str, attempt: Attempt) -> FailedTaskRecord:
+        """Note that a task has failed for the last time; durable on return.
+
+        Call `settle` once the backend has its dead letter: until then the task is pending.
+        """
+        self._failing.add(task_id)
         error = cut_error(attempt.error)  # a record has room for 65,535 bytes
         failed = FailedTaskRecord(self._clock.now_ms(), attempt.attempts, error)
         self._put(task_id, failed)
         await self._publisher.commits.durable()
-        self.settle(task_id, failed)
+        return failed
+
+    def is_failing(self, task_id: str) -> bool:
+        """Whether a task has failed whose dead letter the backend may not have yet."""
+        return task_id in self._failing
 
     async def forget(self, task_ids: Iterable[str]) -> None:
         """Tasks that had failed wait again; durable on return. One forgets at a time.
@@ -176,8 +185,9 @@ class TaskOutcomes:
                 del self._waiting[task_id]
 
     def settle(self, task_id: str, outcome: Outcome) -> None:
-        """Tell those who wait: the outcome is durable."""
+        """Answer the calls that wait: the outcome is durable."""
         self._attempts.pop(task_id, None)
+        self._failing.discard(task_id)
         for future in self._waiting.pop(task_id, []):
             if not future.done():
                 future.set_result(outcome)

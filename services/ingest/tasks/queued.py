@@ -182,7 +182,7 @@ class Tasks:
         try:
             request = PublishRequest.FromString(body)
         except DecodeError as error:
-            raise InvalidArgument("payload.body", f"is no PublishRequest: {error}") from error
+            raise InvalidArgument("payload.body", f"is not a PublishRequest: {error}") from error
         return wire.accept(request, self._rules)
 
     # --- What became of them ------------------------------------------------
@@ -196,6 +196,8 @@ class Tasks:
             await self._until_readable(record)
         last = self._outcomes.last_attempt(task_id)
         outcome = None if isinstance(record, WaitingTask) else record
+        if self._outcomes.is_failing(task_id):
+            outcome = None
         if record is None and self._outcomes.is_over(named.accepted_at_ms):
             raise NotFound("task", task_id)
         return KnownTask(task_id, named.accepted_at_ms, outcome, *(last or Attempt(0, "")))

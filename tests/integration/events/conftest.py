@@ -61,9 +61,14 @@ class Rig:
         self._prefix = f"t{uuid.uuid4().hex[:8]}"
         self._closing = closing
 
+    @property
+    def settings(self) -> Any:
+        """The settings of the group `workers`."""
+        return self.server.settings(self._prefix)
+
     async def backend(self, group: str = "workers") -> QueueBackend[Any]:
         """A connected backend in a consumer group."""
-        settings = self.server.settings(self._prefix)
+        settings = self.settings
         if group != "workers":
             settings = in_group(settings, f"{self._prefix}-{group}")
         if isinstance(self.server, PreparedServer):

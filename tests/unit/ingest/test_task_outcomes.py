@@ -156,9 +156,14 @@ async def test_what_failed_is_forgotten_when_it_is_retried() -> None:
     async with opened(open_root("memory:///"), ManualClock(START_MS)) as shard:
         outcomes, task_id = outcomes_of(shard), TaskIds(0).make(START_MS)
         waiting = outcomes.wait(task_id)
-        await outcomes.fail(task_id, Attempt(4, "ü" * 100_000))
-        failed = await waiting
+        failed = await outcomes.fail(task_id, Attempt(4, "ü" * 100_000))
         assert failed == await outcomes.find(task_id)
+
+        # Those who wait get to know it with its dead letter
+        assert outcomes.is_failing(task_id)
+        outcomes.settle(task_id, failed)
+        assert not outcomes.is_failing(task_id)
+        assert await waiting == failed
         await outcomes.forget([task_id])
         assert await outcomes.find(task_id) == WaitingTask(START_MS, has_failed=True)
 

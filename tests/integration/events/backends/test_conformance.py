@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from libs.events.backend import BackendStats, QueueBackend
-from libs.events.tasks import FailedTask, WriteTask
+from libs.events.tasks import ERROR_BYTES_MAX, FailedTask, UnreadableTask, WriteTask
 from slatemq.errors import Unavailable
 from slatemq.events.catalogue import ObjectCreated, ObjectDeleted, QueueCreated, make_event
 from slatemq.events.envelope import Event, format_timestamp, make_task_id
+from tests.integration.events.backends.raw_tasks import enqueue_raw
 from tests.integration.events.conftest import Rig, eventually
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
@@ -280,6 +281,35 @@ async def test_a_task_without_retries_left_is_a_dead_letter_until_it_is_retried(
     await consumer.complete_task(poison.task_id)
     await eventually_stats(producer, lambda stats: stats == BackendStats(0, 0))
     assert await producer.failed_tasks(10) == []
+
+
+async def test_what_is_not_a_task_is_a_dead_letter_and_long_errors_are_cut(rig: Rig) -> None:
+    # Given what other programs have sent, also with an error that quotes more than a header holds,
+    # and a task behind it
+    producer, consumer = await rig.backend(), await rig.backend()
+    assert await consumer.dequeue_task() is None
+    quoted = b'{"task_id":"%s","operation":"a","created_at":"a","payload":{}}'
+    for raw in (b"not JSON", quoted % (b"A" * 200_000)):
+        await enqueue_raw(rig.settings, raw)
+    poison = a_task(max_retries=0)
+    await producer.enqueue_task(poison)
+
+    # When the task fails, with an error as long as that
+    assert await next_task(consumer) == poison
+    await consumer.fail_task(poison.task_id, "B" * 200_000)
+
+    # Then all are dead letters, with what fits of their errors
+    await eventually_stats(producer, lambda stats: stats == BackendStats(0, 3))
+    *unreadable, failed = await producer.failed_tasks(10)
+    assert [type(dead) for dead in unreadable] == [UnreadableTask] * 2
+    assert isinstance(failed, FailedTask)
+    assert failed.error.startswith("BBB")
+    for dead in (*unreadable, failed):
+        assert 0 < len(dead.error) <= ERROR_BYTES_MAX
+
+    # And the task can be retried
+    assert await producer.retry_failed_tasks() >= 1
+    assert await next_task(consumer) == poison
 
 
 async def test_no_task_comes_from_an_empty_queue_within_seconds(rig: Rig) -> None:

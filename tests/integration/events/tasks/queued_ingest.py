@@ -10,11 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import msgspec
 import yaml
-from aiokafka import AIOKafkaProducer
-from redis import asyncio as aioredis
 
 from libs.events.settings import Consistency, QueueSettings
 from libs.events.tasks import WriteTask
@@ -173,29 +170,9 @@ async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, obje
     await backend.close()
 
 
-async def enqueue_raw(settings: QueueSettings, raw: bytes) -> None:
-    """Put something into the place of the tasks of shard 0, beside all that knows of tasks."""
-    place = "{}.ingest-0.tasks"
-    if settings.backend == "rabbitmq":
-        rabbitmq = settings.rabbitmq
-        async with await aio_pika.connect(rabbitmq.url) as connection:
-            channel = await connection.channel()
-            await channel.default_exchange.publish(
-                aio_pika.Message(raw), place.format(rabbitmq.queue_prefix)
-            )
-    elif settings.backend == "kafka":
-        kafka = settings.kafka
-        producer = AIOKafkaProducer(bootstrap_servers=list(kafka.brokers))
-        await producer.start()
-        try:
-            await producer.send_and_wait(place.format(kafka.topic_prefix), raw)
-        finally:
-            await producer.stop()
-    else:
-        redis = settings.redis
-        key = f"{redis.stream_prefix}.ingest-0:tasks"
-        async with aioredis.Redis.from_url(redis.url) as client:
-            if redis.task_structure == "lists":
-                await client.rpush(key, raw)
-            else:
-                await client.xadd(key, {"task": raw})
+def names_of_shard(settings: QueueSettings) -> Any:
+    """The section of the backend, with the names that the ingest of shard 0 has there."""
+    section = getattr(settings, settings.backend)
+    names = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
+    own = {name: f"{getattr(section, name)}.ingest-0" for name in names if hasattr(section, name)}
+    return msgspec.structs.replace(section, **own)

@@ -22,13 +22,14 @@ from services.ingest.tasks.outcomes import KEPT_MS
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.envelope import Event
 from slatemq.v1 import ingest_pb2
+from tests.integration.events.backends.raw_tasks import enqueue_raw
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.conftest import served
 from tests.integration.events.tasks.queued_ingest import (
     LARGE,
     enqueue,
-    enqueue_raw,
     eventually,
+    names_of_shard,
     new_task_id,
     queue_settings,
     queued,
@@ -89,7 +90,7 @@ async def test_what_is_not_a_task_is_told_and_hinders_no_other(
         quoted = b'{"task_id":"%s","operation":"a","created_at":"a","payload":{}}'
         strange = [b"not JSON", b'{"another": "field"}', quoted % (b"A" * 600_000)]
         for raw in strange:
-            await enqueue_raw(settings, raw)
+            await enqueue_raw(names_of_shard(settings), raw)
         foreign = "task_01KJ2KH1G0J9FEYRWH6ATYF8WE"
         await enqueue(settings, foreign, {"content_length": 1, "body": "AA=="})
 
@@ -153,7 +154,7 @@ async def test_dead_letters_wait_where_their_queue_or_exchange_was_deleted(
         channel = await connection.channel()
         # When what is no task comes, and no queue takes dead letters, then it is not finished
         task_id = new_task_id()
-        await enqueue_raw(settings, b"not JSON")
+        await enqueue_raw(names_of_shard(settings), b"not JSON")
         await enqueue(settings, task_id, {"content_length": 4, "data_ref": "any"})
         await channel.queue_delete(f"{prefix}.dead-letter")
         with pytest.raises(Unavailable):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import asyncio as aioredis
 
+from libs.events.measured import MeasuredBackend
 from libs.events.tasks import ERROR_BYTES_MAX
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
@@ -25,7 +27,7 @@ from tests.integration.ingest.server import message
 
 pytestmark = pytest.mark.slow  # Real servers, whose redeliveries take their delays.
 
-FAILED = task_pb2.TASK_STATE_FAILED
+PENDING, FAILED = task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_FAILED
 
 
 async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried(
@@ -62,6 +64,37 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
         assert await ingest.failed() == []
         assert await ingest.retry() == 0
         assert sorted(await ingest.stored()) == [b"back", b"good"]
+
+
+async def test_a_failed_task_is_pending_until_its_dead_letter_is_there(
+    backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, gate = asyncio.Event(), asyncio.Event()
+    fail_task = MeasuredBackend.fail_task
+
+    async def fail_behind_gate(measured: MeasuredBackend, task_id: str, error: str) -> None:
+        reached.set()
+        await gate.wait()
+        await fail_task(measured, task_id, error)
+
+    monkeypatch.setattr(MeasuredBackend, "fail_task", fail_behind_gate)
+    settings = queue_settings(*backend, max_retries=0)
+    async with queued(settings) as ingest:
+        # Given a task whose last attempt has failed, and a backend that has no dead letter yet
+        task_id = new_task_id()
+        await enqueue(settings, task_id, {"content_length": 1, "body": "AA=="})
+        await reached.wait()
+
+        # Then it is pending, with its error
+        pending = await ingest.task(task_id)
+        assert (pending.state, pending.attempts_count) == (PENDING, 1)
+        assert "is not a PublishRequest" in pending.error
+
+        # And it has failed once the dead letter is there
+        waiting = asyncio.create_task(ingest.wait(task_id))
+        gate.set()
+        assert (await waiting).state == FAILED
+        assert [one.task_id for one in await ingest.failed()] == [task_id]
 
 
 async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applied(
