@@ -219,10 +219,10 @@ class LogReader:
                 raise PeerFailed("the log's stream is silent") from None
             if not isinstance(response, ingest_pb2.TailLogResponse):
                 raise PeerFailed("the log's stream ended")
-            entries = self._log.entries(response)
-            if not entries and response.durable_sequence >= until:
-                return None
-            self._hold(entries)
+            async with self._log.reading(response) as entries:
+                if not entries and response.durable_sequence >= until:
+                    return None
+                self._hold(entries)
         return self._entries.popleft()
 
 

@@ -14,9 +14,6 @@ ENTRY_BYTES = 512
 RUN_BYTES = 1_024
 """Memory of a run while it is not stored: its headers and numbers, and the IDs made of it."""
 
-SHORT_PART = 1_024
-"""Messages of an entry that are read at once where memory is short."""
-
 
 class LogEntry:
     """What one commit of ingest added to the log, or some messages of it in a row.
@@ -104,17 +101,8 @@ class LogEntry:
         return part
 
     def parts(self, messages_max: int) -> list[LogEntry]:
-        """Its messages in parts of at most so many; larger ones where memory is short.
-
-        These have parts again. Each of them is read with all of the entry, hence not too many.
-        """
-        is_short = not self._is_kept and self.messages_count > SHORT_PART
-        part_max = SHORT_PART if is_short else messages_max
-        parts = self._cut([*range(0, self.messages_count, part_max), self.messages_count])
-        if is_short:
-            for part in parts:
-                part.discard_runs()
-        return parts
+        """Its messages in parts of at most `messages_max`."""
+        return self._cut([*range(0, self.messages_count, messages_max), self.messages_count])
 
     def _cut(self, places: Sequence[int]) -> list[LogEntry]:
         """The parts between these places, which ascend, by offsets of messages."""

@@ -25,7 +25,8 @@ can. So no route waits for memory that another one does not give back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth, peer_failu
 from libs.serving.peers.channels import Connection
 from libs.serving.requests.budget import ByteBudget
 from libs.storage.records.log_gaps import LogGap, LogIds
+from libs.storage.records.log_parts import PART_BYTES_MAX, PART_MESSAGES_MAX
 from services.router.entries import LogEntry
 from services.router.route import Route
 from services.router.wire import log_entries
@@ -160,9 +162,32 @@ class Log:
         """Ingest said where its log stands."""
         self.durable_sequence = max(self.durable_sequence, durable_sequence)
 
-    def entries(self, response: ingest_pb2.TailLogResponse) -> list[LogEntry]:
-        """The entries of an answer, in as much memory as there is left. Raises PeerFailed."""
-        return log_entries(response, self.budget.bytes_max - self.budget.used_bytes)
+    @asynccontextmanager
+    async def reading(self, response: ingest_pb2.TailLogResponse) -> AsyncIterator[list[LogEntry]]:
+        """The entries of an answer, read in steps; within the block the budget counts them.
+
+        Those for which there is no memory are read again when they are judged. Raises PeerFailed.
+        """
+        entries: list[LogEntry] = []
+        held_bytes = step_count = step_bytes = 0
+        try:
+            for entry in log_entries(response):
+                if entry is None:
+                    await asyncio.sleep(0)
+                    continue
+                if self.budget.used_bytes + entry.memory_bytes > self.budget.bytes_max:
+                    entry.discard_runs()
+                self.budget.take(entry.memory_bytes)
+                held_bytes += entry.memory_bytes
+                entries.append(entry)
+                step_count += entry.messages_count
+                step_bytes += entry.size_bytes
+                if step_count >= PART_MESSAGES_MAX or step_bytes >= PART_BYTES_MAX:
+                    step_count = step_bytes = 0
+                    await asyncio.sleep(0)
+            yield entries
+        finally:
+            self.budget.release(held_bytes)
 
     def has_more(self, route: Route) -> bool:
         """Whether the log is known to have entries that the route has room for and was not offered.
@@ -257,17 +282,17 @@ class Tail:
                     raise PeerFailed("the log's stream ended")
                 backoff.reset()
                 self._log.presence.there()
-                self._take(response)
+                self._log.advance(response.durable_sequence)
+                async with self._log.reading(response) as entries:
+                    self._take(entries)
         except TimeoutError:
             raise PeerFailed("the log's stream is silent") from None
         finally:
             self.is_open = False
             call.cancel()
 
-    def _take(self, response: ingest_pb2.TailLogResponse) -> None:
+    def _take(self, entries: Sequence[LogEntry]) -> None:
         log, before = self._log, self.position
-        log.advance(response.durable_sequence)
-        entries = log.entries(response)
         if not entries:
             return
         if any(later.first <= entry.last for entry, later in pairwise(entries)):

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator
 
 from libs.filters import DEFAULT_PRIORITY
 from libs.serving.peers.calls import PeerFailed
 from libs.storage.errors import CorruptRecord
-from libs.storage.records.log_runs import LogRun
-from libs.storage.records.metadata import read_log_runs
+from libs.storage.records.log_parts import read_log_parts
 from services.router.entries import LogEntry
 from services.router.pieces import Piece, Seen
 from services.router.routing import Columns, QueueRule
 from slatemq.v1 import assignment_pb2, ingest_pb2, queue_pb2
 
 
-def log_entries(response: ingest_pb2.TailLogResponse, room_bytes: int) -> list[LogEntry]:
-    """The entries of one answer of TailLog. Raises PeerFailed.
+def log_entries(response: ingest_pb2.TailLogResponse) -> Iterator[LogEntry | None]:
+    """The entries of one answer of TailLog, long ones in parts. Raises PeerFailed.
 
-    Those for which there is no room in memory are read again when they are judged.
+    Each is one step's work; None stands for a step that completes none.
     """
-    entries: list[LogEntry] = []
     try:
         for one in response.entries:
-            read = partial(_stored, one.value)
-            if runs := read():
-                entry = LogEntry(runs, len(one.value), read)
-                room_bytes -= entry.memory_bytes
-                if room_bytes < 0:
-                    entry.discard_runs()
-                entries.append(entry)
+            for part in read_log_parts(one.value):
+                yield part and LogEntry(*part)
     except CorruptRecord as error:
         raise PeerFailed(f"a log entry cannot be read: {error}") from error
-    return entries
-
-
-def _stored(value: bytes) -> list[LogRun]:
-    return list(read_log_runs(value))
 
 
 def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:

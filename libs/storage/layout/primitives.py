@@ -175,15 +175,20 @@ class Reader:
 
     __slots__ = ("_at", "_data", "record")
 
-    def __init__(self, record: str, data: bytes) -> None:
+    def __init__(self, record: str, data: bytes, at: int = 0) -> None:
         self.record = record
         self._data = data
-        self._at = 0
+        self._at = at
 
     @property
     def at_end(self) -> bool:
         """Whether everything has been read."""
         return self._at == len(self._data)
+
+    @property
+    def offset(self) -> int:
+        """Bytes read."""
+        return self._at
 
     @property
     def left(self) -> int:

@@ -17,6 +17,8 @@ In reading order; a file imports only files above it:
 `log_runs`           Runs: messages of a log entry that follow one another and are alike
 `metadata`           The metadata of published messages: the RFC's record value, and the log entry
                      that packs them
+`log_parts`          Log entries in parts: reading a long one takes longer than an event loop may be
+                     held up
 `payloads`           The value of a payload record
 `states`             The values of our own records, key types 0x40 and up, except the ID block (see
                      ids.py)

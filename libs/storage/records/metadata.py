@@ -44,7 +44,7 @@ _HEAD = Fixed(
 _MESSAGE_ID = struct.Struct("<Q")
 _U16 = struct.Struct("<H")
 _BEFORE_HEADERS = struct.Struct("<QqqqI")
-_NO_DELAY = -1
+NO_DELAY = -1
 _NONE: Mapping[int, int] = {}
 _NO_QUEUE: Mapping[int, str] = {}
 
@@ -163,7 +163,7 @@ def encode_log_columns(
                 parts += chain.from_iterable(zip(heads, encoded, strict=True))
     except struct.error as error:
         raise ValueError(f"log entry {first_id}: a number does not fit: {error}") from None
-    parts.append(number_array("delay_ms", "q", _spread(delay_ms, count, _NO_DELAY)))
+    parts.append(number_array("delay_ms", "q", _spread(delay_ms, count, NO_DELAY)))
     parts.append(number_array("payload_bytes", "I", payload_bytes))
     if direct_queue_id:
         parts.append(utf8_array("direct_queue_id", _spread(direct_queue_id, count, "")))
@@ -180,20 +180,31 @@ def _spread(values: Mapping[int, _T], count: int, default: _T) -> Sequence[_T]:
     return column
 
 
-def read_log_runs(data: bytes) -> Iterator[LogRun]:
-    """The messages of a log entry; CorruptRecord when it is not one.
+class Records(NamedTuple):
+    """Records of a log entry, as they follow one another.
 
-    Runs in a row that have equal headers share one dict: to be read, not changed.
+    Attributes:
+        records: Numbers and headers; equal headers in a row share one dict.
+        longer: Of those that stand for several messages with IDs in a row, how many, by place.
+        messages_count: How many messages they are.
+        end: The offset behind the last one.
     """
-    reader = Reader("log entry", data)
-    count = left = reader.number("count of records", "H")
+
+    records: list[tuple[Fields, dict[str, str]]]
+    longer: dict[int, int]
+    messages_count: int
+    end: int
+
+
+def read_records(data: bytes, at: int, messages_max: int, bytes_max: int) -> Records:
+    """Up to `messages_max` records from offset `at` on, no more than begin within `bytes_max`."""
     records: list[tuple[Fields, dict[str, str]]] = []
-    longer: dict[int, int] = {}  # of records that stand for several, how many
-    at, next_id = 2, -1
+    longer: dict[int, int] = {}
+    left, next_id, end_max = messages_max, -1, at + bytes_max
     fields: Fields = (0, 0, 0, 0, 0)
     headers: dict[str, str] = {}
     known = b"\x00"  # the bytes of these headers, from their count on
-    while left:
+    while left and at < end_max:
         start = at + _BEFORE_HEADERS.size
         if data.startswith(known, start):
             # Headers say themselves where they end: what begins with these bytes are these.
@@ -213,17 +224,35 @@ def read_log_runs(data: bytes) -> Iterator[LogRun]:
         next_id = fields[0] + 1
         at = end
         left -= 1
-    reader.take("records", at - 2)
-    delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
+    return Records(records, longer, messages_max - left, at)
+
+
+def read_log_runs(data: bytes) -> Iterator[LogRun]:
+    """The messages of a log entry; CorruptRecord when it is not one.
+
+    Runs in a row that have equal headers share one dict: to be read, not changed.
+    """
+    reader = Reader("log entry", data)
+    count = reader.number("count of records", "H")
+    read = read_records(data, 2, count, len(data))
+    reader.take("records", read.end - 2)
+    delays = reader.parallel_numbers("delay_ms", "q", count, default=NO_DELAY)
     sizes = reader.parallel_numbers("payload_bytes", "I", count)
     queues = reader.parallel_texts("direct_queue_id", count)
     reader.finish()
-    if count and min(delays) < _NO_DELAY:
+    if count and min(delays) < NO_DELAY:
         raise reader.corrupt(f"delay_ms = {min(delays)}")
-    if longer:
-        return parted(records, longer, delays, sizes, queues)
-    fields_of = (record[0] for record in records)
-    headers_of = (record[1] for record in records)
+    return runs_of(read, delays, sizes, queues)
+
+
+def runs_of(
+    read: Records, delays: Sequence[int], sizes: Sequence[int], queues: Sequence[str]
+) -> Iterator[LogRun]:
+    """The runs of records, and of what the columns say of their messages."""
+    if read.longer:
+        return parted(read.records, read.longer, delays, sizes, queues)
+    fields_of = (record[0] for record in read.records)
+    headers_of = (record[1] for record in read.records)
     return zip(fields_of, headers_of, delays, zip(sizes), queues, strict=True)
 
 
@@ -239,7 +268,7 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
             visible,
             retention,
         ), headers, log_run, sizes, queue in read_log_runs(data)
-        for delay in (None if log_run == _NO_DELAY else log_run,)
+        for delay in (None if log_run == NO_DELAY else log_run,)
         for message_id, size in enumerate(sizes, first_id)
     ]
 
@@ -291,7 +320,7 @@ def remove_messages(
             kept_from = end
     records.append(data[kept_from:end])
     reader.take("records", end - 2)
-    delays = reader.parallel_numbers("delay_ms", "q", count, default=_NO_DELAY)
+    delays = reader.parallel_numbers("delay_ms", "q", count, default=NO_DELAY)
     sizes = reader.parallel_numbers("payload_bytes", "I", count)
     queues = reader.parallel_texts("direct_queue_id", count)
     reader.finish()
@@ -352,7 +381,7 @@ def _headers_end(data: bytes, at: int) -> int:
 
 def _delay_number(delay_ms: int | None) -> int:
     if delay_ms is None:
-        return _NO_DELAY
+        return NO_DELAY
     if delay_ms < 0:
         raise ValueError(f"delay_ms = {delay_ms} is negative")
     return delay_ms

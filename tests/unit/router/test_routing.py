@@ -20,7 +20,9 @@ from tests.log_entries import DecodedEntry, logged
 
 def entry(*messages: MessageMetadata) -> LogEntry:
     stored = DecodedEntry(1, [*messages]).encoded()
-    return log_entries(ingest_pb2.TailLogResponse(entries=[stored]), room_bytes=1 << 20)[0]
+    [one] = log_entries(ingest_pb2.TailLogResponse(entries=[stored]))
+    assert one is not None
+    return one
 
 
 def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:
