@@ -29,7 +29,7 @@ from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import SERVICE_NAME, IngestServicer
 from services.ingest.rpc.purge import SERVICE_NAME as PURGE_SERVICE
 from services.ingest.rpc.purge import PurgeServicer
-from services.ingest.shard import open_shard
+from services.ingest.shard import Shard, open_shard
 from services.ingest.tasks.bodies import warn_of_stranded
 from services.ingest.tasks.servicer import SERVICE_NAME as TASK_SERVICE
 from services.ingest.tasks.servicer import TaskServicer
@@ -63,14 +63,13 @@ class IngestProcess:
         self._config = config
         self._telemetry = telemetry
         self._directory = TopologyDirectory(self._root.objects)
+        self._shard: Shard | None = None
+        self._servicer: IngestServicer | None = None
         self._tasks: Tasks | None = None
-        if config.queue is None or config.queue.consistency not in QUEUED:
-            self._servicer = IngestServicer(config, self._directory, telemetry)
-        else:
-            # Loaded when asked for: a direct ingest has nothing of it.
+        if config.queue is not None and config.queue.consistency in QUEUED:
+            # Loaded only here: a direct ingest needs nothing of it.
             queued = import_module("services.ingest.rpc.queued")
             self._tasks = queued.open_tasks(config, self._root.objects, telemetry)
-            self._servicer = queued.QueuedServicer(config, self._directory, telemetry, self._tasks)
         self._s3_events: S3Events | None = None
         self._relay: IngestRelay | None = None
         if config.queue is not None:
@@ -126,12 +125,13 @@ class IngestProcess:
     @property
     def held_bytes(self) -> int:
         """What publishes hold until they are answered, or stored."""
-        return self._servicer.held_bytes
+        return 0 if self._servicer is None else self._servicer.held_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
-        shard = self._servicer.shard
+        shard = self._shard
         assert shard is not None, "called after start"
+        assert self._servicer is not None, "called after start"
         purges = PurgeServicer(self._config.shard, shard.purger)
         snapshots = SnapshotServicer(
             self._root.snapshots(shard.database),
@@ -154,8 +154,15 @@ class IngestProcess:
     async def start(self, address: str) -> None:
         """Probe the store, open the shard, tell everybody where it is."""
         await probe_store(self._root.objects)
-        shard = self._servicer.shard = await open_shard(self._root, self._config)
         config = self._config
+        shard = self._shard = await open_shard(self._root, config)
+        if self._tasks is None:
+            self._servicer = IngestServicer(config, shard, self._directory, self._telemetry)
+        else:
+            queued = import_module("services.ingest.rpc.queued")
+            self._servicer = queued.QueuedServicer(
+                config, shard, self._directory, self._telemetry, self._tasks
+            )
         limit = config.instance.payload_bytes_max
         peer = Peer("ingest", config.shard, address, config.peer_address, limit)
         commits = shard.publisher.commits
@@ -179,9 +186,8 @@ class IngestProcess:
 
     async def wait_fatal(self) -> ExitCause:
         """Wait until the shard is lost; raises the error of a failed commit."""
-        shard = self._servicer.shard
-        if shard is None:
-            raise RuntimeError("not started")
+        shard = self._shard
+        assert shard is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
         if not queues:
             return await shard.wait_lost()
@@ -189,11 +195,12 @@ class IngestProcess:
 
     async def drain(self) -> None:
         """End the streams; publishes in flight end by themselves."""
-        self._servicer.streams.drain()
+        if self._servicer is not None:
+            self._servicer.streams.drain()
         if self._tasks is not None:
             self._tasks.drain()
-        if self._servicer.shard is not None:
-            self._servicer.shard.drain()
+        if self._shard is not None:
+            self._shard.drain()
 
     async def stop(self) -> None:
         """Commit what was accepted, close the database."""
@@ -203,8 +210,8 @@ class IngestProcess:
             await self._tasks.close()
         if self._relay is not None:
             await self._relay.stop()
-        if self._servicer.shard is not None:
-            await self._servicer.shard.close()
+        if self._shard is not None:
+            await self._shard.close()
         if self._s3_events is not None:
             await self._s3_events.close()
         await self._directory.close()

@@ -25,7 +25,7 @@ from services.ingest.rpc.publish_streams import PublishStreams, Requests, publis
 from services.ingest.shard import Shard
 from services.ingest.wire import publishes as wire
 from services.ingest.wire import reads as wire_for_brokers
-from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 SERVICE_NAME: Final = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
@@ -52,17 +52,21 @@ def rules_of(config: IngestConfig) -> wire.Rules:
 
 
 class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
-    """Answers from the shard, once there is one."""
+    """Serves an opened shard.
+
+    Attributes:
+        streams: The streams of publishes; they end before the shard does.
+    """
 
     def __init__(
-        self, config: IngestConfig, directory: TopologyDirectory, telemetry: Telemetry
+        self,
+        config: IngestConfig,
+        shard: Shard,
+        directory: TopologyDirectory,
+        telemetry: Telemetry,
     ) -> None:
-        """Answer with these settings; `shard` is set by the process when it has started.
-
-        `streams` are the streams of publishes; they end before the shard does.
-        """
-        self.shard: Shard | None = None
         self._config = config
+        self._shard = shard
         self._directory = directory
         self._rules = rules_of(config)
         self._answers = AnswerBudget(config.answers_bytes_max, "answers_bytes_max")
@@ -72,14 +76,14 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             unit="{message}",
             description="Messages answered, repeats included",
         )
-        self.streams = PublishStreams(self._accept, self._publish, is_traced=telemetry.traces)
+        self.streams = PublishStreams(
+            shard.publisher, self._accept, self._publish, is_traced=telemetry.traces
+        )
 
     @property
     def held_bytes(self) -> int:
-        """What is not stored yet or in answers; the cache is bounded by itself."""
-        if self.shard is None:
-            return 0
-        return self.shard.publisher.commits.uncommitted_bytes + self._answers.used_bytes
+        """Bytes not stored yet, and of responses; the cache has a bound of its own."""
+        return self._shard.publisher.commits.uncommitted_bytes + self._answers.used_bytes
 
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
@@ -91,9 +95,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
     ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
         """See the proto."""
-        publisher = self._open().publisher
         requests = cast("Requests", request_iterator)
-        async with aclosing(self.streams.serve(publisher, requests)) as answers:
+        async with aclosing(self.streams.serve(requests)) as answers:
             async for answer in answers:
                 yield answer
                 del answer  # It is sent: the next may be hours away.
@@ -102,7 +105,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         return wire.accept(request, self._rules)
 
     async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
-        publisher = self._open().publisher
+        publisher = self._shard.publisher
         if accepted.dedupe_keys:
             try:
                 await self._check_shards(accepted)
@@ -136,10 +139,9 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
-        shard = self._open()
         async with self._answers.fetching(request.max_bytes or READ_BYTES) as bytes_max:
             # Nothing of it but these bytes is kept until the caller has read them.
-            data = await self._read(shard, request, bytes_max)
+            data = await self._read(request, bytes_max)
         size_bytes = len(data)
         if size_bytes > bytes_max:  # a single message, or one with headers
             self._answers.hold(size_bytes)
@@ -148,9 +150,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         context.add_done_callback(lambda _: self._answers.release(size_bytes))
         return encoded(ingest_pb2.BatchGetMessagesResponse, data)
 
-    async def _read(
-        self, shard: Shard, request: ingest_pb2.BatchGetMessagesRequest, bytes_max: int
-    ) -> bytes:
+    async def _read(self, request: ingest_pb2.BatchGetMessagesRequest, bytes_max: int) -> bytes:
+        shard = self._shard
         message_ids = list(request.message_ids)
         room = ResponseBudget(
             bytes_max, limits.message_bytes_max(self._config.instance.payload_bytes_max)
@@ -164,10 +165,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.TailLogRequest, context: Any
     ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
         """See the proto."""
-        shard = self._open()
+        shard = self._shard
         if request.after_sequence > shard.log.end.last_message_id:
             await shard.prove_ownership()
-        async with aclosing(self._updates(shard, request.after_sequence)) as updates:
+        async with aclosing(self._updates(request.after_sequence)) as updates:
             async for update in updates:
                 size_bytes = sum(len(value) for _, value in update.entries)
                 # Whatever others hold: a log that stood still for them might do so for ever.
@@ -177,7 +178,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 finally:
                     self._answers.release(size_bytes)
 
-    async def _updates(self, shard: Shard, position: int) -> AsyncGenerator[Update, None]:
+    async def _updates(self, position: int) -> AsyncGenerator[Update, None]:
         """What a tail sends: shares, so that tails which are not read leave room for the others.
 
         Where the memory for answers is used up, an entry that is larger comes in parts. Each is
@@ -185,7 +186,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """
         answers, is_inside = self._answers, False
         while True:
-            tail = shard.log.tail(position, lambda: answers.share_bytes)
+            tail = self._shard.log.tail(position, lambda: answers.share_bytes)
             async with aclosing(tail) as updates:
                 async for update in updates:
                     entries, end = update.entries, update.durable_sequence
@@ -206,7 +207,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     ) -> ingest_pb2.PushResponse:
         """See the proto."""
         pushed = wire_for_brokers.accept_push(request, self._rules)
-        shard = self._open()
+        shard = self._shard
         try:
             last_number = await shard.publisher.push(*pushed)
         except FailedPrecondition:
@@ -221,7 +222,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         replacement = wire_for_brokers.to_replacement(
             request, self._config.instance.payload_bytes_max, self._config.shard
         )
-        shard = self._open()
+        shard = self._shard
         end = shard.log.end
         try:
             etag = await shard.replacer.replace(replacement)
@@ -237,7 +238,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
     ) -> ingest_pb2.GetLogStatusResponse:
         """See the proto."""
-        shard = self._open()
+        shard = self._shard
         first_sequence = shard.log.bounds.first_sequence
         return ingest_pb2.GetLogStatusResponse(
             shard=self._config.shard,
@@ -255,7 +256,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         """See the proto."""
         if request.received_at_ms < 0:
             raise InvalidArgument("received_at_ms", "may not be negative")
-        shard = self._open()
+        shard = self._shard
         position = await shard.log.position_before(request.received_at_ms)
         await shard.prove_ownership()
         return ingest_pb2.FindLogPositionResponse(after_sequence=position)
@@ -264,7 +265,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self, request: ingest_pb2.RaisePurgeEpochRequest, context: Any
     ) -> ingest_pb2.RaisePurgeEpochResponse:
         """See the proto."""
-        raised = await self._open().purge_epoch.raise_by_one()
+        raised = await self._shard.purge_epoch.raise_by_one()
         return ingest_pb2.RaisePurgeEpochResponse(purge_epoch=raised)
 
     async def _check_shards(self, accepted: Accepted) -> None:
@@ -277,11 +278,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             await asyncio.to_thread(wire.check_dedupe_shards, accepted, shards, self._config.shard)
         else:
             wire.check_dedupe_shards(accepted, shards, self._config.shard)
-
-    def _open(self) -> Shard:
-        if self.shard is None:
-            raise Unavailable("the service is starting", reason="STARTING")
-        return self.shard
 
 
 def _tailed(update: Update) -> ingest_pb2.TailLogResponse:

@@ -44,16 +44,17 @@ class PublishStreams:
 
     def __init__(
         self,
+        publisher: Publisher,
         accept: Callable[[ingest_pb2.PublishRequest], Accepted],
         publish: Callable[[Accepted], Awaitable[ingest_pb2.PublishResponse]],
         *,
         is_traced: bool,
     ) -> None:
-        """Serve with these.
+        """`accept` checks a request; `publish` stores one in any case.
 
-        `accept` checks a request; `publish` stores one in any case. `is_traced`: it is to store
-        all of them, since each has a span.
+        `is_traced`: each request has a span, so `publish` stores all of them.
         """
+        self.publisher = publisher
         self.accept = accept
         self.publish = publish
         self.is_traced = is_traced
@@ -61,12 +62,12 @@ class PublishStreams:
         self._is_draining = False
 
     async def serve(
-        self, publisher: Publisher, requests: Requests
+        self, requests: Requests
     ) -> AsyncGenerator[ingest_pb2.PublishStreamResponse, None]:
         """One stream, to its end."""
         if self._is_draining:
             raise _draining()
-        stream = _Stream(self, publisher)
+        stream = _Stream(self)
         self._open.add(stream)
         stream.begin(requests)
         try:
@@ -88,10 +89,10 @@ class PublishStreams:
 class _Stream:
     """One stream. `error`: what ends it, once everything that was read is answered."""
 
-    def __init__(self, streams: PublishStreams, publisher: Publisher) -> None:
+    def __init__(self, streams: PublishStreams) -> None:
         self.error: BaseException | None = None
         self._streams = streams
-        self._publisher = publisher
+        self._publisher = streams.publisher
         self._loop = asyncio.get_running_loop()
         self._unanswered = 0
         self._answers: list[ingest_pb2.PublishStreamAnswer] = []

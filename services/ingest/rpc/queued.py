@@ -17,6 +17,7 @@ from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import SPAN, IngestServicer, rules_of
 from services.ingest.rpc.publish_streams import PublishStreams, published
+from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import answered_of, seconds_to_wait
 from services.ingest.write.request_ids import Answered
@@ -71,18 +72,18 @@ class QueuedServicer(IngestServicer):
     def __init__(
         self,
         config: IngestConfig,
+        shard: Shard,
         directory: TopologyDirectory,
         telemetry: Telemetry,
         tasks: Tasks,
     ) -> None:
-        """Enqueue here."""
-        super().__init__(config, directory, telemetry)
+        super().__init__(config, shard, directory, telemetry)
         self._tasks = tasks
         self._waits = tasks.consistency == "sync"
         self._unanswered_bytes = 0
         self._direct_headers = DIRECT_HEADERS if tasks.backend_name == "slatemq" else ()
         # Traced, so that each request is handed to `_publish`, in a task of its own.
-        self.streams = PublishStreams(self._accept, self._publish, is_traced=True)
+        self.streams = PublishStreams(shard.publisher, self._accept, self._publish, is_traced=True)
 
     @property
     def held_bytes(self) -> int:
@@ -140,7 +141,7 @@ class QueuedServicer(IngestServicer):
 
     async def _first_answer(self, accepted: Accepted) -> Answered | None:
         """What a repeated request is answered whose first one is applied already."""
-        publisher = self._open().publisher
+        publisher = self._shard.publisher
         if not accepted.request_id:
             return None
         try:

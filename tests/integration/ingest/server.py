@@ -23,6 +23,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.ingest.config import IngestConfig
+from services.ingest.rpc.publish_streams import PublishStreams
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -134,6 +135,11 @@ class Server:
         await self.service.start(self.address)
         self.service.add_to(self._handlers.registry)
         self.gate.open()
+
+    @property
+    def streams(self) -> PublishStreams:
+        assert self.service._servicer is not None
+        return self.service._servicer.streams
 
     async def stop(self) -> None:
         await self.service.drain()

@@ -250,7 +250,7 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
         # When four times as many requests come as may be without an answer
         count = 4 * publish_streams.UNANSWERED_MAX
         sending = asyncio.create_task(send_many(stream, count))
-        (served,) = running.service._servicer.streams._open
+        (served,) = running.streams._open
         await eventually(lambda: served._unanswered == publish_streams.UNANSWERED_MAX)
         seen = list[int]()
 
@@ -279,7 +279,7 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
         await stream.send(message(b"first"))
         await stream.ids(1)
         number = await stream.send(message(b"read"))
-        (served,) = running.service._servicer.streams._open
+        (served,) = running.streams._open
         await eventually(lambda: served._unanswered == 1)
 
         # When it drains
@@ -291,7 +291,7 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
             with pytest.raises(Unavailable) as refused:
                 await one.answers(1)
             assert refused.value.reason == "DRAINING"
-        assert not running.service._servicer.streams._open
+        assert not running.streams._open
 
 
 async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
@@ -301,7 +301,7 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
         await stream.ids(1)
         await stream.send(message(b"on its way"))
         await stream.send(PublishRun(payloads=[b"with a key"], dedupe_keys=["k"]))
-        streams = running.service._servicer.streams
+        streams = running.streams
         (served,) = streams._open
         await eventually(lambda: served._unanswered == 2)
 

@@ -25,9 +25,8 @@ HEADER_BYTES = 60_000
 async def test_tails_that_are_not_read_refuse_no_others() -> None:
     root = open_root("memory:///")
     config = IngestConfig(root=root.url, answers_bytes_max=1 << 20)
-    servicer = IngestServicer(config, TopologyDirectory(root.objects), Telemetry())
     async with opened(root) as shard, AsyncExitStack() as unread:
-        servicer.shard = shard
+        servicer = IngestServicer(config, shard, TopologyDirectory(root.objects), Telemetry())
         for _ in range(ENTRIES):
             await shard.publisher.publish(batch(b"", header="v" * HEADER_BYTES))
 
@@ -50,9 +49,8 @@ async def test_tails_that_are_not_read_refuse_no_others() -> None:
 async def test_large_log_entries_reach_a_tail_while_unread_answers_take_all_the_memory() -> None:
     root = open_root("memory:///")
     config = IngestConfig(root=root.url, answers_bytes_max=1 << 20)
-    servicer = IngestServicer(config, TopologyDirectory(root.objects), Telemetry())
     async with opened(root) as shard:
-        servicer.shard = shard
+        servicer = IngestServicer(config, shard, TopologyDirectory(root.objects), Telemetry())
         sent: list[int] = []
         for count, header_bytes in ((1, 1), (40, 10_000), (1, 60_000), (3, 3 * 60_000), (2, 1)):
             headers = {f"h{n}": "v" * 60_000 for n in range(header_bytes // 60_000)}
@@ -87,9 +85,8 @@ async def test_large_log_entries_reach_a_tail_while_unread_answers_take_all_the_
 async def test_a_tail_goes_on_where_the_rest_of_an_entry_in_parts_is_purged() -> None:
     root = open_root("memory:///")
     config = IngestConfig(root=root.url, answers_bytes_max=1 << 20)
-    servicer = IngestServicer(config, TopologyDirectory(root.objects), Telemetry())
     async with opened(root) as shard:
-        servicer.shard = shard
+        servicer = IngestServicer(config, shard, TopologyDirectory(root.objects), Telemetry())
         large = await published(shard, 40, header="v" * 10_000)
         small = await published(shard, 1)
         servicer._answers.take(config.answers_bytes_max + 1)
