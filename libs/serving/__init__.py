@@ -3,7 +3,6 @@
 Its rooms, from the ground up:
 
 `limits`     message sizes, keepalive, backoff, each with its reason
-`protobytes` protobuf's wire format, written by hand
 `peers`      other processes: the topology, channels, calls
 `telemetry`  traces and metrics, W3C context in headers
 `recording`  the SDK behind it, loaded where something is recorded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
 from slatemq._checks import check_field, check_text, wrong
+from slatemq._rpc.wire_format import framed, framed_each, tag_of, varint
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
 from slatemq.v1 import ingest_pb2
@@ -98,20 +98,16 @@ class _Run:
         if len(payloads) == 1:
             # As below, in half of the time: a request may have no longer ones.
             (payload,) = payloads
-            head = _PAYLOADS + _varint(len(payload))
+            head = _PAYLOADS + varint(len(payload))
             length = len(head) + len(payload) + len(common) + len(keys)
-            return [_RUNS, _varint(length), head, payload, common, keys]
-        sizes = list(map(len, payloads))
-        heads = {size: _PAYLOADS + _varint(size) for size in set(sizes)}
-        framed = [b""] * (2 * len(payloads))
-        framed[0::2] = map(heads.__getitem__, sizes)
-        framed[1::2] = payloads
-        length = sum(map(len, framed)) + len(common) + len(keys)
-        return [_RUNS, _varint(length), *framed, common, keys]
+            return [_RUNS, varint(length), head, payload, common, keys]
+        pieces = framed_each(_PAYLOADS, payloads)
+        length = sum(map(len, pieces)) + len(common) + len(keys)
+        return [_RUNS, varint(length), *pieces, common, keys]
 
     def _encoded_keys(self) -> bytes:
         keys = (self.dedupe_keys.get(at, "").encode() for at in range(len(self.payloads)))
-        return b"".join(_DEDUPE_KEYS + _varint(len(key)) + key for key in keys)
+        return b"".join(framed(_DEDUPE_KEYS, key) for key in keys)
 
 
 class Runs:
@@ -182,8 +178,7 @@ class Runs:
 
     def encoded(self, request_id: str = "") -> bytes:
         """A request with this ID."""
-        raw = request_id.encode()
-        parts = [_REQUEST_ID, _varint(len(raw)), raw] if raw else []
+        parts = [framed(_REQUEST_ID, request_id.encode())] if request_id else []
         for run in self._runs:
             parts += run.encoded()
         return b"".join(parts)
@@ -232,7 +227,7 @@ class Runs:
 
 def numbered(number: int, request: bytes) -> bytes:
     """A PublishStreamRequest with this number and this encoded PublishRequest."""
-    return b"".join((_NUMBER, _varint(number), _PUBLISH, _varint(len(request)), request))
+    return b"".join((_NUMBER, varint(number), _PUBLISH, varint(len(request)), request))
 
 
 def _common_of(message: OutgoingMessage, where: str) -> bytes:
@@ -268,28 +263,12 @@ _RUN: Final = re.compile(
 )
 
 
-def _tag(message: Any, name: str) -> bytes:
-    """What stands before a field: of a length, or a number."""
-    field = message.DESCRIPTOR.fields_by_name[name]
-    return _varint(field.number << 3 | (0 if field.type == field.TYPE_INT64 else 2))
-
-
-@lru_cache(maxsize=4096)
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-_REQUEST_ID: Final = _tag(ingest_pb2.PublishRequest, "request_id")
-_RUNS: Final = _tag(ingest_pb2.PublishRequest, "runs")
-_PAYLOADS: Final = _tag(ingest_pb2.PublishRun, "payloads")
-_DEDUPE_KEYS: Final = _tag(ingest_pb2.PublishRun, "dedupe_keys")
-_NUMBER: Final = _tag(ingest_pb2.PublishStreamRequest, "number")
-_PUBLISH: Final = _tag(ingest_pb2.PublishStreamRequest, "publish")
+_REQUEST_ID: Final = tag_of(ingest_pb2.PublishRequest, "request_id")
+_RUNS: Final = tag_of(ingest_pb2.PublishRequest, "runs")
+_PAYLOADS: Final = tag_of(ingest_pb2.PublishRun, "payloads")
+_DEDUPE_KEYS: Final = tag_of(ingest_pb2.PublishRun, "dedupe_keys")
+_NUMBER: Final = tag_of(ingest_pb2.PublishStreamRequest, "number")
+_PUBLISH: Final = tag_of(ingest_pb2.PublishStreamRequest, "publish")
 
 
 def moved(error: InvalidArgument, field: str) -> InvalidArgument:

@@ -6,6 +6,8 @@ In reading order; a file imports only files above it:
                   at once
 `rpc_status`      Errors on the wire: `slatemq.errors` to google.rpc.Status and back, in one table
 `stored_runs`     Stored messages, out of the runs in which an ingest returns them
+`wire_format`     Protobuf's wire format written by hand, for the messages that pass by the
+                  hundred thousand
 `topology_cache`  Where the processes of an instance are: learned from any of them, and kept up to
                   date
 `traced_channels` Channels whose calls carry the current trace context in their metadata

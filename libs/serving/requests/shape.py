@@ -15,6 +15,8 @@ from typing import Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from slatemq._rpc.wire_format import I32, I64, LEN, VARINT, read_varint
+
 __all__ = [
     "FIELDS_MAX",
     "ITEMS_MAX",
@@ -58,8 +60,6 @@ STEP_FIELDS: Final = 8_192
 
 DEPTH_MAX: Final = 32
 """Messages in messages: three, in the deepest request there is."""
-
-_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
 
 _CONTINUATION: Final = bytes(range(0x80, 0x100))
 
@@ -145,10 +145,10 @@ class _Walk:
             key = data[at]
             at += 1
             if key >= 0x80:
-                key, at = self._varint(key, at, end, path)
+                key, at = self._varint(at - 1, end, path)
             kind = kinds.get(key >> 3)
             wire = key & 7
-            if wire == _LEN:
+            if wire == LEN:
                 begin, at = self._span(at, end, path)
                 if kind is None:
                     continue
@@ -176,7 +176,7 @@ class _Walk:
         length = self._data[at]
         at += 1
         if length >= 0x80:
-            length, at = self._varint(length, at, end, path)
+            length, at = self._varint(at - 1, end, path)
         if at + length > end:
             raise ShapeError(path)
         return at, at + length
@@ -207,14 +207,14 @@ class _Walk:
 
     def _scalar(self, wire: int, at: int, end: int, path: str) -> int:
         """Where a field of a number ends."""
-        if wire == _VARINT and at < end:
+        if wire == VARINT and at < end:
             byte = self._data[at]
             at += 1
             if byte >= 0x80:
-                _, at = self._varint(byte, at, end, path)
+                _, at = self._varint(at - 1, end, path)
             return at
-        if wire in (_I64, _I32) and at + (8 if wire == _I64 else 4) <= end:
-            return at + (8 if wire == _I64 else 4)
+        if wire in (I64, I32) and at + (8 if wire == I64 else 4) <= end:
+            return at + (8 if wire == I64 else 4)
         raise ShapeError(path)
 
     def _count(self, kind: _Kind, place: int, more: int, path: str) -> None:
@@ -238,17 +238,12 @@ class _Walk:
             rule = f"makes more than {NUMBERS_MAX} numbers in the request: send it in parts"
             raise ShapeError(f"{path}{kind.name}", rule)
 
-    def _varint(self, first: int, at: int, end: int, path: str) -> tuple[int, int]:
-        """A number of more than one byte, and where it ends."""
-        value, shift = first & 0x7F, 7
-        while at < end and shift < 70:
-            byte = self._data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-            shift += 7
-        raise ShapeError(path)
+    def _varint(self, at: int, end: int, path: str) -> tuple[int, int]:
+        """The number whose first byte stands at `at`, and where it ends."""
+        try:
+            return read_varint(self._data, at, end)
+        except ValueError:
+            raise ShapeError(path) from None
 
 
 @cache

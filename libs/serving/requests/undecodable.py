@@ -11,7 +11,7 @@ from collections import Counter
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-VARINT, I64, LEN, I32 = 0, 1, 2, 5
+from slatemq._rpc.wire_format import I32, I64, LEN, VARINT, read_varint
 
 
 class _At(Exception):
@@ -82,12 +82,7 @@ def _check(field: FieldDescriptor, data: bytes, path: str, seen: Counter[str]) -
 
 
 def _varint(data: bytes, at: int, path: str) -> tuple[int, int]:
-    result = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
-        result |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return result, at
-        shift += 7
-    raise _At(path)
+    try:
+        return read_varint(data, at, len(data))
+    except ValueError:
+        raise _At(path) from None

@@ -10,13 +10,20 @@ from operator import ne
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
-from libs.serving.protobytes import framed, packed_varints, tag_of, varint, varints_of
 from services.broker.core.leases.lease_bucket import Claimed, Terms
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
 from services.broker.delivery.waiters import ClaimBatch
 from services.broker.requests.tokens import token_parts, token_text
 from services.broker.shard.owner import ShardOwner
+from slatemq._rpc.wire_format import (
+    framed,
+    number_field,
+    packed_varints,
+    tag_of,
+    varint,
+    varints_of,
+)
 from slatemq.errors import InvalidArgument, Unavailable
 from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse, ConsumeResponse
 
@@ -194,9 +201,7 @@ def _abouts(terms: Terms, attempts: Sequence[int], priorities: Sequence[int]) ->
 
 def _about(terms: Terms, attempts: int, priority: int) -> bytes:
     numbers = (terms.deadline_ms, attempts + 1, priority, terms.length_ms)
-    return b"".join(
-        tag + varint(number) for tag, number in zip(_ABOUT, numbers, strict=True) if number
-    )
+    return b"".join(map(number_field, _ABOUT, numbers))
 
 
 def _heads(
