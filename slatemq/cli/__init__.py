@@ -1,18 +1,12 @@
-"""The command `slatemq`; see `slatemq --help` and docs/reference/cli.md.
+"""The command `slatemq`: see `slatemq --help` and docs/reference/cli.md.
 
 ::
 
-    app ┄┄► queues, publishing, claiming, consuming, inspecting    a module per group of commands,
-              │           │                                        loaded when one is wanted
-              │           ▼
-              │    publish_lines ──► bulk ──► lines ──► pointers   a file of lines, in batches
-              ▼                        │
-            session ──► failures       └──► threads                one client, one event loop
-              │
+    app ┄┄► queue, publish, consume, repair, files, tq   a room for each group of commands, loaded
+              │                                          when one of its commands runs
               ▼
-            output, parameters ──► durations                       what comes out, what goes in
-
-    textqueue ──► textqueue_output ──► slatemq.textqueue           queue files, without a server
+            session ──► failures, output, parameters     one client, one event loop; what comes out,
+                                                         what goes in
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from importlib.util import find_spec
 
 from slatemq.cli import interrupts
 
-TYPE_CHECKING = False  # that of typing, without loading it first
+TYPE_CHECKING = False  # that of typing, which need not be loaded for it
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -32,12 +26,12 @@ NEEDED = ("click", "rich")
 
 
 def main() -> NoReturn:
-    """The entry point: runs the command line of this process, and ends it."""
+    """The entry point: run the command line of this process, and end it."""
     interrupts.end_with(interrupts.EXIT_INTERRUPTED)
-    # rich is loaded late, by what shows a table: what lacks it is to fail before it does anything.
+    # rich is loaded late, for tables: without it, fail here and not after the work is done.
     if any(find_spec(name) is None for name in NEEDED):
         raise SystemExit(
-            "slatemq: the command needs click and rich: install slatemq with its extra `cli`, in a "
-            "checkout by pip install '.[cli]'"
+            "slatemq: the command needs click and rich: run pip install 'slatemq[cli]', or in a "
+            "checkout pip install '.[cli]'"
         )
     raise SystemExit(import_module("slatemq.cli.app").main())

@@ -1,4 +1,4 @@
-"""The root command, and the way every command ends."""
+"""The root command, and how every command ends."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from slatemq.variables import unknown_variables
 
 EPILOG = """\
 \b
-A first round, with a local stack running (`make up`):
+To start, with a local stack running (`make up`):
   slatemq queue create greetings
   slatemq publish --to greetings 'hello, world'
   slatemq claim greetings
-  slatemq ack LEASE            the lease that claim printed
+  slatemq ack LEASE            LEASE is what claim printed
   slatemq status
 
 \b
@@ -54,14 +54,15 @@ Repair:
   slatemq failed redrive orders
 
 \b
-Durations are written 500ms, 30s, 2h, 7d, 1h30m. Results go to stdout, all
-else to stderr; --json, before or after the command, makes results JSON, one
-object per line, with IDs as text. `slatemq COMMAND --help` has examples.
+Durations are written 500ms, 30s, 2h, 7d, 1h30m. Results go to stdout, errors
+and notes to stderr. With --json, before or after the command, each result is
+one JSON object on a line, with IDs as text. `slatemq COMMAND --help` has
+examples.
 
 \b
 Exit codes: 0 done, 1 refused by the server, 2 wrong usage or input,
-3 unreachable, 130 after Ctrl-C, 143 after SIGTERM, 141 when whatever read the
-output ended first.
+3 unreachable, 130 after Ctrl-C, 143 after SIGTERM, 141 when the reader of the
+output closed it.
 """
 
 
@@ -70,101 +71,60 @@ class _Root(Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Click would end with 1, which is what a refusal ends with.
+            # Click would exit with 1, which means refused.
             raise ReaderGone from None
 
 
-COMMANDS = {
-    "queue": Place(
-        "slatemq.cli.queue.queues", "queue", "Create, list, change, pause, purge and delete queues."
-    ),
-    "publish": Place(
-        "slatemq.cli.publish.publishing",
-        "publish",
-        "Publish a message: TEXT, a file, or stdin (-); or each line of a file with --jsonl.",
-    ),
-    "claim": Place(
-        "slatemq.cli.consume.claiming",
-        "claim",
-        "Claim messages of QUEUE, the most urgent first, and print them with their leases.",
-    ),
-    "ack": Place(
-        "slatemq.cli.consume.claiming",
-        "ack",
-        "Say that claimed messages are processed: they are done, for good.",
-    ),
-    "nack": Place(
-        "slatemq.cli.consume.claiming",
+_COMMANDS = (
+    ("queue", "queue.queues", "Create, list, change, pause, purge and delete queues."),
+    ("publish", "publish.publishing", "Publish one message, or each line of a file with --jsonl."),
+    ("claim", "consume.claiming", "Claim messages of QUEUE, the most urgent first."),
+    ("ack", "consume.claiming", "Mark claimed messages as done; they are not delivered again."),
+    (
         "nack",
-        "Give claimed messages back: they come again, or fail when no attempts are left.",
+        "consume.claiming",
+        "Return claimed messages to their queue; without attempts left they fail.",
     ),
-    "extend": Place(
-        "slatemq.cli.consume.claiming",
-        "extend",
-        "Keep claimed messages longer: their leases end so much after now.",
-    ),
-    "consume": Place(
-        "slatemq.cli.consume.consuming",
-        "consume",
-        "Take messages of QUEUE as they come, and ack them when they are worked on.",
-    ),
-    "message": Place(
-        "slatemq.cli.repair.messages",
-        "message",
-        "Look at messages in their queues without consuming them, and repair.",
-    ),
-    "done": Place("slatemq.cli.repair.messages", "done", "Look at the messages that are done."),
-    "failed": Place(
-        "slatemq.cli.repair.dead_letters",
-        "failed",
-        "Look at dead letters, mend them, move them back, or throw them away.",
-    ),
-    "export": Place(
-        "slatemq.cli.files.exporting",
-        "export",
-        "Write the messages of QUEUE that are in one state into a queue file.",
-    ),
-    "import": Place(
-        "slatemq.cli.files.importing",
+    ("extend", "consume.claiming", "Extend the leases of claimed messages."),
+    ("consume", "consume.consuming", "Take messages of QUEUE as they come, and ack them."),
+    ("message", "repair.messages", "Show, cancel, reschedule and edit single messages."),
+    ("done", "repair.messages", "List the messages that are done."),
+    ("failed", "repair.dead_letters", "Show, edit, redrive and remove dead letters."),
+    ("export", "files.exporting", "Write messages of QUEUE that are in one state to a queue file."),
+    (
         "import_",
+        "files.importing",
         "Import the queued messages of FILE (- reads stdin) into a queue, or publish them.",
     ),
-    "events": Place(
-        "slatemq.cli.publish.events",
+    (
         "events",
-        "Import events of S3 stores, and see how far SlateMQ's own are published.",
+        "publish.events",
+        "Import events of S3 stores, and show how far SlateMQ's own are published.",
     ),
-    "outbox": Place(
-        "slatemq.cli.repair.outbox",
+    (
         "outbox",
-        "See which pushes have not arrived, and retry or discard those refused.",
+        "repair.outbox",
+        "List pushes that have not arrived, and retry or discard refused ones.",
     ),
-    "task": Place(
-        "slatemq.cli.publish.tasks",
-        "task",
-        "See what became of publishes accepted as tasks, and retry those that failed.",
-    ),
-    "janitor": Place(
-        "slatemq.cli.janitor", "janitor", "Run the jobs that clean up, archive and report."
-    ),
-    "instance": Place(
-        "slatemq.cli.instance",
-        "instance",
-        "See and change the settings that all processes of the instance have alike.",
-    ),
-    "explain": Place(
-        "slatemq.cli.queue.inspecting",
+    ("task", "publish.tasks", "Show publishes accepted as tasks, and retry those that failed."),
+    ("janitor", "janitor", "Run the jobs that clean up, archive and report."),
+    ("instance", "instance", "Show and change the settings that all processes share."),
+    (
         "explain",
-        "Tell which queues a message with these headers would reach, and why.",
+        "queue.inspecting",
+        "Show which queues a message with these headers would reach, and why.",
     ),
-    "status": Place(
-        "slatemq.cli.queue.inspecting",
+    (
         "status",
-        "Show every service and shard, how far routing lags, and how deep the queues are.",
+        "queue.inspecting",
+        "Show every service and shard, the lag of routing, and the depth of the queues.",
     ),
-    "tq": Place(
-        "slatemq.cli.tq.commands", "tq", "Work with queue files (TextQueue), without a server."
-    ),
+    ("tq", "tq.commands", "Work with queue files (TextQueue), without a server."),
+)
+
+COMMANDS = {
+    name.rstrip("_"): Place(f"slatemq.cli.{module}", name, summary)
+    for name, module, summary in _COMMANDS
 }
 
 
@@ -182,11 +142,11 @@ def slatemq() -> None:
 
 
 def main() -> int:
-    """Runs the command line of this process; gives the exit code."""
+    """Run the command line of this process, and end it with the exit code."""
     _open_closed_streams()
     logging.basicConfig(level=logging.WARNING, format="slatemq: %(message)s")
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal cannot show is no reason to fail.
+        # A name that the terminal cannot show must not fail the command.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code = interrupts.EXIT_INTERRUPTED
     with suppress(KeyboardInterrupt):
@@ -195,20 +155,20 @@ def main() -> int:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-    # What is left is the interpreter's own end, which would report of a Ctrl-C at length.
+    # From here on the interpreter exits, and would print a traceback for a Ctrl-C.
     interrupts.end_with(code)
     return code
 
 
 def _open_closed_streams() -> None:
-    """What a shell has closed (`<&-`) is empty, or goes nowhere; no file is to take its number."""
+    """Open what a shell has closed (`<&-`) on /dev/null, so that no file gets its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Runs one command line; gives the exit code. What went wrong is on stderr."""
+    """Run one command line, and return the exit code; errors are printed to stderr."""
     session = Session()
     if unknown := unknown_variables(os.environ):
         note(f"warning: {unknown}")
@@ -242,7 +202,7 @@ def _run(arguments: Sequence[str], session: Session) -> int:
         note(str(error))
         return EXIT_USAGE
     except click.Abort as error:
-        # Who says no is told; what Ctrl-C ends may have done a part.
+        # After a no; a Ctrl-C may have ended a command that had done a part.
         if not isinstance(error.__cause__, KeyboardInterrupt):
             note("nothing was done")
         return EXIT_SIGNALLED + signal.SIGINT
@@ -271,6 +231,6 @@ def _report(error: SlateMQError, as_json: bool) -> None:
 
 
 def _silence() -> None:
-    """Whoever read the output is gone: what is left in buffers must not fail again at the exit."""
+    """The reader of stdout is gone: what is left in buffers must not fail again at the exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Spans as people write them: 500ms, 30s, 2h, 7d, 1h30m."""
+"""Durations as people write them: 500ms, 30s, 2h, 7d, 1h30m."""
 
 from __future__ import annotations
 
@@ -12,36 +12,32 @@ _DURATION = re.compile(
 )
 
 DIGITS_MAX = 15
-"""More digits are a slip, and would not fit where spans are stored."""
 
 DURATION_MS_MAX = 4_294_967_295_000
-"""The longest span that any setting takes: 2^32 - 1 seconds, some 136 years."""
+"""The longest that any setting takes: 2^32 - 1 seconds, some 136 years."""
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of a duration: numbers with units, the larger units first; or a bare 0.
-
-    Raises ValueError, which says what is wrong.
-    """
+    """Milliseconds: numbers with units, larger units first, or a bare 0. Raises ValueError."""
     if text == "0":
         return 0
     found = _DURATION.fullmatch(text)
     if found is None or not text:
         raise ValueError(
-            f"{text!r} is no duration: write a number and a unit (ms, s, m, h, d), the larger "
-            "units first, e.g. 500ms, 30s, 1h30m, 7d"
+            f"{text!r} is not a valid duration: write numbers with units (d, h, m, s, ms), the "
+            "larger units first, e.g. 500ms, 30s, 1h30m, 7d"
         )
     parts = {unit: digits for unit, digits in found.groupdict().items() if digits}
-    if any(len(digits) > DIGITS_MAX for digits in parts.values()):
-        raise ValueError(f"{text!r} is too long: at most 136 years")
-    length = sum(int(digits) * _UNITS_MS[unit] for unit, digits in parts.items())
+    length = DURATION_MS_MAX + 1
+    if all(len(digits) <= DIGITS_MAX for digits in parts.values()):
+        length = sum(int(digits) * _UNITS_MS[unit] for unit, digits in parts.items())
     if length > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is too long: at most 136 years")
     return length
 
 
 def format_duration(length_ms: int) -> str:
-    """The shortest way to write a span so that `parse_duration` reads it back."""
+    """The shortest form that `parse_duration` reads."""
     if length_ms == 0:
         return "0"
     written, left = "", length_ms

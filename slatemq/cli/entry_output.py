@@ -1,4 +1,4 @@
-"""How entries come out: tables and paragraphs for people, objects for programs."""
+"""Entries as tables and paragraphs for people, and as objects for programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slatemq.cli.session import Session
 F = TypeVar("F", bound=Callable[..., Any])
 
 SHOWN_BYTES = 2000
-"""Of a payload, where people look at it; --json has all of it."""
+"""Of a payload that people look at; --json has all of it."""
 
 TABLE_ROWS = 1000
-"""Rows whose columns are lined up together: nothing is held for longer."""
+"""Rows that are aligned, and held in memory, together."""
 
 LISTED = 100
-"""Entries shown to people who do not say how many: a queue may have millions."""
+"""Entries listed without --limit: a queue may have millions."""
 
 Column = tuple[str, Callable[[Entry], object]]
 
@@ -31,42 +31,23 @@ _ID: Column = ("message", lambda entry: entry.message_id)
 _ATTEMPTS: Column = ("attempts", lambda entry: entry.attempts_count)
 _PRIORITY: Column = ("priority", lambda entry: entry.priority)
 _HEADERS: Column = ("headers", lambda entry: headers_text(entry.message))
+_CONSUMER: Column = ("consumer", lambda entry: entry.consumer_id)
+_VISIBLE: Column = ("visible at", lambda entry: format_time(entry.visible_at_ms))
+_LEASE: Column = ("lease ends", lambda entry: format_time(entry.lease_deadline_ms))
+_DONE: Column = ("done", lambda entry: format_time(entry.finished_at_ms))
+_MOVED: Column = ("transferred to", lambda entry: entry.transferred_to)
+_FAILED: Column = ("failed", lambda entry: format_time(entry.finished_at_ms))
+_REASON: Column = ("reason", lambda entry: entry.reason)
+_ARCHIVED: Column = ("archived", lambda entry: format_time(_archived(entry).archived_at_ms))
+_RUN: Column = ("run", lambda entry: _archived(entry).run)
 
 _COLUMNS: dict[EntryState, tuple[Column, ...]] = {
     EntryState.AVAILABLE: (_ID, _PRIORITY, _ATTEMPTS),
-    EntryState.DELAYED: (
-        _ID,
-        _PRIORITY,
-        _ATTEMPTS,
-        ("visible at", lambda entry: format_time(entry.visible_at_ms)),
-    ),
-    EntryState.IN_FLIGHT: (
-        _ID,
-        _PRIORITY,
-        _ATTEMPTS,
-        ("consumer", lambda entry: entry.consumer_id),
-        ("lease ends", lambda entry: format_time(entry.lease_deadline_ms)),
-    ),
-    EntryState.DONE: (
-        _ID,
-        ("done", lambda entry: format_time(entry.finished_at_ms)),
-        _ATTEMPTS,
-        ("consumer", lambda entry: entry.consumer_id),
-        ("transferred to", lambda entry: entry.transferred_to),
-    ),
-    EntryState.FAILED: (
-        _ID,
-        ("failed", lambda entry: format_time(entry.finished_at_ms)),
-        _ATTEMPTS,
-        ("reason", lambda entry: entry.reason),
-    ),
-    EntryState.ARCHIVED: (
-        _ID,
-        ("failed", lambda entry: format_time(entry.finished_at_ms)),
-        _ATTEMPTS,
-        ("archived", lambda entry: format_time(_archived(entry).archived_at_ms)),
-        ("run", lambda entry: _archived(entry).run),
-    ),
+    EntryState.DELAYED: (_ID, _PRIORITY, _ATTEMPTS, _VISIBLE),
+    EntryState.IN_FLIGHT: (_ID, _PRIORITY, _ATTEMPTS, _CONSUMER, _LEASE),
+    EntryState.DONE: (_ID, _DONE, _ATTEMPTS, _CONSUMER, _MOVED),
+    EntryState.FAILED: (_ID, _FAILED, _ATTEMPTS, _REASON),
+    EntryState.ARCHIVED: (_ID, _FAILED, _ATTEMPTS, _ARCHIVED, _RUN),
 }
 
 
@@ -75,7 +56,7 @@ def _archived(entry: Entry) -> Archived:
 
 
 def listing_options(finished: str = "", *, to_file: bool = False) -> Callable[[F], F]:
-    """What every listing takes; `finished` names when, for those that go by time."""
+    """The options of a listing; `finished` says of what --from and --until are the times."""
     default = "all" if to_file else f"{LISTED}; with --json: all"
 
     def add(function: F) -> F:
@@ -84,17 +65,19 @@ def listing_options(finished: str = "", *, to_file: bool = False) -> Callable[[F
                 "--limit",
                 type=click.IntRange(min=0),
                 metavar="N",
-                help=f"Entries at most; 0: all.  [default: {default}]",
+                help=f"At most N entries; 0: all.  [default: {default}]",
             ),
         ]
         if not to_file:
-            text = "With the messages' headers."
+            text = "Also show the headers."
             options.append(click.option("--headers", is_flag=True, help=text))
         if finished:
             options += [
-                click.option("--newest", is_flag=True, help="The newest first."),
-                click.option("--until", type=TIME, help=f"Only those {finished} before."),
-                click.option("--from", "since", type=TIME, help=f"Only those {finished} since."),
+                click.option("--newest", is_flag=True, help="List the newest first."),
+                click.option("--until", type=TIME, help=f"Only those {finished} before then."),
+                click.option(
+                    "--from", "since", type=TIME, help=f"Only those {finished} then or later."
+                ),
             ]
         for option in options:
             function = option(function)
@@ -110,7 +93,7 @@ async def write_entries(
     limit: int | None,
     with_headers: bool,
 ) -> int:
-    """Writes a listing as it comes, and whether there is more; gives how many entries it had."""
+    """Print a listing as it comes, and note whether there is more; return its length."""
     if limit is None:
         limit = 0 if session.json else LISTED
     columns = (*_COLUMNS[state], *((_HEADERS,) if with_headers else ()), _HANDLE)
@@ -132,12 +115,11 @@ async def write_entries(
     if held:
         _write_rows(columns, held, headed=count == len(held))
     if is_cut and not session.json:
-        note("there are more: --limit 0 lists all")
+        note("there are more: --limit 0 lists all of them")
     return count
 
 
 def listing_view(session: Session, with_headers: bool) -> EntryView:
-    """How much a listing asks for."""
     if with_headers:
         return EntryView.HEADERS
     return EntryView.ATTEMPTS if session.json else EntryView.BASIC
@@ -181,7 +163,6 @@ def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:
 
 
 def show_entry(session: Session, entry: Entry) -> None:
-    """Writes all of an entry."""
     if session.json:
         write_json(entry_fields(entry, with_payload=True))
         return
@@ -197,7 +178,7 @@ def show_entry(session: Session, entry: Entry) -> None:
         say(f"  content  in the archive, from the run {entry.archived.run}")
         return
     if entry.message is None:
-        say("  the message itself is not stored any more")
+        say("  the message itself is no longer stored")
         return
     say(f"  etag     {entry.etag}")
     if entry.message.headers:
@@ -229,13 +210,12 @@ def _describe(entry: Entry) -> str:
 
 
 def headers_text(message: StoredMessage | None) -> str:
-    """Headers on one line."""
     headers = message.headers if message is not None else {}
     return one_line(" ".join(f"{key}={value}" for key, value in sorted(headers.items())))
 
 
 def shown(payload: bytes) -> str:
-    """A payload on one line, cut where it is long."""
+    """A payload on one line; a long one is cut."""
     text = one_line(payload[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
     if len(payload) > SHOWN_BYTES:
         return f"{text}… ({len(payload)} bytes; --json has all)"
@@ -243,5 +223,4 @@ def shown(payload: bytes) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks."""
     return text.replace("\n", "\\n")

@@ -1,10 +1,11 @@
-"""Errors as exit codes, and as sentences that say what to do."""
+"""Errors as exit codes, and as sentences that say what is wrong and what to do."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from slatemq.cli.wording import in_options
+from slatemq.cli.durations import format_duration
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
@@ -22,40 +23,60 @@ from slatemq.errors import (
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1
-EXIT_USAGE = 2  # wrong input too
+EXIT_USAGE = 2  # also wrong input
 EXIT_UNREACHABLE = 3
 
 EXIT_SIGNALLED = 128
-"""Ended by a signal: 128 and its number, as shells tell it; 130 after Ctrl-C, 141 when whoever
-read the output went away."""
+"""Plus the signal's number, as in shells: 130 after Ctrl-C, 141 when the reader of the output has
+closed it."""
+
+QUEUE_SETTINGS = (
+    "filter",
+    "priority",
+    "fallback_priority",
+    "max_attempts",
+    "lease",
+    "max_lease",
+    "max_total_lease",
+    "default_delay",
+    "backoff",
+    "done_retention",
+    "failed_retention",
+    "max_in_flight",
+)
+"""The settings of a queue; each is an option of `queue create` and `queue update`."""
+
+_OPTIONS = {*QUEUE_SETTINGS, "delay", "visible_at", "retention", "created_at", "dedupe_key"}
+
+_FIELD = re.compile(r"(?:queue|message)\.(?P<name>\w+?)(?P<unit>_ms|_s)?")
+
+_BOUNDS = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?P<why> \([^)]*\))?, not (?P<given>\d+)")
 
 
 class BadInput(Exception):
-    """What was to be read is not as it must be; the message says where and why."""
+    """Input that cannot be used; the message says where and why."""
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has closed it."""
+    """The reader of our output has closed it."""
 
 
 class Interrupted(Exception):
-    """A signal told the command to end."""
+    """A signal ended the command."""
 
     def __init__(self, number: int) -> None:
-        """Keep the signal's number."""
         super().__init__(f"signal {number}")
         self.number = number
 
 
 def exit_code(error: SlateMQError) -> int:
-    """The exit code of a command that this error ended."""
     if isinstance(error, Unavailable | DeadlineExceeded):
         return EXIT_UNREACHABLE
     return EXIT_REFUSED
 
 
 def advice(error: SlateMQError) -> str:
-    """What the user may do now; empty when the error itself says it."""
+    """What the user can do now; empty when the error itself says it."""
     if error.reason == "UNREACHABLE":
         return (
             "is SlateMQ running there? Name any of its services with --endpoint host:port or "
@@ -64,12 +85,12 @@ def advice(error: SlateMQError) -> str:
     if error.reason == "NOT_SLATEMQ":
         return "name any service of SlateMQ with --endpoint host:port or SLATEMQ_ENDPOINT"
     if error.reason == "MESSAGE_TOO_LARGE":
-        return "send it in smaller parts"
+        return "split it into smaller messages"
     match error:
         case NotFound(resource_type="queue"):
-            return "`slatemq queue ls` lists the queues, `slatemq queue create` makes one"
+            return "`slatemq queue ls` lists the queues, `slatemq queue create` creates one"
         case AlreadyExists(resource_type="queue"):
-            return "look at it with `slatemq queue show`, change it with `slatemq queue update`"
+            return "`slatemq queue show` shows it, `slatemq queue update` changes it"
         case FailedPrecondition(reason="CHANGE_LOSES"):
             return "--accept-loss permits it"
         case FailedPrecondition(reason="QUEUES_DELAY_LONGER"):
@@ -78,44 +99,64 @@ def advice(error: SlateMQError) -> str:
             return "`slatemq queue resume` ends the pause"
         case NotFound(resource_type="message", reason="ENTRY_UNKNOWN"):
             return (
-                "no queue has taken it (`slatemq explain` says which queues take what), or it is "
-                "no longer listed: it was cancelled or purged, or its retention is over"
+                "no queue has taken it (`slatemq explain` shows which queues would), or it is no "
+                "longer listed: cancelled, purged, or past its retention"
             )
         case NotFound(resource_type="message", reason="OTHER_STATE"):
-            return f"`slatemq message show {error.resource_name}` shows where it is, if anywhere"
+            return f"`slatemq message show {error.resource_name}` shows its state in each queue"
         case FailedPrecondition(reason="HANDLE_STALE") | NotFound(reason="ENTRY_UNKNOWN"):
             return "`slatemq message ls` has fresh handles, `slatemq message show ID` searches"
         case NotFound(resource_type="run"):
-            return "`slatemq janitor runs` lists them"
+            return "`slatemq janitor runs` lists the runs"
         case FailedPrecondition(reason="JOB_RUNNING"):
-            return f"`slatemq janitor show {error.subject} --follow` watches it"
+            return f"`slatemq janitor show {error.subject} --follow` follows it"
         case NotFound(resource_type="redrive"):
-            return "`slatemq failed redrives` lists them"
+            return "`slatemq failed redrives` lists the redrives"
         case NotFound(reason="LEASE_UNKNOWN") | FailedPrecondition(reason="LEASE_ENDED"):
             return "the message is no longer yours: claim again"
         case Aborted():
-            return f"somebody changed it first; its etag is now {error.etag}: look, and try again"
+            return f"it was changed meanwhile, and its etag is now {error.etag}: review, and retry"
         case ResourceExhausted():
-            return "try again in a moment, or send less at once"
+            return "retry in a moment, or send less in one call"
         case Unavailable():
-            return "try again; `slatemq status` tells which service is away"
+            return "retry; `slatemq status` shows which service is down"
         case DeadlineExceeded():
-            return "it may have happened all the same: look before you repeat it"
+            return "it may have happened all the same: check before you repeat it"
         case Unimplemented():
-            return "the process there is of another version, or not one of SlateMQ's"
+            return "the process at this address is another version, or not part of SlateMQ"
         case DataLoss():
-            return "stored bytes are damaged: look into the log of the service"
+            return "stored bytes are damaged: see the log of the service"
         case Internal():
-            return "this is a fault of SlateMQ's: please report it"
+            return "this is a bug in SlateMQ: please report it"
     return ""
 
 
 def sentence(error: SlateMQError) -> str:
     """The error and the advice, for people."""
-    result = in_options(error) if isinstance(error, InvalidArgument) else error.message
+    result = _in_options(error) if isinstance(error, InvalidArgument) else error.message
     what = result or error.reason
     hint = advice(error)
     return f"{what}\n  {hint}" if hint else what
+
+
+def _in_options(error: InvalidArgument) -> str:
+    """The error in terms of the option, with units, where its field is one."""
+    found = _FIELD.fullmatch(error.field)
+    if found is None or found["name"] not in _OPTIONS:
+        return error.message
+    option = "--" + found["name"].replace("_", "-")
+    rule = error.description
+    if found["unit"]:
+        scale = 1 if found["unit"] == "_ms" else 1000
+
+        def lengths(bounds: re.Match[str]) -> str:
+            least, most, given = (
+                format_duration(int(bounds[name]) * scale) for name in ("least", "most", "given")
+            )
+            return f"{least} to {most}{bounds['why'] or ''}, not {given}"
+
+        rule = _BOUNDS.sub(lengths, rule)
+    return f"{option}: {rule}"
 
 
 def error_fields(error: SlateMQError) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Groups of commands, whose modules are loaded when one of their commands is wanted."""
+"""Groups of commands, whose modules are loaded only when one of their commands runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from slatemq.cli import interrupts
 class Place(NamedTuple):
     """Where a command is defined, and its line in the list of commands.
 
-    The line is written here as well as in the command's own help, because the list is shown
-    without loading the command.
+    The line repeats the command's own help, because the list is shown without loading the command.
     """
 
     module: str
@@ -24,7 +23,7 @@ class Place(NamedTuple):
 
 
 class Group(click.Group):
-    """Lists its commands with the first sentence of each, whole.
+    """Lists its commands with the first sentence of each, in full.
 
     Commands in `places` are loaded when they run: loading all of them takes longer than most of
     them run.
@@ -35,11 +34,9 @@ class Group(click.Group):
         self.places = dict(places or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, loaded or not."""
         return sorted({*super().list_commands(ctx), *self.places})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, loaded if need be; None when there is none."""
         place = self.places.get(cmd_name)
         if place is None or cmd_name in self.commands:
             return super().get_command(ctx, cmd_name)
@@ -49,7 +46,6 @@ class Group(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list for the help."""
         rows = [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

@@ -1,8 +1,9 @@
-"""`slatemq instance`: the settings that all processes of the instance have alike."""
+"""`slatemq instance`: the settings that all processes of the instance share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -10,11 +11,13 @@ from click.shell_completion import CompletionItem
 from slatemq.cli.durations import format_duration, parse_duration
 from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
+from slatemq.cli.parameters import Parsed
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Instance
+    from slatemq.client import Client
 
 SETTINGS: Final = (
     "payload_bytes_max",
@@ -27,8 +30,8 @@ SETTINGS: Final = (
 )
 """Their names, which shells complete without loading the client."""
 
-WITHOUT_END: Final = ("retention_s", "replay_window_s")
-"""Those of which 0 is for ever."""
+ENDLESS: Final = ("retention_s", "replay_window_s")
+"""Those of which 0 means forever."""
 
 UNITS_MS: Final = {"_ms": 1, "_s": 1000}
 
@@ -48,38 +51,34 @@ Examples:
 
 \b
 A value is a whole number in the unit of the setting, or a duration such as
-7d where that unit is one of time. Each process follows once it is started
-again; `slatemq status` names those that run with an older record.
+7d where that unit is one of time. A process uses the new values once it is
+restarted; `slatemq status` names those that run with older ones.
 """
 
 
-class _Pair(click.ParamType[tuple[str, int]]):
-    """`KEY=VALUE`; gives the name of a setting and its value in the unit of the setting."""
+def _pair(text: str) -> tuple[str, int]:
+    """The name of a setting, and its value in the unit of the setting."""
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise ValueError(f"{text!r} is not a valid setting (expected KEY=VALUE)")
+    if name not in SETTINGS:
+        known = ", ".join(SETTINGS)
+        raise ValueError(f"{name!r} is not a setting of the instance; the settings are {known}")
+    if value.isascii() and value.isdigit() and len(value) <= 18:
+        return name, int(value)
+    unit_ms = _unit_ms(name)
+    if unit_ms is None:
+        raise ValueError(f"{name} takes a whole number, not {value!r}")
+    try:
+        length_ms = parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if length_ms % unit_ms:
+        raise ValueError(f"{name} is in whole seconds: leave out the milliseconds")
+    return name, length_ms // unit_ms
 
-    name = "key=value"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = value.partition("=")
-        if not equals or not text:
-            self.fail(f"{value!r} is not a change: write KEY=VALUE", param, ctx)
-        if name not in SETTINGS:
-            known = ", ".join(SETTINGS)
-            self.fail(f"{name!r} is not a setting of the instance; there are {known}", param, ctx)
-        if text.isascii() and text.isdigit() and len(text) <= 18:
-            return name, int(text)
-        unit_ms = _unit_ms(name)
-        if unit_ms is None:
-            self.fail(f"{name} takes a whole number, not {text!r}", param, ctx)
-        try:
-            length_ms = parse_duration(text)
-        except ValueError as error:
-            self.fail(f"{name}: {error}", param, ctx)
-        if length_ms % unit_ms:
-            self.fail(f"{name} is in whole seconds: leave out the milliseconds", param, ctx)
-        return name, length_ms // unit_ms
-
+class _Pair(Parsed[tuple[str, int]]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
@@ -88,22 +87,16 @@ class _Pair(click.ParamType[tuple[str, int]]):
 
 @click.group("instance", cls=Group)
 def instance() -> None:
-    """See and change the settings that all processes of the instance have alike."""
+    """Show and change the settings that all processes share."""
 
 
 @instance.command("show", epilog=SHOW_EPILOG)
-@session_options
-@pass_session
+@with_session
 def show(session: Session) -> None:
     """Show the settings of the instance."""
-
-    async def work() -> Instance:
-        async with session.connect() as client:
-            return await client.get_instance()
-
-    found = run(work())
+    found = session.call(lambda client: client.get_instance())
     if session.json:
-        write_json(_fields(found))
+        write_json(asdict(found))
         return
     say(f"instance record {found.number}, written {format_time(found.written_at_ms)}")
     rows = [(name, value, _readable(name, value)) for name, value in found.settings.items()]
@@ -111,58 +104,46 @@ def show(session: Session) -> None:
 
 
 @instance.command("set", epilog=SET_EPILOG)
-@click.argument("changes", type=_Pair(), metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.argument(
+    "changes", type=_Pair("key=value", _pair), metavar="KEY=VALUE...", nargs=-1, required=True
+)
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Permit a shorter replay_window_s or purge_grace_s, by which messages may be removed "
-    "that would have been kept.",
+    help="Permit a shorter replay_window_s or purge_grace_s, which may remove messages that "
+    "the longer one would have kept.",
 )
-@session_options
-@pass_session
+@with_session
 def set_(session: Session, changes: tuple[tuple[str, int], ...], accept_loss: bool) -> None:
     """Change settings of the instance, unless something would be lost."""
 
-    async def work() -> tuple[Instance, Instance]:
-        async with session.connect() as client:
-            before = await client.get_instance()
-            return before, await client.update_instance(dict(changes), accept_loss=accept_loss)
+    async def change(client: Client) -> tuple[Instance, Instance]:
+        before = await client.get_instance()
+        return before, await client.update_instance(dict(changes), accept_loss=accept_loss)
 
-    before, after = run(work())
-    if session.json:
-        write_json(_fields(after))
-    elif before.number == after.number:
-        say(f"instance record {after.number} has these values already")
-    else:
-        say(f"instance record {after.number}")
+    before, after = session.call(change)
+    is_same = before.number == after.number
+    same = " has these values already" if is_same else ""
+    session.show(asdict(after), f"instance record {after.number}{same}")
+    if is_same:
+        return
+    if not session.json:
         for name, value in after.settings.items():
             if before.settings.get(name) != value:
                 say(f"  {name}  {before.settings.get(name)} -> {value}")
-    if before.number != after.number:
-        note(
-            "each process follows once it is started again: brokers, routers and janitors first, "
-            "ingests last. `slatemq status` names those that run with an older record"
-        )
-
-
-def _fields(found: Instance) -> dict[str, Any]:
-    return {
-        "number": found.number,
-        "written_at_ms": found.written_at_ms,
-        "settings": dict(found.settings),
-    }
+    note(
+        "restart each process to apply it: brokers, routers and janitors first, ingests last. "
+        "`slatemq status` names the processes that run with an older record"
+    )
 
 
 def _unit_ms(name: str) -> int | None:
-    for suffix, unit_ms in UNITS_MS.items():
-        if name.endswith(suffix):
-            return unit_ms
-    return None
+    return next((unit_ms for suffix, unit_ms in UNITS_MS.items() if name.endswith(suffix)), None)
 
 
 def _readable(name: str, value: int) -> str:
-    if value == 0 and name in WITHOUT_END:
-        return "for ever"
+    if value == 0 and name in ENDLESS:
+        return "forever"
     unit_ms = _unit_ms(name)
     if unit_ms is not None:
         return format_duration(value * unit_ms)

@@ -1,6 +1,6 @@
-"""Ctrl-C where no command is at work yet, or any more: it ends the process, and says nothing.
+"""Ctrl-C before a command starts and after it ends: it ends the process without a message.
 
-Commands themselves hear of it as KeyboardInterrupt, and may have something to bring to an end.
+Commands themselves get KeyboardInterrupt, and may have work to finish.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def end_with(code: int) -> None:
-    """From now on Ctrl-C ends the process at once, with that exit code, unless it is ignored."""
+    """From now on Ctrl-C ends the process with this exit code, unless it is ignored."""
 
     def end(number: int, frame: FrameType | None) -> None:
         os._exit(code)
@@ -32,7 +32,7 @@ def raised() -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Ctrl-C ends the process meanwhile: modules that are half loaded cannot raise in order."""
+    """Ctrl-C ends the process meanwhile: a half-loaded module cannot handle KeyboardInterrupt."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         yield

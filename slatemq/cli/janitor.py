@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -15,9 +15,9 @@ from slatemq.cli.durations import format_duration
 from slatemq.cli.failures import EXIT_REFUSED, Interrupted
 from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import MESSAGE_ID, QUEUE, SECONDS, TIME, WORDS, queues_option
+from slatemq.cli.parameters import QUEUE, SECONDS, TIME, WORDS, ids_option, queues_option
 from slatemq.cli.progress import progress
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ Examples:
   slatemq janitor run retention --dry-run
   slatemq janitor run dead-letters --older-than 30d --queue orders
   slatemq janitor run unreferenced --no-wait
-  slatemq janitor run restore --queue orders --into orders-mended
+  slatemq janitor run restore --queue orders --into orders-restored
 
 \b
-The run is the janitor's, and goes on when this command ends: Ctrl-C asks
-whether it shall, `janitor show --follow` takes up the watching, and
-`janitor cancel` ends it. What was removed by then stays removed. A janitor
-runs one job at a time. Exit code 1: the run did not get to its end.
+The janitor executes the run, and continues when this command ends: Ctrl-C
+asks whether to cancel it, `janitor show RUN --follow` follows it again, and
+`janitor cancel RUN` ends it. What it removed before stays removed. A janitor
+runs one job at a time. Exit code 1: the run did not complete.
 """
 
 SHOW_EPILOG = """\
@@ -51,6 +51,8 @@ Examples:
   slatemq janitor show RUN --json | jq .counts
 """
 
+_RUN = click.argument("run_id", type=WORDS, metavar="RUN")
+
 
 @click.group("janitor", cls=Group)
 def janitor() -> None:
@@ -59,26 +61,16 @@ def janitor() -> None:
 
 @janitor.command("run", epilog=RUN_EPILOG)
 @click.argument("job", type=click.Choice(JOBS), metavar="JOB")
-@click.option("--dry-run", is_flag=True, help="Count what would go; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Count what would be removed; remove nothing.")
 @queues_option
-@click.option("--older-than", type=SECONDS, help="Of dead-letters: how long ago they failed.")
-@click.option(
-    "--days", type=click.IntRange(1, 3_660), metavar="N", help="Of report: how many days back."
-)
-@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Of restore: another queue.")
-@click.option(
-    "--id",
-    "ids",
-    type=MESSAGE_ID,
-    multiple=True,
-    metavar="ID",
-    help="Of restore: only the message with this ID; repeatable.",
-)
-@click.option("--failed-from", type=TIME, help="Of restore: only what failed then or later.")
-@click.option("--failed-until", type=TIME, help="Of restore: only what failed before.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for its end: print its ID.")
-@session_options
-@pass_session
+@click.option("--older-than", type=SECONDS, help="dead-letters: least time since they failed.")
+@click.option("--days", type=click.IntRange(1, 3_660), metavar="N", help="report: days covered.")
+@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="restore: another queue.")
+@ids_option
+@click.option("--failed-from", type=TIME, help="restore: only what failed then or later.")
+@click.option("--failed-until", type=TIME, help="restore: only what failed before then.")
+@click.option("--no-wait", is_flag=True, help="Print the run's ID; do not wait for its end.")
+@with_session
 def run_job(
     session: Session,
     job: str,
@@ -94,50 +86,51 @@ def run_job(
 ) -> None:
     """Run JOB, and wait for its end.
 
-    JOB is one of retention, unreferenced, done, dead-letters, report, restore.
+    JOB is retention, unreferenced, done, dead-letters, report or restore. --id
+    selects messages of restore.
     """
-    options: dict[str, Any] = {
-        "dry_run": dry_run,
-        "queue_ids": queues,
-        "older_than": older_than,
-        "days": days or 0,
-        "into": into,
-        "message_ids": ids,
-        "failed_from": failed_from,
-        "failed_until": failed_until,
-    }
-
-    begun = _once(session, lambda client: client.run_job(job, **options))
+    begun = session.call(
+        lambda client: client.run_job(
+            job,
+            dry_run=dry_run,
+            queue_ids=queues,
+            older_than=older_than,
+            days=days or 0,
+            into=into,
+            message_ids=ids,
+            failed_from=failed_from,
+            failed_until=failed_until,
+        )
+    )
     if no_wait:
-        if session.json:
-            write_json(_fields(begun))
-        else:
-            say(begun.run_id)
+        session.show(_fields(begun), begun.run_id)
         return
-    note(f"run {begun.run_id} is asked for: it begins as soon as no other runs")
+    note(f"run {begun.run_id} is requested: it starts when no other run is active")
     _follow(session, begun)
 
 
 @janitor.command("runs", epilog="\b\nExample:\n  slatemq janitor runs retention --limit 5")
 @click.argument("job", type=click.Choice(JOBS), required=False, metavar="[JOB]")
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, metavar="N", help="Runs at most.  [default: 20]"
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    metavar="N",
+    help="At most N runs.  [default: 20]",
 )
-@session_options
-@pass_session
+@with_session
 def runs(session: Session, job: str | None, limit: int) -> None:
     """List the runs of JOB, or of all jobs, the newest first."""
 
-    async def work() -> list[JobRun]:
+    async def collect(client: Client) -> list[JobRun]:
         found: list[JobRun] = []
-        async with session.connect() as client:
-            async for one in client.list_job_runs(job or ""):
-                found.append(one)
-                if len(found) == limit:
-                    break
+        async for one in client.list_job_runs(job or ""):
+            found.append(one)
+            if len(found) == limit:
+                break
         return found
 
-    found = run(work())
+    found = session.call(collect)
     if session.json:
         for one in found:
             write_json(_fields(one))
@@ -146,17 +139,16 @@ def runs(session: Session, job: str | None, limit: int) -> None:
 
 
 def _show_runs(found: Sequence[JobRun]) -> None:
-    """A row for each; when it was asked for is the beginning of its ID."""
+    """A row for each; a run's ID begins with the time of its request."""
     write_table(
-        ("run", "state", "begun by", "took", "result"),
+        ("run", "state", "started by", "took", "result"),
         (
             (
                 one.run_id,
                 one.state.value,
                 "schedule" if one.scheduled else "request",
                 _took(one),
-                ("dry run: " if one.dry_run else "")
-                + (one.error or _counts(one) or _standing(one)),
+                ("dry run: " if one.dry_run else "") + (one.error or _counts(one) or _phase(one)),
             )
             for one in found
         ),
@@ -164,90 +156,75 @@ def _show_runs(found: Sequence[JobRun]) -> None:
 
 
 @janitor.command("show", epilog=SHOW_EPILOG)
-@click.argument("run_id", type=WORDS, metavar="RUN")
+@_RUN
 @click.option("--follow", is_flag=True, help="Wait for its end.")
-@session_options
-@pass_session
+@with_session
 def show(session: Session, run_id: str, follow: bool) -> None:
-    """Show a run: how far it is, or what it did."""
-    one = _once(session, lambda client: client.get_job_run(run_id))
+    """Show how far a run is, or what it did."""
+    one = session.call(lambda client: client.get_job_run(run_id))
     if follow and not one.ended:
         _follow(session, one)
         return
     _report(session, one)
-    # Whoever follows is told the same, also where the run was quicker.
+    # Also where the run ended before we could follow it.
     if follow and one.state != "done":
         sys.exit(EXIT_REFUSED)
 
 
 @janitor.command("cancel", epilog="\b\nExample:\n  slatemq janitor cancel RUN")
-@click.argument("run_id", type=WORDS, metavar="RUN")
-@session_options
-@pass_session
+@_RUN
+@with_session
 def cancel(session: Session, run_id: str) -> None:
-    """End a run; what it has removed stays removed."""
+    """Cancel a run; what it has removed stays removed."""
     _report(session, _cancelled(session, run_id))
-
-
-def _once(session: Session, call: Callable[[Client], Awaitable[JobRun]]) -> JobRun:
-    async def work() -> JobRun:
-        async with session.connect() as client:
-            return await call(client)
-
-    return run(work())
 
 
 def _cancelled(session: Session, run_id: str) -> JobRun:
     """The run, once it has ended."""
 
-    async def work() -> JobRun:
-        async with session.connect() as client:
-            return await client.wait_job_run(await client.cancel_job_run(run_id))
+    async def cancel(client: Client) -> JobRun:
+        return await client.wait_job_run(await client.cancel_job_run(run_id))
 
-    return run(work())
+    return session.call(cancel)
 
 
 def _follow(session: Session, begun: JobRun) -> None:
-    """Wait for the end of a run, and report it; leaves it alone, or ends it, when interrupted."""
+    """Wait for the end of a run, and report it; when interrupted, ask whether to cancel it."""
+    name = begun.run_id
+    how_to_follow = (
+        f"the run continues; `slatemq janitor show {name} --follow` follows it, "
+        f"`slatemq janitor cancel {name}` cancels it"
+    )
 
-    async def work() -> JobRun:
-        async with session.connect() as client:
-            try:
-                with _progress(session) as report:
-                    return await client.wait_job_run(begun, on_progress=report)
-            except SlateMQError:
-                note(_how_to_follow(begun))
-                raise
+    async def wait(client: Client) -> JobRun:
+        try:
+            with _progress(session) as report:
+                return await client.wait_job_run(begun, on_progress=report)
+        except SlateMQError:
+            note(how_to_follow)
+            raise
 
     try:
-        ended = run(work())
+        ended = session.call(wait)
     except Interrupted:
         if not _wants_end():
-            note(_how_to_follow(begun))
+            note(how_to_follow)
             raise
-        ended = _cancelled(session, begun.run_id)
+        ended = _cancelled(session, name)
     _report(session, ended)
     if ended.state != "done":
         sys.exit(EXIT_REFUSED)
 
 
 def _wants_end() -> bool:
-    """Whether the user wants the run to end with the command; nobody else is asked."""
+    """Ask whether to cancel the run; without a terminal the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     try:
-        return click.confirm("\nThe run goes on in the janitor. Cancel it?", err=True)
+        return click.confirm("\nThe run continues in the janitor. Cancel it?", err=True)
     except click.Abort:
         print(file=sys.stderr)
         return False
-
-
-def _how_to_follow(begun: JobRun) -> str:
-    name = begun.run_id
-    return (
-        f"the run goes on; `slatemq janitor show {name} --follow` watches it, "
-        f"`slatemq janitor cancel {name}` ends it"
-    )
 
 
 def _report(session: Session, one: JobRun) -> None:
@@ -258,7 +235,7 @@ def _report(session: Session, one: JobRun) -> None:
     took = f" after {_took(one)}" if one.ended and one.started_at_ms else ""
     say(f"run {one.run_id} is {one.state.value}{took}{dry}")
     if not one.ended and one.progress is not None:
-        say(f"  {_standing(one)}")
+        say(f"  {_phase(one)}")
     for phase, took_ms in one.phases:
         say(f"  {phase}: {format_duration(took_ms)}")
     for name, count in one.counts.items():
@@ -271,9 +248,8 @@ def _report(session: Session, one: JobRun) -> None:
 
 
 def _fields(one: JobRun) -> dict[str, Any]:
-    fields = asdict(one)
-    fields["phases"] = [{"phase": phase, "took_ms": took_ms} for phase, took_ms in one.phases]
-    return fields
+    phases = [{"phase": phase, "took_ms": took_ms} for phase, took_ms in one.phases]
+    return {**asdict(one), "phases": phases}
 
 
 def _counts(one: JobRun) -> str:
@@ -284,7 +260,7 @@ def _counts(one: JobRun) -> str:
     )
 
 
-def _standing(one: JobRun) -> str:
+def _phase(one: JobRun) -> str:
     value = one.progress
     if value is None or one.ended:
         return ""
@@ -300,7 +276,7 @@ def _took(one: JobRun) -> str:
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
-    """A bar on stderr, where that is a terminal; gives what to report how far it is."""
+    """A bar on stderr, where that is a terminal; yields the function that updates it."""
     with progress(not session.json, "waiting", None, _columns, tasks="") as update:
 
         def report(one: JobRun) -> None:

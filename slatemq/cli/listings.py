@@ -1,40 +1,50 @@
-"""Listings of all brokers: what came is shown, then the command fails for the brokers missing."""
+"""Listings of all brokers: print what came, then fail for what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from slatemq.errors import INCOMPLETE, SHARDS, Unavailable
+from slatemq.cli.output import write_json
+from slatemq.cli.session import Session
+from slatemq.errors import SlateMQError
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 T = TypeVar("T")
 
 
-@dataclass
-class Listing(Generic[T]):
-    """The items that came, and why others are missing, if they are."""
+def write_listing(
+    session: Session,
+    items: Callable[[Client], AsyncIterator[T]],
+    fields: Callable[[T], Mapping[str, Any]],
+    show: Callable[[Sequence[T]], None],
+) -> None:
+    """Print all items: with --json the fields of each, else what `show` makes of them.
 
-    items: list[T]
-    problem: Unavailable | None = None
+    Raises SlateMQError where the listing is not complete, after printing what came before.
+    """
+    found: list[T] = []
 
-    def check_complete(self) -> None:
-        """Raises Unavailable (INCOMPLETE) that names the brokers which did not answer."""
-        if self.problem is not None:
-            raise self.problem
+    async def collect(client: Client) -> SlateMQError | None:
+        try:
+            async for item in items(client):
+                found.append(item)  # noqa: PERF401 - what came before an error is printed
+        except SlateMQError as error:
+            return error
+        return None
 
-
-async def listing_of(items: AsyncIterator[T]) -> Listing[T]:
-    """All items. Raises what the client raises, unless the listing is merely incomplete."""
-    listing: Listing[T] = Listing([])
-    try:
-        async for item in items:
-            listing.items.append(item)
-    except Unavailable as error:
-        if error.reason != INCOMPLETE or SHARDS not in error.metadata:
-            raise
-        listing.problem = error
-    return listing
+    problem = session.call(collect)
+    if problem is not None and not found:
+        raise problem
+    if session.json:
+        for one in found:
+            write_json(fields(one))
+    else:
+        show(found)
+    if problem is not None:
+        raise problem
 
 
 def silent_brokers(shards: Iterable[int]) -> str:

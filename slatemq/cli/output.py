@@ -1,4 +1,4 @@
-"""What comes out: JSON lines for programs, tables and sentences for people, payloads as they are.
+"""Output: JSON lines for programs, tables and sentences for people, payloads unchanged.
 
 Results go to stdout, everything else to stderr.
 """
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 PIECE_LENGTH = 1 << 16
-"""Of a text that is encoded at once."""
+"""Characters of a long text that are encoded together."""
 
 
 def write_bytes(content: bytes) -> None:
-    """Bytes to stdout as they are, out of our hands when this returns."""
+    """Write bytes to stdout unchanged, flushed when this returns."""
     _write([content])
 
 
 def write_json(fields: Mapping[str, Any]) -> None:
-    """One JSON object on a line of its own."""
+    """Write one JSON object on a line of its own."""
     _write(json_pieces(fields))
 
 
@@ -33,12 +33,12 @@ def _write(pieces: Iterable[bytes]) -> None:
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
-    """One JSON object and a newline; all ASCII, so that no reader splits it elsewhere."""
+    """One JSON object and a newline, all ASCII: no reader sees another line break in it."""
     return f"{json.dumps(fields, separators=(', ', ': '))}\n".encode()
 
 
 def json_pieces(fields: Mapping[str, Any]) -> Iterator[bytes]:
-    """The same in pieces: a long text is never encoded as a whole."""
+    """`json_line` in pieces, so that a long text is never encoded as a whole."""
     if not any(isinstance(one, str) and len(one) > PIECE_LENGTH for one in fields.values()):
         yield json_line(fields)
         return
@@ -57,22 +57,22 @@ def json_pieces(fields: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def say(text: str) -> None:
-    """A result for people."""
+    """Print a result for people."""
     write_bytes(printable(text).encode() + b"\n")
 
 
 def note(text: str) -> None:
-    """Something beside the result, for people."""
+    """Print a note to stderr."""
     print(f"slatemq: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def remark(text: str) -> None:
-    """A line beside the result, for people, of which several belong together."""
+    """Print one line of a longer note to stderr."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
 CUT_WIDTH = 8
-"""Columns that are left of what is cut, however narrow the terminal is."""
+"""The least width of a cell that is cut, however narrow the terminal is."""
 
 
 def write_table(
@@ -82,13 +82,11 @@ def write_table(
     headed: bool = True,
     cuts: Sequence[str] = (),
 ) -> None:
-    """A table for people; cells that are numbers stand on the right. Without a head: more rows.
+    """Print a table with numbers aligned to the right; `headed=False` continues one.
 
-    Where a terminal is too narrow, cells of the columns `cuts` are cut, those of the first one
-    first. Nothing else is left out or folded: the terminal wraps the lines, and what is copied from
-    it is whole.
+    Where a terminal is too narrow, cells of the columns in `cuts` are cut, in that order. Nothing
+    else is cut or folded: the terminal wraps the lines, and text copied from it is complete.
     """
-    # Imported here: only tables need it.
     from rich.cells import cell_len
 
     cells = [list(row) for row in rows]
@@ -137,32 +135,32 @@ def payload_fields(payload: bytes) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Text without what would move the cursor or cannot be shown: that is written as escapes."""
+    """Text with escapes for characters that would move the cursor or cannot be shown."""
     return text if text.isprintable() else text.translate(_Shown())
 
 
 class _Shown(dict[int, str]):
-    """How letters are shown, by their numbers; each is found out once."""
+    """What is printed for each code point."""
 
     def __missing__(self, code: int) -> str:
-        dead_letter = chr(code)
-        if not dead_letter.isprintable() and dead_letter != "\n":
-            dead_letter = dead_letter.encode("unicode_escape", "surrogatepass").decode()
-        self[code] = dead_letter
-        return dead_letter
+        shown = chr(code)
+        if not shown.isprintable() and shown != "\n":
+            shown = shown.encode("unicode_escape", "surrogatepass").decode()
+        self[code] = shown
+        return shown
 
 
 def line_width() -> int:
-    """Columns of a line: the terminal's; without bounds where stdout is not one."""
+    """Columns of the terminal; unbounded where stdout is not one."""
     if not sys.stdout.isatty():
         return sys.maxsize
-    import shutil  # with every kind of compression, which takes longer than a short command
+    import shutil  # loads every compression module, which takes longer than a short command
 
     return shutil.get_terminal_size().columns
 
 
 def cut(text: str, width: int) -> str:
-    """Text of at most so many columns, with … at its end where some of it is left out."""
+    """Text of at most `width` columns; where some is left out, it ends with …."""
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= width else f"{set_cell_size(text, max(width - 1, 0))}…"

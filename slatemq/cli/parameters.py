@@ -1,9 +1,11 @@
-"""What options and arguments are made of. A value that cannot be is wrong usage: exit code 2."""
+"""Types of options and arguments, and options that several commands share."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -11,185 +13,200 @@ import click
 from click.shell_completion import CompletionItem
 
 from slatemq._rpc.endpoints import addresses_of
-from slatemq.cli.completion import queue_names
 from slatemq.cli.durations import parse_duration
-from slatemq.errors import InvalidArgument
+from slatemq.errors import InvalidArgument, SlateMQError
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+COMPLETION_S = 1.0
+"""How long a shell waits for the names of queues before it completes nothing."""
+
+COMPLETIONS_MAX = 200
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class _Words(click.ParamType[str]):
-    """Text that can be sent: UTF-8."""
+class Parsed(click.ParamType[T]):
+    """Values that `parse` makes of UTF-8 text; its ValueError is wrong usage: exit code 2."""
 
-    name = "text"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                self.fail("must be UTF-8", param, ctx)
-        return value
+        if not isinstance(value, str):
+            return value
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail("must be UTF-8", param, ctx)
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-class _QueueName(_Words):
-    """The name of a queue, which shells complete."""
-
+class _QueueName(Parsed[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        return queue_names(ctx, incomplete)
+        import asyncio
+
+        found: list[str] = []
+
+        async def collect() -> None:
+            session: Any = ctx.find_root().obj
+            async with asyncio.timeout(COMPLETION_S), session.connect() as client:
+                async for queue in client.list_queues(incomplete):
+                    found.append(queue.queue_id)
+                    if len(found) == COMPLETIONS_MAX:
+                        return
+
+        with suppress(SlateMQError, TimeoutError, click.UsageError):
+            asyncio.run(collect())
+        return [CompletionItem(name) for name in found]
 
 
-class _Duration(click.ParamType[timedelta]):
-    """A span; gives a timedelta."""
+def _duration(text: str) -> timedelta:
+    return timedelta(milliseconds=parse_duration(text))
 
-    name = "duration"
 
-    def __init__(self, whole_seconds: bool = False) -> None:
-        self._whole_seconds = whole_seconds
+def _seconds(text: str) -> timedelta:
+    length_ms = parse_duration(text)
+    if length_ms % 1000:
+        raise ValueError(f"{text!r} must be whole seconds: leave out the milliseconds")
+    return timedelta(milliseconds=length_ms)
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, timedelta):
-            return value
+
+def parse_time(text: str, others: str = "") -> int:
+    """Milliseconds since the Unix epoch; `others` names further forms, for the ValueError."""
+    if re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        return int(text)
+    also = f", {others}" if others else ""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a valid time: write 2026-11-21T08:30:00Z, or milliseconds since "
+            f"1970{also}"
+        ) from None
+    if time.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: add Z for UTC, or e.g. +01:00{also}")
+    since = (time - _EPOCH) // timedelta(milliseconds=1)
+    if since < 0:
+        raise ValueError(f"{text!r} is before 1970")
+    return since
+
+
+def _header(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"{text!r} is not a valid header (expected KEY=VALUE)")
+    return key, value
+
+
+def _message_id(text: str) -> int:
+    if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or not 0 < int(text) < 1 << 63:
+        raise ValueError(
+            f"{text!r} is not a valid message ID (expected a whole number, as publish and claim "
+            "print it, e.g. 281474976710657)"
+        )
+    return int(text)
+
+
+def _handle_or_id(text: str) -> str:
+    if "/" not in text:
         try:
-            length_ms = parse_duration(value)
+            _message_id(text)
         except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if self._whole_seconds and length_ms % 1000:
-            self.fail(f"{value!r} is kept in whole seconds: leave out the milliseconds", param, ctx)
-        return timedelta(milliseconds=length_ms)
+            raise ValueError(f"{error}; a handle has slashes, as `message ls` prints it") from None
+    return text
 
 
-class _Time(click.ParamType[int]):
-    """A point in time; gives milliseconds since the Unix epoch."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, int):
-            return value
-        if re.fullmatch(r"\d{1,18}", value, re.ASCII):
-            return int(value)
-        try:
-            time = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is no time: write 2026-11-21T08:30:00Z, or milliseconds since 1970",
-                param,
-                ctx,
-            )
-        if time.tzinfo is None:
-            self.fail(f"{value!r} has no time zone: add Z for UTC, or e.g. +01:00", param, ctx)
-        since = (time - _EPOCH) // timedelta(milliseconds=1)
-        if since < 0:
-            self.fail(f"{value!r} is before 1970", param, ctx)
-        return since
+def _endpoint(text: str) -> str:
+    try:
+        return ",".join(addresses_of(text))
+    except InvalidArgument as error:
+        raise ValueError(error.description) from None
 
 
-class _Header(click.ParamType[tuple[str, str]]):
-    """`key=value`; gives the pair. The value may have further `=`, and may be empty."""
+WORDS = Parsed("text", str)
+QUEUE = _QueueName("text", str)
+DURATION = Parsed("duration", _duration)
+SECONDS = Parsed("duration", _seconds)
+TIME = Parsed("time", parse_time)
+HEADER = Parsed("k=v", _header)
+MESSAGE_ID = Parsed("id", _message_id)
+WHICH = Parsed("handle or id", _handle_or_id)
+ENDPOINT = Parsed("host:port", _endpoint)
 
-    name = "k=v"
+queue_argument = click.argument("queue", type=QUEUE)
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, tuple):
-            return value
-        text = WORDS.convert(value, param, ctx)
-        key, equals, content = text.partition("=")
-        if not equals or not key:
-            self.fail(f"{text!r} is no header: write key=value", param, ctx)
-        return key, content
+etag_option = click.option(
+    "--etag", type=WORDS, default="", help="Change it only if this is still its etag."
+)
 
+consumer_option = click.option(
+    "--consumer", type=WORDS, default="", metavar="ID", help="Your name, for the records."
+)
 
-class _Endpoint(click.ParamType[str]):
-    """`host:port`, several with commas."""
+yes_option = click.option(
+    "--yes",
+    is_flag=True,
+    help="Do not ask for confirmation (never asked when stdin is not a terminal).",
+)
 
-    name = "host:port"
+queues_option = click.option(
+    "--queue",
+    "queues",
+    type=QUEUE,
+    multiple=True,
+    metavar="QUEUE",
+    help="Only this queue; repeatable.",
+)
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return ",".join(addresses_of(value))
-        except InvalidArgument as error:
-            self.fail(error.description, param, ctx)
+search_option = click.option(
+    "--in",
+    "queues",
+    type=QUEUE,
+    multiple=True,
+    metavar="QUEUE",
+    help="Search only this queue; repeatable.",
+)
 
-
-class _MessageID(click.ParamType[int]):
-    """The ID of a message."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, int):
-            return value
-        if not re.fullmatch(r"\d{1,19}", value, re.ASCII) or not 0 < int(value) < 1 << 63:
-            self.fail(
-                f"{value!r} is no message ID: that is a whole number, as publish and claim print "
-                "it, e.g. 281474976710657",
-                param,
-                ctx,
-            )
-        return int(value)
-
-
-class _Which(click.ParamType[str]):
-    """The handle of a message in a queue, or the message's ID."""
-
-    name = "handle or id"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        text = WORDS.convert(value, param, ctx)
-        if "/" not in text:
-            try:
-                MESSAGE_ID.convert(text, param, ctx)
-            except click.BadParameter as error:
-                self.fail(
-                    f"{error.message}; a handle has slashes, as `message ls` prints it", param, ctx
-                )
-        return text
+ids_option = click.option(
+    "--id",
+    "ids",
+    type=MESSAGE_ID,
+    multiple=True,
+    metavar="ID",
+    help="Only the message with this ID; repeatable.",
+)
 
 
-WORDS = _Words()
-QUEUE = _QueueName()
-DURATION = _Duration()
-SECONDS = _Duration(whole_seconds=True)
-TIME = _Time()
-HEADER = _Header()
-MESSAGE_ID = _MessageID()
-WHICH = _Which()
-ENDPOINT = _Endpoint()
+def confirm(yes: bool, question: str) -> None:
+    """Ask, unless `yes` or nobody is at a terminal. Raises click.Abort after a no."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(question, abort=True, err=True)
 
 
 def header_option(what: str) -> Callable[[F], F]:
-    """`--header k=v`, any number of times, and `--to QUEUE`, which is one of them."""
+    """`--header k=v`, any number of times, and `--to QUEUE`, short for one of them."""
 
     def add(function: F) -> F:
         function = click.option(
             "--header", "pairs", type=HEADER, multiple=True, help=f"A header of {what}; repeatable."
         )(function)
         return click.option(
-            "--to", type=QUEUE, metavar="QUEUE", help="The same as --header queue=QUEUE."
+            "--to", type=QUEUE, metavar="QUEUE", help="Short for --header queue=QUEUE."
         )(function)
 
     return add
 
 
-def queues_option(function: F) -> F:
-    """`--queue QUEUE`, any number of times."""
-    return click.option(
-        "--queue",
-        "queues",
-        type=QUEUE,
-        multiple=True,
-        metavar="QUEUE",
-        help="Only this one; repeatable.",
-    )(function)
-
-
 def headers_of(to: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The headers given on the command line; one given twice is wrong usage."""
+    """The headers given on the command line. Raises UsageError for one given twice."""
     headers: dict[str, str] = {}
     named = [("queue", to)] if to is not None else []
     for key, value in [*named, *pairs]:

@@ -1,7 +1,4 @@
-"""How far something is: a bar on stderr, where that is a terminal.
-
-rich is loaded when there is a bar to show.
-"""
+"""A progress bar on stderr, where that is a terminal. rich is loaded only to show one."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ Update = Callable[..., None]
 """Takes what has changed: `completed`, `advance`, `total`, `description`, and the fields."""
 
 Columns = Callable[[], "tuple[ProgressColumn, ...]"]
-"""Makes the columns of a bar, in its own imports."""
+"""Makes the columns of a bar, and imports them."""
 
 
 @contextmanager
 def progress(
     is_wanted: bool, what: str, total: float | None, columns: Columns | None = None, **fields: Any
 ) -> Iterator[Update]:
-    """A bar with these columns, or the usual ones; gives the function that updates it."""
+    """Show a bar with these columns, or the usual ones; yields the function that updates it."""
     if not is_wanted or not sys.stderr.isatty():
         yield lambda **_: None
         return

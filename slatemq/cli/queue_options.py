@@ -25,29 +25,28 @@ _PRIORITY, _IN_FLIGHT = click.IntRange(0, 255), click.IntRange(1, 1_000_000)
 _ATTEMPTS = click.IntRange(1, 65_535)
 
 _SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = (
-    ("--max-in-flight", _IN_FLIGHT, "N", "Messages claimed at once at most.", "100000"),
-    ("--failed-retention", SECONDS, None, "How long dead letters stay listed.", "for ever: 0"),
+    ("--max-in-flight", _IN_FLIGHT, "N", "The most messages claimed at a time.", "100000"),
+    ("--failed-retention", SECONDS, None, "How long dead letters stay listed.", "0: forever"),
     ("--done-retention", SECONDS, None, "How long done messages stay listed.", "1d"),
-    ("--backoff", BACKOFF, None, "How messages wait after failed attempts.", DEFAULT_BACKOFF),
-    ("--default-delay", DURATION, None, "Makes it a delayed queue.", "0"),
-    ("--max-total-lease", DURATION, None, "The longest that one claim may hold.", "12h"),
-    ("--max-lease", DURATION, None, "The longest lease that may be asked for.", "12h"),
+    ("--backoff", BACKOFF, None, "How long messages wait after a failure.", DEFAULT_BACKOFF),
+    ("--default-delay", DURATION, None, "Delay messages without a delay of their own.", "0"),
+    ("--max-total-lease", DURATION, None, "The longest time that one claim can hold.", "12h"),
+    ("--max-lease", DURATION, None, "The longest lease that a claim can ask for.", "12h"),
     ("--lease", DURATION, None, "How long a claim holds a message.", "30s"),
-    ("--max-attempts", _ATTEMPTS, "N", "Claims before a message is failed.", "5"),
-    ("--fallback-priority", _PRIORITY, "N", "Where the expression fails.", "128"),
-    ("--priority", WORDS, "CEL", "CEL expression, 0 to 255, 0 the most urgent.", DEFAULT_PRIORITY),
-    ("--filter", WORDS, "CEL", "CEL expression.", "the header `queue` is NAME"),
+    ("--max-attempts", _ATTEMPTS, "N", "Claims before a message fails.", "5"),
+    ("--fallback-priority", _PRIORITY, "N", "Priority where --priority fails.", "128"),
+    ("--priority", WORDS, "CEL", "Priority, 0 to 255, 0 the most urgent.", DEFAULT_PRIORITY),
+    ("--filter", WORDS, "CEL", "Which messages it takes.", "the header `queue` is NAME"),
 )
 
 
-def settings_options(record: Callable[[str], str]) -> Callable[[F], F]:
-    """An option for each setting; `told` makes the end of its help of the default."""
+def settings_options(default_text: Callable[[str], str]) -> Callable[[F], F]:
+    """An option for each setting; `default_text` makes the end of its help of the default."""
 
     def add(function: F) -> F:
         for name, kind, metavar, what, default in _SETTINGS:
-            function = click.option(name, type=kind, metavar=metavar, help=what + record(default))(
-                function
-            )
+            text = what + default_text(default)
+            function = click.option(name, type=kind, metavar=metavar, help=text)(function)
         return function
 
     return add
@@ -62,36 +61,27 @@ def queue_fields(one: Queue) -> dict[str, Any]:
 
 
 def priority_of(one: Queue) -> str:
-    """The expression of a queue's priority; the server answers with none for the default."""
+    """The expression of a queue's priority, which the server leaves empty for the default."""
     return one.priority or DEFAULT_PRIORITY
 
 
 def count_cells(one: Queue) -> list[int]:
     """The columns of `COUNTS`."""
-    counts = one.counts
-    return [
-        counts.available_count,
-        counts.delayed_count,
-        counts.in_flight_count,
-        counts.done_count,
-        counts.failed_count,
-        counts.archived_count,
-    ]
+    return [getattr(one.counts, f"{name.replace(' ', '_')}_count") for name in COUNTS]
 
 
 OPEN = "open"
-"""The state of a queue that works as it should, which a list need not show."""
+"""The state of a queue that works normally, which a list need not show."""
 
 
 def state_of(one: Queue) -> str:
-    """Whether it hands out messages, and gets any."""
     if one.paused:
         return "paused"
     return "quarantine" if one.quarantine else OPEN
 
 
 def settings_rows(one: Queue) -> list[tuple[str, str]]:
-    """All of a queue for people, but for its priorities."""
+    """All of a queue for people, except the counts by priority."""
     counts = zip(COUNTS, count_cells(one), strict=True)
     age_ms = one.counts.oldest_claimable_age_ms
     return [
@@ -129,13 +119,13 @@ def priority_rows(one: Queue) -> list[tuple[int, int, int]]:
 
 
 def format_time(time_ms: int) -> str:
-    """A point in time for people, UTC."""
+    """RFC 3339, UTC."""
     time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _retention(length_s: int) -> str:
-    return format_duration(length_s * 1000) if length_s else "for ever"
+    return format_duration(length_s * 1000) if length_s else "forever"
 
 
 def _quarantine_rows(one: Queue) -> Iterator[tuple[str, str]]:
@@ -151,16 +141,16 @@ def _replay_rows(one: Queue) -> Iterator[tuple[str, str]]:
         yield "replay", f"done, {_messages(one.replay.replayed_count)}"
         return
     for part in one.replay.ranges:
+        progress = _share(part.replayed_count, part.message_count)
         if part.waits_for_ingest:
-            yield f"replay of log {part.ingest_shard}", f"waits for ingest {part.ingest_shard}"
-            continue
-        yield f"replay of log {part.ingest_shard}", _share(part.replayed_count, part.message_count)
+            progress = f"waits for ingest {part.ingest_shard}"
+        yield f"replay of log {part.ingest_shard}", progress
 
 
 def _share(replayed_count: int, message_count: int | None) -> str:
     if message_count is None:
         return f"{_messages(replayed_count)} so far"
-    # Rounded down: 100 % says that nothing is left.
+    # Rounded down: 100 % means that nothing is left.
     percent = 100 * replayed_count // message_count if message_count else 100
     return f"{replayed_count} of {_messages(message_count)} ({percent}%)"
 

@@ -1,10 +1,10 @@
-"""What all commands share: where the server is, what form the output has, the event loop."""
+"""What all commands share: where the server is, the form of the output, the event loop."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ import click
 
 import slatemq
 from slatemq.cli.failures import Interrupted
+from slatemq.cli.output import say, write_json
 from slatemq.cli.parameters import DURATION, ENDPOINT
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ENDPOINT = "127.0.0.1:7420"
-"""Where `make up` and docker-compose have the first service."""
+"""The first service of `make up` and docker-compose."""
 
 ENDPOINT_VARIABLE = "SLATEMQ_ENDPOINT"
 
@@ -31,10 +32,10 @@ DEFAULT_TIMEOUT = timedelta(seconds=30)
 
 @dataclass
 class Session:
-    """The options that every command takes, given before or after its name.
+    """The options that every command takes, before or after its name.
 
     Attributes:
-        at_end: What a command that fails still has to say, after the error is told.
+        at_end: Called after a failed command's error was printed, to print what else is to say.
     """
 
     endpoint: str | None = None
@@ -43,10 +44,26 @@ class Session:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
     def connect(self) -> Client:
-        """A client of the server; entering it raises Unavailable when nobody is there."""
+        """A client of the server; entering it raises Unavailable when nothing answers there."""
         address = self._address()
-        # Loads gRPC, now and not before: that takes longer than a command that needs no server.
+        # Loads gRPC only now: that takes longer than a command that needs no server.
         return slatemq.connect(address, call_timeout=self.timeout)
+
+    def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Run `work` with a client to its end, as `run` does."""
+
+        async def connected() -> T:
+            async with self.connect() as client:
+                return await work(client)
+
+        return run(connected())
+
+    def show(self, fields: Mapping[str, Any], text: str) -> None:
+        """Print a result: the object with --json, else the text."""
+        if self.json:
+            write_json(fields)
+        else:
+            say(text)
 
     def _address(self) -> str:
         if self.endpoint is not None:
@@ -59,14 +76,14 @@ class Session:
 
 
 def session_options(function: F) -> F:
-    """Adds the options of Session to a command; they end up in it, not in the arguments."""
+    """Add the options of Session to a command; their values go into it, not to the function."""
     for decorate in (
         click.option(
             "--timeout",
             type=DURATION,
             expose_value=False,
             callback=_keep,
-            help="How long to try while services are away; the endpoint itself: 3s at most.  "
+            help="How long to retry while services are down; the endpoint itself: 3s at most.  "
             "[default: 30s]",
         ),
         click.option(
@@ -75,7 +92,7 @@ def session_options(function: F) -> F:
             default=None,
             expose_value=False,
             callback=_keep,
-            help="One JSON object per line, for programs.",
+            help="Print one JSON object per line, for programs.",
         ),
         click.option(
             "--endpoint",
@@ -83,7 +100,7 @@ def session_options(function: F) -> F:
             metavar="HOST:PORT[,…]",
             expose_value=False,
             callback=_keep,
-            help="Any service of SlateMQ, or several: any one that answers will do.  "
+            help="Any service of SlateMQ; of several, the first that answers.  "
             f"[env var: {ENDPOINT_VARIABLE}; default: {DEFAULT_ENDPOINT}]",
         ),
     ):
@@ -100,10 +117,15 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command to its end. The first Ctrl-C or SIGTERM cancels it, and raises Interrupted.
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of Session to a command, and pass it as the first argument."""
+    return session_options(pass_session(function))
 
-    A command that is cancelled may still tell how far it came; a second signal cuts that short.
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command to its end. The first Ctrl-C or SIGTERM cancels it, and raises Interrupted.
+
+    A cancelled command may still print how far it came; a second signal cuts that short.
     """
     import asyncio
 

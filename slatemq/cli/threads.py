@@ -1,4 +1,4 @@
-"""Calls that may block for ever, such as reads from a terminal, beside the event loop."""
+"""Calls that may block indefinitely, such as reads from a terminal, beside the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 async def in_thread(function: Callable[[], T]) -> T:
     """What `function` returns or raises, run in a thread that may be left behind.
 
-    `asyncio.to_thread` would hold up the end of the program until the read comes back.
+    `asyncio.to_thread` would delay the end of the program until the read returns.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -33,7 +33,7 @@ async def in_thread(function: Callable[[], T]) -> T:
             result = function()
         except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
             problem = error
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with suppress(RuntimeError):  # The loop is closed: nothing awaits the result.
             loop.call_soon_threadsafe(settle, result, problem)
 
     threading.Thread(target=work, daemon=True).start()

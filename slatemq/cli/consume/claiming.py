@@ -15,9 +15,9 @@ from slatemq.cli.durations import format_duration
 from slatemq.cli.entry_output import one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
-from slatemq.cli.parameters import DURATION, QUEUE, WORDS
+from slatemq.cli.parameters import DURATION, WORDS, consumer_option, queue_argument
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.errors import InvalidArgument, SlateMQError
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Work = Callable[[Client, Sequence[str]], Awaitable[Sequence[int | SlateMQError | None]]]
 
 CLAIM_MAX = 10_000
-"""Messages in one call, as the server takes it."""
+"""Messages of one call, as the server permits."""
 
 WAIT_MAX = timedelta(seconds=60)
-"""Of one call, as the server takes it; longer waits are several calls."""
+"""Wait of one call, as the server permits; longer waits are several calls."""
 
 CLAIM_EPILOG = """\
 \b
@@ -40,72 +40,65 @@ Examples:
   slatemq claim orders --json | jq -r .lease_token | xargs slatemq ack
 
 \b
-A claimed message is yours until its lease ends: `slatemq ack LEASE` says that
-it is done, `nack` gives it back, `extend` keeps it longer. Without any of
-them it comes again, and each claim counts as an attempt. Nothing there is no
-error: nothing is printed, and the exit code is 0.
+A claimed message is yours until its lease ends: `slatemq ack LEASE` marks it
+as done, `nack` returns it to the queue, `extend` extends the lease. Without
+any of them it is delivered again, and each claim counts as an attempt. If
+nothing is available, nothing is printed to stdout, and the exit code is 0.
 """
 
 
 @click.command("claim", epilog=CLAIM_EPILOG)
-@click.argument("queue", type=QUEUE)
+@queue_argument
 @click.option(
     "--max",
     "most",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Messages at most; more than 10,000 are several calls.  [default: 1]",
+    help="Claim at most N messages; more than 10,000 take several calls.  [default: 1]",
 )
 @click.option(
     "--wait",
     type=DURATION,
     default=timedelta(0),
-    help="How long to wait for a first one; each minute is a call.  [default: 0]",
+    help="How long to wait for the first message.  [default: 0]",
 )
 @click.option("--lease", type=DURATION, help="How long to hold them.  [default: the queue's]")
-@click.option(
-    "--consumer", type=WORDS, default="", metavar="ID", help="Who claims, for the records."
-)
-@session_options
-@pass_session
+@consumer_option
+@with_session
 def claim(
     session: Session, queue: str, most: int, wait: timedelta, lease: timedelta | None, consumer: str
 ) -> None:
-    """Claim messages of QUEUE, the most urgent first, and print them with their leases."""
+    """Claim messages of QUEUE, the most urgent first.
 
-    async def work() -> int:
+    Prints them with their leases.
+    """
+
+    async def work(client: Client) -> int:
         printed = 0
-        async with session.connect() as client:
-            left = wait
-            while printed < most:
-                asked = min(most - printed, CLAIM_MAX)
-                step = min(left, WAIT_MAX)
-                claimed = await client.claim(
-                    queue, asked, wait=step, lease=lease, consumer_id=consumer
-                )
-                for message in claimed:
-                    show(session, message)
-                if claimed and not printed:
-                    _note_cut(queue, lease, claimed[0])
-                printed += len(claimed)
-                left = timedelta(0) if claimed else left - step
-                if not claimed and not left:
-                    break
+        left = wait
+        while printed < most:
+            asked = min(most - printed, CLAIM_MAX)
+            step = min(left, WAIT_MAX)
+            claimed = await client.claim(queue, asked, wait=step, lease=lease, consumer_id=consumer)
+            for message in claimed:
+                show(session, message)
+            if claimed and not printed:
+                _note_cut(queue, lease, claimed[0])
+            printed += len(claimed)
+            left = timedelta(0) if claimed else left - step
+            if not claimed and not left:
+                break
         return printed
 
-    if not run(work()) and not session.json:
+    if not session.call(work) and not session.json:
         note(f"nothing is available in {queue}")
 
 
 def _note_cut(queue: str, lease: timedelta | None, message: Received) -> None:
-    longest = timedelta(milliseconds=message.lease_ms)
-    if lease is not None and longest < lease:
-        most = format_duration(message.lease_ms)
-        note(
-            f"leases of {queue} last {most} at most (its --max-lease): `slatemq extend` makes them "
-            "longer later"
-        )
+    if lease is not None and timedelta(milliseconds=message.lease_ms) < lease:
+        longest = format_duration(message.lease_ms)
+        note(f"leases of {queue} are at most {longest} (its --max-lease); `slatemq extend` extends")
 
 
 def message_fields(message: Received) -> dict[str, Any]:
@@ -147,10 +140,9 @@ _LEASES = click.argument("leases", type=WORDS, nargs=-1, required=True, metavar=
 
 @click.command("ack", epilog="\b\nExample:\n  slatemq ack 0-9d934e94a7438e3a")
 @_LEASES
-@session_options
-@pass_session
+@with_session
 def ack(session: Session, leases: tuple[str, ...]) -> None:
-    """Say that claimed messages are processed: they are done, for good."""
+    """Mark claimed messages as done; they are not delivered again."""
 
     async def work(client: Client, tokens: Sequence[str]) -> Sequence[SlateMQError | None]:
         return await client.ack(tokens)
@@ -166,13 +158,12 @@ def ack(session: Session, leases: tuple[str, ...]) -> None:
 @click.option(
     "--delay",
     type=DURATION,
-    help="When it may come again; 0: at once.  [default: as the queue's backoff says]",
+    help="How long until it is available again; 0: immediately.  [default: the queue's backoff]",
 )
 @click.option(
-    "--release", is_flag=True, help="Nobody worked on them: the attempts are not counted."
+    "--release", is_flag=True, help="Do not count the attempts: the messages were not worked on."
 )
-@session_options
-@pass_session
+@with_session
 def nack(
     session: Session,
     leases: tuple[str, ...],
@@ -180,7 +171,7 @@ def nack(
     delay: timedelta | None,
     release: bool,
 ) -> None:
-    """Give claimed messages back: they come again, or fail when no attempts are left."""
+    """Return claimed messages to their queue; without attempts left they fail."""
 
     async def work(client: Client, tokens: Sequence[str]) -> Sequence[SlateMQError | None]:
         return await client.nack(tokens, reason, delay, release=release)
@@ -193,10 +184,9 @@ def nack(
 @click.option(
     "--lease", type=DURATION, help="The new length, from now.  [default: that of the claim]"
 )
-@session_options
-@pass_session
+@with_session
 def extend(session: Session, leases: tuple[str, ...], lease: timedelta | None) -> None:
-    """Keep claimed messages longer: their leases end so much after now."""
+    """Extend the leases of claimed messages."""
 
     async def work(client: Client, tokens: Sequence[str]) -> Sequence[int | SlateMQError]:
         return await client.extend(tokens, lease)
@@ -205,25 +195,20 @@ def extend(session: Session, leases: tuple[str, ...], lease: timedelta | None) -
 
 
 def _finish(session: Session, leases: Sequence[str], work: Work, done: str) -> None:
-    """Tell what became of each lease; the exit code is the worst of them."""
-
-    async def ask() -> list[int | SlateMQError | None]:
-        async with session.connect() as client:
-            return await _by_shard(client, leases, work)
-
-    results = run(ask())
+    """Print the outcome of each lease; the exit code is the worst of them."""
+    results = session.call(lambda client: _by_shard(client, leases, work))
     for token, result in zip(leases, results, strict=True):
         _report(session, token, result, done)
     codes = {exit_code(result) for result in results if isinstance(result, SlateMQError)}
     if codes:
-        # Refused says more than unreachable: a repeat will not help.
+        # Refused is worse than unreachable: a retry will not help.
         sys.exit(EXIT_REFUSED if EXIT_REFUSED in codes else codes.pop())
 
 
 async def _by_shard(
     client: Client, leases: Sequence[str], work: Work
 ) -> list[int | SlateMQError | None]:
-    """One result for each lease: what is wrong with one, or one shard away, spares the others."""
+    """A result for each lease; a bad lease, or a shard that is down, does not fail the others."""
     results: dict[str, int | SlateMQError | None] = {}
     by_shard: dict[int, list[str]] = {}
     for token in dict.fromkeys(leases):
@@ -248,9 +233,8 @@ def _report(session: Session, token: str, result: int | SlateMQError | None, don
             write_json({**fields, "error": error_fields(result)})
         else:
             note(f"{token}: {sentence(result)}")
-    elif session.json:
-        write_json(fields if result is None else {**fields, "lease_deadline_ms": result})
     elif result is None:
-        say(f"{done} {token}")
+        session.show(fields, f"{done} {token}")
     else:
-        say(f"{done} {token} until {format_time(result)}")
+        fields["lease_deadline_ms"] = result
+        session.show(fields, f"{done} {token} until {format_time(result)}")

@@ -1,4 +1,4 @@
-"""`slatemq consume`: messages as they come, to a program or to stdout."""
+"""`slatemq consume`: messages as they come, for a program or to stdout."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from slatemq.cli.consume.claiming import message_fields
 from slatemq.cli.consume.programs import NOT_RUN, Outcome, check_syntax, run_program
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import json_line, note, write_bytes
-from slatemq.cli.parameters import DURATION, QUEUE, WORDS
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.parameters import DURATION, consumer_option, queue_argument
+from slatemq.cli.session import Session, with_session
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 
 if TYPE_CHECKING:
     from slatemq._consume.consumer import Consumer, Received
     from slatemq._rpc.outages import Outage
+    from slatemq.client import Client
 
 LOOK_S = 0.25
-"""How often a consumer without messages looks whether the broker is there."""
+"""How often an idle consumer checks for outages and pauses."""
 
 UNPROVEN_MAX = 3
-"""Messages after which a command that has ended with 126 or 127 alone cannot be run."""
+"""After this many messages, a command that always ended with 126 or 127 cannot be run."""
 
 ALONE_S = 2.0
-"""How long fewer of them wait for another message, which may show that the command can be run."""
+"""How long fewer messages wait for another one, for which the command may run."""
 
 PRINTED_MAX = 1000
-"""Messages prefetched for printing, and messages printed whose acks are under way."""
+"""Messages prefetched for printing, and printed messages with acks under way."""
 
 EPILOG = """\
 \b
@@ -47,28 +48,26 @@ Examples:
   slatemq consume orders --max 100 --json
 
 \b
---exec runs CMD by the shell for each message, with the payload on stdin:
-exit status 0 acks it, any other gives it back for another attempt, with the
-end of what CMD wrote to stderr as the reason. With 126 or 127 the shell says
-that it cannot run CMD: where CMD ends so for the first three messages, or for
-all that come, `consume` ends with exit code 2, the messages go back, and no
-attempt is counted. Once CMD has ended in any other way, these two are
+--exec runs CMD with the shell for each message, with the payload on stdin.
+Exit status 0 acks the message; any other nacks it, and the end of what CMD
+wrote to stderr is the reason. Exit status 126 or 127 means that the shell
+cannot run CMD: if CMD ends so for the first three messages, or for all that
+come, `consume` ends with exit code 2, and returns the messages without
+counting an attempt. Once CMD has ended in any other way, 126 and 127 are
 failures like all others; CMD || exit 1 makes them so from the start. The
-environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 the
-first time) and SLATEMQ_HEADERS (a JSON object; left out when it has more
-than 100,000 bytes).
+environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the
+first) and SLATEMQ_HEADERS (a JSON object; omitted over 100,000 bytes).
 
 \b
-Without --exec each payload is written to stdout as it is, with a newline
-after it, and acked once it is written. --json writes the message as claim
-does; with --exec, it writes what became of each message.
+Without --exec each payload is written to stdout, followed by a newline, and
+acked once it is written. --json writes messages as `claim` does; with --exec
+it writes the outcome of each message.
 
 \b
-Leases are kept alive while a message is in work. Ctrl-C ends it: messages in
-work go back, and no attempt is counted. The exit code is 1 when there were
-messages and all of them failed. When the broker is down for longer than
---timeout, or an ingest while no other message comes, and nothing is in work,
-the command ends with exit code 3.
+Leases are extended while messages are processed. Ctrl-C stops: messages in
+process are returned, and no attempt is counted. The exit code is 1 when there
+were messages and all of them failed, and 3 when a broker or ingest that is
+needed is down for longer than --timeout while nothing is in process.
 """
 
 
@@ -80,35 +79,32 @@ class _Tally:
 
 
 @click.command("consume", epilog=EPILOG)
-@click.argument("queue", type=QUEUE)
+@queue_argument
 @click.option(
-    "--exec", "program", metavar="CMD", help="Run this for each message, payload on stdin."
+    "--exec", "program", metavar="CMD", help="Run CMD for each message, payload on stdin."
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
     default=1,
     metavar="N",
-    help="Programs at once.  [default: 1]",
+    help="Run up to N programs in parallel.  [default: 1]",
 )
 @click.option(
-    "--max", "most", type=click.IntRange(min=1), metavar="N", help="Stop after so many messages."
+    "--max", "most", type=click.IntRange(min=1), metavar="N", help="Stop after N messages."
 )
 @click.option(
     "--wait",
     type=DURATION,
-    help="Stop after so long without a message, outages aside.  [default: never]",
+    help="Stop after this long without a message, not counting outages.  [default: never]",
 )
 @click.option(
     "--lease",
     type=DURATION,
-    help="How long a lease runs unless it is kept alive.  [default: the queue's]",
+    help="How long a lease lasts unless it is extended.  [default: the queue's]",
 )
-@click.option(
-    "--consumer", type=WORDS, default="", metavar="ID", help="Who claims, for the records."
-)
-@session_options
-@pass_session
+@consumer_option
+@with_session
 def consume(
     session: Session,
     queue: str,
@@ -119,70 +115,62 @@ def consume(
     lease: timedelta | None,
     consumer: str,
 ) -> None:
-    """Take messages of QUEUE as they come, and ack them when they are worked on."""
+    """Take messages of QUEUE as they come, and ack them."""
     if program is None and concurrency != 1:
-        raise click.UsageError("--concurrency goes with --exec")
+        raise click.UsageError("--concurrency needs --exec")
     if program is not None and not program.strip():
         raise click.UsageError("--exec: give a command")
     if wait is not None and not wait:
-        raise click.UsageError("--wait: give messages some time to arrive, as in --wait 1s")
+        raise click.UsageError("--wait: give messages time to arrive, as in --wait 1s")
     tally = _Tally()
+    worker = (
+        _Printer(session, tally) if program is None else _Executor(session, tally, program, queue)
+    )
+    slots = PRINTED_MAX if program is None else concurrency
 
-    async def work() -> None:
+    async def work(client: Client) -> None:
         if program is not None:
             try:
                 await check_syntax(program)
             except ValueError as error:
                 raise BadInput(f"--exec: the shell cannot read the command: {error}") from None
-        prefetch = PRINTED_MAX if program is None else concurrency
-        async with (
-            session.connect() as client,
-            client.consume(
-                queue,
-                prefetch=min(prefetch, most or prefetch),
-                lease=lease,
-                consumer_id=consumer,
-            ) as messages,
-        ):
-            worker = (
-                _Printer(session, tally)
-                if program is None
-                else _Executor(session, tally, program, queue)
-            )
-            slots = PRINTED_MAX if program is None else concurrency
+        prefetch = min(slots, most or slots)
+        async with client.consume(
+            queue, prefetch=prefetch, lease=lease, consumer_id=consumer
+        ) as messages:
             give_up_s = session.timeout.total_seconds()
             await _Pump(messages, worker, slots, most, wait, give_up_s).run()
 
     is_reported = program is not None
     try:
-        run(work())
+        session.call(work)
         if tally.nacked and not tally.acked:
             sys.exit(EXIT_REFUSED)
     except SlateMQError:
-        # Who could not even begin has nothing to sum up.
+        # A command that could not start has nothing to sum up.
         is_reported = is_reported and tally.acked + tally.nacked > 0
         raise
     finally:
         if is_reported or tally.lost:
-            note(f"{tally.acked} acked, {tally.nacked} nacked, {tally.lost} lost their lease")
+            note(f"{tally.acked} acked, {tally.nacked} nacked, {tally.lost} whose lease was lost")
 
 
 class _Worker:
-    """What is done with a message."""
+    """Processes messages."""
 
     def __init__(self, session: Session, tally: _Tally) -> None:
         self.session = session
         self.tally = tally
 
     async def take(self, message: Received) -> None:
-        """Comes first, in order, one message at a time."""
+        """Called first, for one message at a time, in order."""
 
     async def finish(self, message: Received) -> Sequence[Received]:
-        """Comes then, for several messages at once; gives those that are finished with it."""
+        """Called then, in parallel; returns the messages that are finished now."""
         return [message]
 
     def check_proven(self) -> None:
-        """Comes when no more messages come for now: raises BadInput if it cannot do its work."""
+        """Called while no messages come: raises BadInput if none can be processed."""
 
     async def ack(self, message: Received) -> bool:
         try:
@@ -195,7 +183,7 @@ class _Worker:
 
     def lost(self, message: Received, error: FailedPrecondition | NotFound) -> None:
         self.tally.lost += 1
-        note(f"message {message.message_id} may come again: {error.message}")
+        note(f"message {message.message_id} may be delivered again: {error.message}")
 
 
 class _Printer(_Worker):
@@ -216,7 +204,7 @@ class _Executor(_Worker):
         super().__init__(session, tally)
         self._program = program
         self._queue = queue
-        self._can_run = False  # until it has ended in any other way
+        self._can_run = False  # until it has ended with another exit status
         self._unproven: list[tuple[Received, Outcome]] = []
 
     async def finish(self, message: Received) -> Sequence[Received]:
@@ -236,14 +224,13 @@ class _Executor(_Worker):
         return [one for one, _ in settled]
 
     def check_proven(self) -> None:
-        """See _Worker. Raises BadInput where no message has shown that the command can be run."""
         if self._unproven:
             _, (status, why) = self._unproven[0]
-            # No fault of the messages': all go back, and no attempt is counted.
+            # Not the messages' fault: all are returned, and no attempt is counted.
             raise BadInput(
-                f"--exec: {why}; exit status {status} says that it cannot be run. The messages "
-                "were given back, and no attempt was counted; if they are at fault, `CMD || exit "
-                "1` counts them as failed"
+                f"--exec: {why}; exit status {status} means that the shell cannot run it. The "
+                "messages were returned, and no attempt was counted; if they are at fault, use "
+                "`CMD || exit 1` to count attempts"
             )
 
     async def _settle(self, message: Received, status: int, why: str) -> None:
@@ -272,7 +259,7 @@ class _Executor(_Worker):
 
 
 class _Pump:
-    """Takes messages out of a consumer and gives them to a worker, so many at once."""
+    """Passes the messages of a consumer to a worker, up to `slots` in parallel."""
 
     def __init__(
         self,
@@ -296,7 +283,7 @@ class _Pump:
         self._is_paused = False
 
     async def run(self) -> None:
-        """Until enough has come, or nothing for long enough; raises what a worker raised."""
+        """Run until `most` messages or `wait` without one. Raises what the worker raised."""
         taken = 0
         try:
             while self._most is None or taken < self._most:
@@ -317,8 +304,8 @@ class _Pump:
             raise
 
     async def _give_back(self) -> None:
-        """Ends the work; what is not finished is no fault of the messages', and not counted."""
-        # First, or what goes back would come again at once.
+        """Stop the work, and return unfinished messages without counting an attempt."""
+        # Closed first, or released messages would be delivered here again.
         await self._messages.close()
         running = list(self._running)
         for task in running:
@@ -328,14 +315,14 @@ class _Pump:
             *(message.release() for message in self._unfinished.values()), return_exceptions=True
         )
         for outcome in outcomes:
-            # An ack without an answer can be neither taken back nor told to have failed.
+            # After an ack without an answer, neither a release nor a failure can be known.
             if isinstance(outcome, Exception) and not isinstance(outcome, SlateMQError):
                 raise outcome
 
     async def _next(self) -> Received | None:
-        """The next message; None when none came for long enough, and none is in work.
+        """The next message; None when none came in time, and none is in process.
 
-        Raises Unavailable when a server does not answer for too long.
+        Raises Unavailable when a server is down for too long.
         """
         waited_s, looked_at_s = 0.0, time.monotonic()
         while True:
@@ -364,7 +351,7 @@ class _Pump:
         self._is_paused = self._messages.paused
 
     def _check(self, outage: Outage) -> None:
-        # What is in work is not ended for it: its ack will find out whether the broker is back.
+        # Messages in process are not interrupted: their acks find out whether the broker is back.
         if not self._running:
             outage.check(self._give_up_s)
 
@@ -384,7 +371,7 @@ class _Pump:
         self._over.set()
 
     async def _reap(self) -> None:
-        """Waits until one more is over; raises what any raised."""
+        """Wait until a task ends. Raises what any raised."""
         if self._problem is None:
             self._over.clear()
             await self._over.wait()

@@ -17,37 +17,35 @@ if TYPE_CHECKING:
     from slatemq._consume.consumer import Received
 
 HEADERS_BYTES_MAX = 100_000
-"""Of SLATEMQ_HEADERS: systems refuse a program whose environment has longer values (Linux: 128
-KiB)."""
+"""Of SLATEMQ_HEADERS: systems limit the values of an environment (Linux: 128 KiB)."""
 
 KILL_SECONDS = 5.0
-"""How long a program may take to end when it is told to."""
+"""How long after SIGTERM a program is killed."""
 
 NOT_RUN = (126, 127)
-"""What shells end with when a command cannot be executed, or is not found."""
+"""The exit statuses of shells for a command that cannot be executed, or is not found."""
 
 TAIL_BYTES = 4_096
-"""Of a program's stderr that is kept: its end, which says why the program failed."""
+"""The end of a program's stderr that is kept: it says why the program failed."""
 
 WHY_CHARACTERS = 500
-"""Of that, the end that becomes a part of the reason."""
+"""The end of that which becomes part of the reason."""
 
 LAST_WORDS_S = 0.5
-"""How long after its end a program's stderr is read on, where something that it started holds it
-open."""
+"""How long stderr is read after a program's end, where a process that it started holds it open."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 
 
 class Outcome(NamedTuple):
-    """The exit status, as shells report it (128 and more: a signal), and a sentence about it."""
+    """The exit status, as shells report it (128 + N: signal N), and a sentence about it."""
 
     status: int
     why: str
 
 
 async def check_syntax(command: str) -> None:
-    """Raises ValueError with what the shell says of a command that it cannot read."""
+    """Raises ValueError with what the shell says of a command that it cannot parse."""
     process = await asyncio.create_subprocess_exec(
         "/bin/sh", "-n", "-c", command, stdin=asyncio.subprocess.DEVNULL, stderr=PIPE
     )
@@ -57,7 +55,7 @@ async def check_syntax(command: str) -> None:
 
 
 async def run_program(command: str, message: Received, queue: str) -> Outcome:
-    """Runs a shell command with the payload on stdin; ends it with all it started if cancelled.
+    """Run a shell command with the payload on stdin; if cancelled, end it with all it started.
 
     Raises OSError when the shell cannot be run.
     """
@@ -94,7 +92,7 @@ async def run_program(command: str, message: Received, queue: str) -> Outcome:
 
 
 def last_words(stderr: bytes) -> str:
-    """The end of what a program wrote, on one line, without escape sequences and controls."""
+    """The end of a program's stderr, on one line, without escape sequences and controls."""
     text = _ESCAPE.sub("", stderr.decode("utf-8", "replace"))
     lines = ("".join(filter(str.isprintable, line)).strip() for line in text.splitlines())
     said = " | ".join(line for line in lines if line)
@@ -102,7 +100,7 @@ def last_words(stderr: bytes) -> str:
 
 
 class _Stderr:
-    """A pipe to a program's stderr: what comes goes on to our own, and its end is kept."""
+    """A pipe for a program's stderr, which goes on to our own; its end is kept."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
@@ -111,7 +109,7 @@ class _Stderr:
         self.ended = asyncio.Event()
 
     def begin(self) -> None:
-        """Reads on, once the program has its end of the pipe."""
+        """Read, once the program has its end of the pipe."""
         os.close(self.writing)
         self.writing = -1
         asyncio.get_running_loop().add_reader(self._reading, self._read)
@@ -126,12 +124,11 @@ class _Stderr:
             self.ended.set()
             return
         self.tail = (self.tail + said)[-TAIL_BYTES:]
-        with suppress(OSError):  # The command goes on when no one reads what it says.
+        with suppress(OSError):  # The command continues when our own stderr is closed.
             sys.stderr.buffer.write(said)
             sys.stderr.buffer.flush()
 
     def close(self) -> None:
-        """Reads no more."""
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
         if self.writing >= 0:
@@ -152,7 +149,7 @@ def _environment(message: Received, queue: str) -> Mapping[str, str]:
 
 
 async def _end(process: Process) -> None:
-    """Ends a program with all that it started."""
+    """End a program with all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

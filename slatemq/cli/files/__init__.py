@@ -2,13 +2,10 @@
 
 In reading order; a file imports only files above it:
 
-`windows_lines`  What editors on Windows make of a file: line ends of their own (CRLF), a byte
-                 order mark
+`windows_lines`  What editors on Windows do to a file: Windows line ends (CRLF), a byte order mark
 `queue_files`    Messages of a queue as entries of a queue file (TextQueue), and back
 `exporting`      `slatemq export`: the messages of a queue as a queue file
-`import_items`   Messages of a queue file as what an import sends, and the names under which it may
-                 be repeated
-`import_journal` What an import of a queue file leaves beside it: going on after a kill does
-                 nothing twice
+`import_items`   Messages of a queue file as an import sends them, with request IDs and dedupe keys
+`import_journal` The journal of an import: continuing after a kill does nothing twice
 `importing`      `slatemq import`: the messages of a queue file into a queue, or published
 """

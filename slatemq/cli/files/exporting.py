@@ -17,10 +17,9 @@ from slatemq._admin.entry_models import Entry, EntryState, EntryView
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.queue_files import exported, head
-from slatemq.cli.output import say, write_json
-from slatemq.cli.parameters import QUEUE
+from slatemq.cli.parameters import queue_argument
 from slatemq.cli.progress import progress
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from slatemq.client import Client
@@ -30,13 +29,13 @@ STDOUT = "-"
 WRITE_BYTES = 1 << 20
 
 PAGE_BYTES = 1 << 20
-"""Of a page, about: each is in memory several times while it comes, as bytes and as messages."""
+"""About the size of a page, which is in memory several times, as bytes and as messages."""
 
 FIRST_PAGE_COUNT = 4
-"""Messages in the first page, before anybody knows how long they are."""
+"""Messages in the first page, before their lengths are known."""
 
 PAGE_COUNT_MAX = 1000
-"""The most that the server gives."""
+"""The server's maximum."""
 
 EPILOG = """\
 \b
@@ -48,36 +47,37 @@ Examples:
 
 \b
 The file is a TextQueue, which people read and edit: available messages begin
-with -, done ones with =, dead letters and archived ones with !. ID, headers, attempts, times and
-reason are variables under each message. Archived letters are read by the
-janitor, each day's as they lie in the archive. A payload that is no text is base64,
-under the variable encoding. Nothing is claimed, the queue stays as it is.
+with -, done ones with =, dead letters, archived or not, with !. ID, headers,
+attempts, times and reason are variables below each message. The janitor reads
+archived dead letters, in the order of the archive. A payload that is not text
+is base64, as the variable encoding says. The queue does not change.
 
 \b
 What to do with the file:
   slatemq tq ls failed.tq --state error
-  slatemq failed edit orders --file failed.tq    acts on what was edited
+  slatemq failed edit orders --file failed.tq    applies your edits
   slatemq import done.tq --to other --state processed
 """
 
-TOLD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
- One begins with - (available), = (done) or ! (a dead letter);
- a line that goes on begins with a space, a variable with a \\."""
+HEAD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
+ Each begins with - (available), = (done) or ! (a dead letter);
+ a continued line begins with a space, a variable with a \\."""
 
 
 @click.command("export", epilog=EPILOG)
-@click.argument("queue", type=QUEUE)
+@queue_argument
 @click.option(
     "--state",
     required=True,
     type=click.Choice(["available", "failed", "done", "archived"]),
-    help="Which messages.",
+    help="Export messages in this state.",
 )
-@click.option("--out", required=True, type=click.Path(), metavar="F.tq", help="Where to; - stdout.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option(
+    "--out", required=True, type=click.Path(), metavar="F.tq", help="Write to F.tq; - is stdout."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @listing_options("done, failed or archived", to_file=True)
-@session_options
-@pass_session
+@with_session
 def export(
     session: Session,
     queue: str,
@@ -89,22 +89,20 @@ def export(
     since: int | None,
     until: int | None,
 ) -> None:
-    """Write the messages of QUEUE that are in one state into a queue file."""
+    """Write messages of QUEUE that are in one state to a queue file."""
     wanted = EntryState(state)
     if wanted is EntryState.AVAILABLE and (newest or since is not None or until is not None):
         raise click.UsageError("--newest, --from and --until are not for available messages")
     bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
 
-    async def work() -> tuple[int, int]:
-        async with session.connect() as client:
-            with _opened(out, force) as stream:
-                return await write_export(session, client, queue, wanted, stream, limit, bounds)
+    async def work(client: Client) -> tuple[int, int]:
+        with _opened(out, force) as stream:
+            return await write_export(session, client, queue, wanted, stream, limit, bounds)
 
-    count, size = run(work())
-    if session.json and out != STDOUT:
-        write_json({"file": out, "queue_id": queue, "state": state, "exported_count": count})
-    elif out != STDOUT:
-        say(f"exported: {count} to {out}, {size} bytes")
+    count, size = session.call(work)
+    if out != STDOUT:
+        fields = {"file": out, "queue_id": queue, "state": state, "exported_count": count}
+        session.show(fields, f"exported: {count} to {out}, {size} bytes")
 
 
 async def write_export(
@@ -115,10 +113,10 @@ async def write_export(
     stream: BinaryIO,
     limit: int | None,
     bounds: dict[str, Any],
-    text: str = TOLD,
+    text: str = HEAD,
     name: str = "",
 ) -> tuple[int, int]:
-    """Writes a queue file, a page of messages in memory at a time; gives messages and bytes."""
+    """Write a queue file, with a page of messages in memory; return messages and bytes."""
     counts = (await client.get_queue(queue)).counts
     total = getattr(counts, f"{state.value}_count")
     buffer = bytearray(head(queue, state.value, text, name or uuid4().hex[:12], _now_ms()))
@@ -141,7 +139,7 @@ async def write_export(
 def _entries(
     client: Client, queue: str, state: EntryState, limit: int | None, bounds: dict[str, Any]
 ) -> AsyncIterator[Entry]:
-    """With their content; that of archived ones is not in the queue but in the archive."""
+    """The entries with their content, which for archived ones is in the archive."""
     if state is not EntryState.ARCHIVED:
         return _listed(client, queue, state, bounds)
     return client.read_archived(
@@ -156,7 +154,7 @@ def _entries(
 async def _listed(
     client: Client, queue: str, state: EntryState, bounds: dict[str, Any]
 ) -> AsyncIterator[Entry]:
-    """Page by page: of long messages a page has few, so that memory does not go by their length."""
+    """Entries page by page; pages of long messages have fewer, which bounds the memory."""
     size, token = FIRST_PAGE_COUNT, ""
     while True:
         page = await client.entry_page(
@@ -171,23 +169,23 @@ async def _listed(
 
 
 def next_size(entries: Sequence[Entry], size: int) -> int:
-    """How many messages the next page may have, if they are as long as those of this one."""
+    """The length of the next page, if its messages are as long as those of this one."""
     taken = sum(len(entry.message.payload) for entry in entries if entry.message is not None)
     fitting = PAGE_BYTES * len(entries) // max(taken, 1) if entries else size
-    # No faster: those of one page may be short, and all others long.
+    # Grows slowly: one page may have short messages, and all others long ones.
     return max(1, min(fitting, 4 * size, PAGE_COUNT_MAX))
 
 
 @contextmanager
 def _opened(out: str, force: bool) -> Iterator[BinaryIO]:
-    """The file, which has its name only when it is whole; what ends early leaves nothing."""
+    """The file, which gets its name once it is complete; a failure leaves nothing."""
     if out == STDOUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     path = Path(out)
     if path.exists() and not force:
-        raise BadInput(f"{out} is there already: choose another name, or --force")
+        raise BadInput(f"{out} exists: choose another name, or overwrite it with --force")
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:  # a pipe, a device
             yield stream

@@ -1,8 +1,8 @@
-"""Messages of a queue file as what an import sends, and the names under which it may be repeated.
+"""Messages of a queue file as an import sends them, with request IDs and dedupe keys.
 
-A name must be the same when a batch is sent again by the run after one that was killed, and another
-for whatever else is imported: files often begin alike, and are filled and emptied again. So it has
-the secret of the run in it. Only a message that has its ID, from an export, is the same everywhere.
+These must be the same when the run after a kill sends a batch again, and differ for anything else
+that is imported: files often begin alike, and are filled and emptied again. So they include the
+secret of the run. Only a message with its ID, from an export, has the same key in every run.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from slatemq.models import OutgoingMessage
 
 
 class Item(NamedTuple):
-    """An entry of the file, and what it says."""
+    """An entry of the file, and its message."""
 
     entry: textqueue.Entry
     content: Content
 
 
 def push_of(queue_id: str, content: Content) -> Push:
-    """For one queue alone."""
     return Push(queue_id, content.payload, content.headers, retention=content.retention_s)
 
 
 def outgoing_of(item: Item, secret: str) -> OutgoingMessage:
-    """For whatever queues want it; of an exported message one within the dedupe window."""
+    """A publish; within the dedupe window an exported message is published once."""
     content = item.content
     return OutgoingMessage(
         content.payload,
@@ -42,7 +41,7 @@ def outgoing_of(item: Item, secret: str) -> OutgoingMessage:
 
 
 def request_id(target: str, batch: Sequence[Item], secret: str) -> str:
-    """The same for the same batch of the same run, into the same queue."""
+    """Unique to this batch of this run, and this target."""
     digest = hashlib.blake2b(f"{target} {secret} ".encode(), digest_size=16)
     for item in batch:
         digest.update(_key(item, secret).encode())
@@ -50,7 +49,7 @@ def request_id(target: str, batch: Sequence[Item], secret: str) -> str:
 
 
 def _key(item: Item, secret: str) -> str:
-    """Names a message: by its ID, or its place in the file where it has none, and its content."""
+    """Identifies a message by its content, and its ID or else its place in the file."""
     entry, content = item
     name = f"in {secret} at {entry.offset}"
     if content.message_id:

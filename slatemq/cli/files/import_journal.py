@@ -1,12 +1,12 @@
-"""What an import of a queue file leaves beside it: going on after a kill does nothing twice.
+"""The journal of an import, beside the queue file: continuing after a kill does nothing twice.
 
-`F.tq.importing` is there from the first batch to the end of the import::
+`F.tq.importing` exists from the first batch to the end of the import::
 
     {"target": …, "states": […], "secret": …, "through": 4711, "last": 4600, "digest": …,
      "sending": {"offsets": […], "request_id": …, "at_ms": …}}
 
-`sending` is a batch of which nobody knows whether it has arrived: it is stored before it is sent,
-and repeated under its request ID, which the server remembers for 10 minutes.
+`sending` is a batch that may or may not have arrived: it is stored before it is sent, and repeated
+under its request ID, which the server remembers for 10 minutes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from uuid import uuid4
 from slatemq.cli.failures import BadInput
 
 REPEATABLE_MS = 9 * 60 * 1000
-"""How long after it was sent a batch may be repeated; request IDs and dedupe keys are remembered
-for 10 minutes at least."""
+"""How long a batch can be repeated: request IDs and dedupe keys are remembered for at least 10
+minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A batch on its way: the messages at these offsets."""
+    """A batch being sent: the messages at these offsets."""
 
     offsets: list[int]
     request_id: str
@@ -36,16 +36,17 @@ class Sending:
 
 @dataclass(slots=True)
 class Journal:
-    """How far an import has come.
+    """The progress of an import.
 
     Attributes:
         path: Of the journal.
-        target: Into which queue, or that it publishes.
-        states: Which entries it takes.
+        target: `--to QUEUE` or `--publish`.
+        states: Of the entries that it imports.
         secret: Part of all its request IDs and dedupe keys.
-        through: Where in the file it goes on.
-        last: The last entry that was imported, and the digest of its text; -1 for none.
-        sending: What may have been imported.
+        through: The offset in the file where it continues.
+        last: The offset of the last imported entry, -1 for none.
+        digest: Of that entry's text.
+        sending: A batch that may have been imported.
     """
 
     path: Path
@@ -59,7 +60,7 @@ class Journal:
 
     @classmethod
     def beside(cls, file: str, target: str, states: list[str]) -> Journal:
-        """The journal of a file: what an import before left, or a new one. Raises BadInput."""
+        """The journal that an earlier import left beside a file, or a new one. Raises BadInput."""
         path = Path(f"{file}.importing")
         try:
             left = json.loads(path.read_bytes())
@@ -68,16 +69,16 @@ class Journal:
         except FileNotFoundError:
             return cls(path, target, states)
         except (ValueError, TypeError, AttributeError, KeyError):
-            raise BadInput(f"{path} cannot be read: look at it, and remove it") from None
+            raise BadInput(f"{path} cannot be read: check it, and remove it") from None
         if (found.target, found.states) != (target, states):
             raise BadInput(
-                f"an import of {file} {found.target} ({', '.join(found.states)}) has not come to "
-                f"its end: run that again first, or remove {path} to give it up"
+                f"an import of {file} {found.target} ({', '.join(found.states)}) is not complete: "
+                f"run that again first, or remove {path} to abandon it"
             )
         return found
 
     def store(self) -> None:
-        """Writes it, on the disk when this returns."""
+        """Write it to the disk."""
         fields: dict[str, Any] = {
             "target": self.target,
             "states": self.states,
@@ -95,5 +96,4 @@ class Journal:
         beside.replace(self.path)
 
     def remove(self) -> None:
-        """The import has come to its end."""
         self.path.unlink(missing_ok=True)

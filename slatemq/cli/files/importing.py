@@ -18,11 +18,11 @@ from slatemq.cli.failures import BadInput
 from slatemq.cli.files.import_items import Item, outgoing_of, push_of, request_id
 from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.files.queue_files import content_of
-from slatemq.cli.output import note, say, write_json
+from slatemq.cli.output import note
 from slatemq.cli.parameters import QUEUE
 from slatemq.cli.progress import progress
 from slatemq.cli.publish.runs import Run
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.cli.threads import in_thread
 from slatemq.cli.tq.input import STDIN, marked, name_of
 from slatemq.cli.tq.output import translated_errors
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from slatemq.client import Client
 
 _PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
-"""In whose place the line of the file is told."""
+"""The part of an error's field that is replaced by the line of the file."""
 
 BATCH_MESSAGES = 500
 BATCH_BYTES = 4 << 20
@@ -56,44 +56,43 @@ Examples:
   slatemq export a --state available --out - | slatemq import - --to b
 
 \b
-Queued messages (-) are imported, and marked as processed (=) when they are
-durable: run it again after a failure, or a kill, and it goes on where it was.
-What was under way then is known by a request ID (--to) or dedupe keys
-(--publish), so that within 10 minutes it is not imported twice; after that
-you are asked: look whether it has arrived. Stdin can be given again within
-10 minutes of a failure; after that it is imported anew.
+Queued messages (-) are imported, and marked as processed (=) once they are
+durable: after a failure or a kill, run it again to continue. Request IDs (--to)
+or dedupe keys (--publish) identify messages that were being sent, so that
+within 10 minutes they are not imported twice; after that you must check
+whether they have arrived, and say so with --unsure. Stdin can be given again
+within 10 minutes of a failure; after that it is imported again.
 
 \b
-With --no-mark, or other states, the file stays as it is, and nothing in it
-tells that it was imported: a second import imports it again, but for messages
-with an ID that --publish has published within the dedupe window.
+With --no-mark, or other states, the file does not change and does not show
+what was imported: a second import repeats it, except messages with an ID that
+--publish has published within the dedupe window.
 
 \b
-Headers, retention and base64 are those of the variables, as `slatemq export`
-writes them; a message without variables is its text. Nobody else can change
-the file meanwhile (it is locked); editors that do not ask are noticed.
+Headers, retention and base64 are taken from the variables, as `slatemq
+export` writes them; without variables a message is its text. The file is
+locked meanwhile; a change by an editor, which does not lock it, is detected.
 """
 
 
 @click.command("import", epilog=EPILOG)
 @click.argument("file", type=click.Path())
-@click.option("--to", type=QUEUE, metavar="QUEUE", help="Into this queue alone, by no filter.")
-@click.option("--publish", is_flag=True, help="As publishes: filters say which queues take them.")
+@click.option("--to", type=QUEUE, metavar="QUEUE", help="Import into this queue, without filters.")
+@click.option("--publish", is_flag=True, help="Publish to all queues whose filters match.")
 @click.option(
     "--state",
     "states",
     multiple=True,
     type=click.Choice(["queued", "processed", "error"]),
-    help="Messages in this state; repeatable.  [default: queued]",
+    help="Import messages in this state; repeatable.  [default: queued]",
 )
-@click.option("--no-mark", is_flag=True, help="Do not mark what is imported.")
+@click.option("--no-mark", is_flag=True, help="Do not mark imported messages.")
 @click.option(
     "--unsure",
     type=click.Choice(["skip", "repeat"]),
-    help="What to do with what was under way long ago, and may have arrived.",
+    help="What to do with messages sent over 9 minutes ago, which may have arrived.",
 )
-@session_options
-@pass_session
+@with_session
 def import_(
     session: Session,
     file: str,
@@ -108,50 +107,41 @@ def import_(
         raise click.UsageError("give one of --to QUEUE and --publish")
     wanted = [State(state) for state in states or ("queued",)]
 
-    async def work() -> Importer:
-        async with session.connect() as client:
-            if to is not None:
-                await client.get_queue(to)  # Refused here, whatever the file holds.
-            importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
-            try:
-                with translated_errors():
-                    await importer.run()
-            except BaseException:
-                if importer.counts["imported"]:
-                    note(f"imported until then: {importer.counts['imported']}")
-                raise
-            return importer
+    async def work(client: Client) -> Counter[str]:
+        if to is not None:
+            await client.get_queue(to)  # A queue that does not exist fails even an empty file.
+        importer = Importer(session, client, file, to, wanted, not no_mark, unsure)
+        try:
+            with translated_errors():
+                await importer.run()
+        except BaseException:
+            if imported := importer.counts["imported"]:
+                note(f"imported before the error: {imported}")
+            raise
+        return importer.counts
 
-    done = run(work())
-    if not done.counts["entries"]:
+    counts = session.call(work)
+    if not counts["entries"]:
         raise BadInput(
-            f"{name_of(file)} holds no entries: nothing was imported; a file with a message on "
-            "each line, such as JSON lines, is for `slatemq publish --jsonl`"
+            f"{name_of(file)} has no entries, so nothing was imported; `slatemq publish --jsonl` "
+            "publishes a file with a message on each line, such as JSON lines"
         )
-    if session.json:
-        write_json(
-            {
-                "file": file,
-                "imported_count": done.counts["imported"],
-                "duplicate_count": done.counts["duplicate"],
-                "skipped_count": done.counts["skipped"],
-            }
-        )
-        return
-    say(
-        f"imported: {done.counts['imported']}  there already: {done.counts['duplicate']}  "
-        f"left alone: {done.counts['skipped']}"
+    kinds = ("imported", "duplicate", "skipped")
+    session.show(
+        {"file": file, **{f"{kind}_count": counts[kind] for kind in kinds}},
+        f"imported: {counts['imported']}  already stored: {counts['duplicate']}  "
+        f"skipped: {counts['skipped']}",
     )
     is_marked = file == STDIN or (not no_mark and wanted == [State.QUEUED])
-    if to is not None and done.counts["imported"] and not is_marked:
-        note(f"nothing in {file} says all that was imported: a second import repeats it")
+    if to is not None and counts["imported"] and not is_marked and not session.json:
+        note(f"{file} does not show what was imported: a second import repeats it")
 
 
 class Importer:
     """Imports one file, a batch at a time.
 
     Attributes:
-        counts: How many messages were imported, duplicates, and skipped.
+        counts: Of entries, and of imported, duplicate and skipped messages.
     """
 
     def __init__(
@@ -164,7 +154,7 @@ class Importer:
         marking: bool,
         unsure: str | None,
     ) -> None:
-        """Nothing is read yet; `to` None publishes."""
+        """With `to` None it publishes."""
         self.counts: Counter[str] = Counter()
         self._session = session
         self._client = client
@@ -179,7 +169,7 @@ class Importer:
         self._claimed: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Imports all. Raises BadInput, SlateMQError, OSError; what was done stays so."""
+        """Import all. Raises BadInput, SlateMQError, OSError; what was imported stays imported."""
         if self._file == STDIN:
             await self._run_stream()
             return
@@ -192,7 +182,7 @@ class Importer:
             journal = Journal.beside(self._file, self._target, sorted(self._states))
             self._secret = journal.secret
             if journal.sending is not None:
-                await self._go_on(journal, journal.sending)
+                await self._resume(journal, journal.sending)
             if self._marking:
                 self._claimed = self._queue.claimed_offsets()
             for batch in self._batches(self._queue.entries(*State), self._start(journal)):
@@ -209,10 +199,10 @@ class Importer:
             journal.remove()
 
     async def _run_stream(self) -> None:
-        """What stdin has; it is read in a thread, since whoever writes it may take their time."""
+        """Import stdin, read in a thread because its writer may be slow."""
         entries = scan(lambda wanted: os.read(sys.stdin.fileno(), wanted), self._name)
         batches = self._batches(entries, 0)
-        # All on one shard, whichever that is.
+        # All batches go to one shard, so its number does not matter.
         this_run = Run(STDIN, ["import", self._target, sorted(self._states)], [0])
         self._secret = this_run.secret
         is_sent = False
@@ -222,8 +212,8 @@ class Importer:
                 await self._send(batch, request_id(self._target, batch, self._secret))
         except BaseException as error:
             if imported := self.counts["imported"]:
-                again = "within 10 minutes the same input, given again, goes on behind them"
-                note(f"{imported} were imported before that: {again}")
+                again = "repeat the command with the same input within 10 minutes to continue"
+                note(f"{imported} messages were imported before the error: {again}")
             is_refused = self._to is not None and isinstance(error, BadInput)
             this_run.stop(imported > 0 or (is_sent and not is_refused))
             raise
@@ -236,7 +226,7 @@ class Importer:
     # --- The file -----------------------------------------------------------
 
     def _start(self, journal: Journal) -> int:
-        """Where to go on; what is marked needs no place. Raises BadInput."""
+        """The offset to continue from; 0 where marks show it. Raises BadInput."""
         if journal.last < 0 or self._marking:
             return 0
         try:
@@ -245,8 +235,8 @@ class Importer:
             entry = None
         if entry is None or entry.digest != journal.digest:
             raise BadInput(
-                f"{self._file} was changed since the import that has not come to its end: "
-                f"remove {journal.path} to begin anew"
+                f"{self._file} was changed since the last, incomplete import: remove "
+                f"{journal.path} to start over"
             )
         return journal.through
 
@@ -277,14 +267,14 @@ class Importer:
             return None
         is_claimed = self._marking and entry.state is State.QUEUED
         if is_claimed and (entry.offset in self._claimed or taken_by_hand(entry)):
-            note(f"{self._name}:{entry.line}: somebody works on it: left alone")
+            note(f"{self._name}:{entry.line}: skipped, because it is claimed")
             return None
         content = content_of(entry, self._name)
         if not content.digest and b"\r\n" in entry.raw:
-            why = "lines end with a carriage return (those of Windows do), which is imported, too"
+            why = "lines end with a carriage return (a Windows line end), which is imported, too"
             self._note_once(entry, "returns", why)
         if content.is_gone:
-            note(f"{self._name}:{entry.line}: its message was not stored any more: left out")
+            note(f"{self._name}:{entry.line}: skipped: its message was no longer stored")
             return None
         return Item(entry, content)
 
@@ -292,29 +282,28 @@ class Importer:
         if entry.control == BYTE_ORDER_MARK:
             self._note_once(entry, "mark", marked(self._file))
             return
-        why = f"{entry.control!r} is no control character that is known: left alone"
+        why = f"skipped, because {entry.control!r} is not a known control character"
         self._note_once(entry, "unknown", why)
 
     def _note_once(self, entry: textqueue.Entry, what: str, why: str) -> None:
-        """Of the first of its kind: there may be millions."""
+        """Note the first of its kind: there may be millions."""
         if what not in self._noted:
             self._noted.add(what)
             note(f"{self._name}:{entry.line}: {why}")
 
     def _settled(self, journal: Journal, batch: list[Item]) -> None:
-        """Marks what is durable, and notes how far that is."""
+        """Mark a durable batch, and store how far the import is."""
         for entry, _ in batch:
             if not self._marking or entry.state is not State.QUEUED:
                 continue
             try:
                 self._queue.done(entry)
             except AlreadyMarked:
-                continue  # by the run before, or by hand
+                continue  # by an earlier run, or by hand
             except Rewritten as error:
                 raise BadInput(
-                    f"{self._file} was changed by somebody who did not take its lock: "
-                    f"{len(batch)} messages from line {batch[0].entry.line} on were imported, and "
-                    f"not all could be marked ({error})"
+                    f"{self._file} was changed without its lock: {len(batch)} messages from line "
+                    f"{batch[0].entry.line} on were imported, but not all could be marked ({error})"
                 ) from None
         last = batch[-1].entry
         journal.through, journal.last, journal.digest = last.end, last.offset, last.digest
@@ -323,8 +312,8 @@ class Importer:
 
     # --- The queue ----------------------------------------------------------
 
-    async def _go_on(self, journal: Journal, sending: Sending) -> None:
-        """Brings the batch to its end that was under way when a run before ended."""
+    async def _resume(self, journal: Journal, sending: Sending) -> None:
+        """Finish the batch that an earlier run was sending when it ended."""
         batch: list[Item] = []
         try:
             for offset in sending.offsets:
@@ -336,8 +325,8 @@ class Importer:
             self._doubt(journal, "and the file was changed since")
             if self._unsure == "skip":
                 raise BadInput(
-                    f"{self._file} was changed since: mark what has arrived as = yourself, then "
-                    "give --unsure repeat"
+                    f"{self._file} was changed since: mark what has arrived with = yourself, then "
+                    "use --unsure repeat"
                 )
             journal.sending = None
             journal.store()
@@ -353,8 +342,8 @@ class Importer:
         if self._unsure is None:
             assert journal.sending is not None, "there is a batch to doubt"
             raise BadInput(
-                f"{len(journal.sending.offsets)} messages were under way when the last import of "
-                f"{self._file} ended, {why}: look whether they have arrived, and give --unsure "
+                f"{len(journal.sending.offsets)} messages were being sent when the last import of "
+                f"{self._file} ended, {why}: check whether they have arrived, and use --unsure "
                 "skip (they have) or --unsure repeat (they have not)"
             )
 
@@ -364,12 +353,12 @@ class Importer:
         return next((entry.line for entry in entries if entry.offset >= first), 0)
 
     async def _sent(self, journal: Journal, batch: list[Item], request_id: str) -> None:
-        """Sends a batch; one that was refused is not under way."""
+        """Send a batch; a refused one is no longer in the journal."""
         try:
             await self._send(batch, request_id)
         except (BadInput, NotFound, FailedPrecondition):
             journal.sending = None
-            # Of what is published a part may be stored, and must be known by its keys then.
+            # A part of a publish may be stored, and its keys must stay known.
             if journal.last < 0 and self._to is not None:
                 journal.remove()
             else:
@@ -377,7 +366,7 @@ class Importer:
             raise
 
     async def _send(self, batch: list[Item], request_id: str) -> None:
-        """All of a batch, durable when this returns."""
+        """Send a batch, which is durable when this returns."""
         try:
             if self._to is not None:
                 pushes = [push_of(self._to, item.content) for item in batch]
@@ -393,7 +382,7 @@ class Importer:
             why = error.field[place.end() :] + f": {error.description}" if place else error.message
             raise BadInput(f"{self._name}:{line}: {why}") from None
         except (Unavailable, DeadlineExceeded):
-            note("what was not answered is under way: run the same again to go on")
+            note("unanswered messages may have arrived: repeat the same command to continue")
             raise
         duplicates = sum(one.duplicate for one in done)
         self.counts["duplicate"] += duplicates

@@ -7,11 +7,11 @@ r"""Messages of a queue as entries of a queue file (TextQueue), and back.
     \handle=orders/1000000000001/f68…    where it is: what `failed edit` acts on
     \content=9f86d081884c7d65            of payload and headers, to see what was edited
     \header.type=order                   one for each header
-    \header-json=["a=b", "two\nlines"]   one that would not stand in a line as it is
+    \header-json=["a=b", "two\nlines"]   one that does not fit on a line as it is
     \encoding=base64                     the payload is base64, as long as this is here
     \attempts=3  \reason=…  \failed_at=…    and so on, for people
 
-A comment without an ID above a message is a note on it: those of its history are written so.
+A comment without an ID above a message is a note on it; so are the notes of its history.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ CONTROL_OF = {
     EntryState.FAILED: State.ERROR,
     EntryState.ARCHIVED: State.ERROR,
 }
-"""What the entries of a state are in a queue file."""
+"""The state in the queue file by the state in the queue."""
 
 BASE64 = "base64"
 BASE64_COLUMNS = 76
 
 NOTED = "note: "
-"""How the outcome begins of what somebody noted in a message's history."""
+"""The prefix of an attempt's outcome that is a note."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SLATEMQ = "slatemq"
-"""The variable of the comment at the head of an export, which is no note."""
+"""The variable of the comment at the head of an export, which is not a note."""
 
 SETTLED = "settled"
 SETTLED_NO, SETTLED_SENT, SETTLED_YES = "no", "..", "ok"
-"""The variable of an archived letter that says whether it was: nobody else remembers. Between the
-call and its answer it has dots."""
+"""The variable that says whether an archived dead letter was settled, which only the file
+remembers. Between the call and its answer it has dots."""
 
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Control characters that editors may lose; tabs, newlines and carriage returns stay."""
+"""Control characters that editors may lose, so without tab, newline and carriage return."""
 
 _NOT_IN_LINES = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 """The same for headers, each of which is one line."""
@@ -65,14 +65,14 @@ _NOT_IN_LINES = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an entry of a queue file says of a message.
+    """A message as an entry of a queue file.
 
     Attributes:
-        message_id: 0 when it has none.
-        handle: Where the message was when it was exported; empty when it is not told.
-        digest: Of payload and headers as they were exported; empty when it is not told.
-        is_gone: The message was not stored any more when it was exported.
-        settled: Whether what the file asks for this archived letter was done.
+        message_id: 0 for none.
+        handle: Of the message when it was exported; empty for none.
+        digest: Of payload and headers as they were exported; empty for none.
+        is_gone: The message was no longer stored when it was exported.
+        settled: Whether this archived dead letter was settled.
     """
 
     payload: bytes
@@ -88,12 +88,12 @@ class Content:
 
     @property
     def is_edited(self) -> bool:
-        """Whether payload or headers are others than those that were exported."""
+        """Whether payload or headers differ from the exported ones."""
         return digest_of(self.payload, self.headers) != self.digest
 
 
 def digest_of(payload: bytes, headers: Mapping[str, str]) -> str:
-    """16 hexadecimal digits of a message's content."""
+    """16 hexadecimal digits."""
     encoded = json.dumps(sorted(headers.items())).encode()
     return hashlib.blake2b(b"%d %s%s" % (len(encoded), encoded, payload), digest_size=8).hexdigest()
 
@@ -102,7 +102,7 @@ def digest_of(payload: bytes, headers: Mapping[str, str]) -> str:
 
 
 def head(queue_id: str, state: str, text: str, session: str, now_ms: int) -> bytes:
-    """The comment at the head of an export; `told` explains, `session` names it."""
+    """The comment at the head of an export; `text` explains it, `session` names it."""
     variables = [
         f"{SLATEMQ}=export of {queue_id}, {state}",
         f"exported_at={format_time(now_ms)}",
@@ -112,7 +112,7 @@ def head(queue_id: str, state: str, text: str, session: str, now_ms: int) -> byt
 
 
 def exported(entry: Entry) -> bytes:
-    """An entry of a queue as one of a queue file, with its notes above and a blank line behind."""
+    """An entry of a queue in a queue file: its notes, the message and a blank line."""
     notes = b"".join(
         render(f" {note}".replace("\n", "\n "), (), State.COMMENT) for note in notes_of(entry)
     )
@@ -120,7 +120,7 @@ def exported(entry: Entry) -> bytes:
     text, encoding = _text(message.payload) if message is not None else ("", "")
     variables = [*_names(entry), *_facts(entry)]
     if message is None:
-        variables.append("gone=the message is not stored any more")
+        variables.append("gone=the message is no longer stored")
     else:
         variables += [_header(name, value) for name, value in sorted(message.headers.items())]
         variables += [f"encoding={encoding}"] if encoding else []
@@ -129,7 +129,7 @@ def exported(entry: Entry) -> bytes:
 
 
 def notes_of(entry: Entry) -> list[str]:
-    """What people have noted on a message, the oldest first; archived ones take no new notes."""
+    """The notes on a message, the oldest first; archived messages take none."""
     if entry.state is EntryState.ARCHIVED:
         return []
     noted = (one.outcome for one in entry.attempts if one.outcome.startswith(NOTED))
@@ -137,7 +137,7 @@ def notes_of(entry: Entry) -> list[str]:
 
 
 def _text(payload: bytes) -> tuple[str, str]:
-    """The text of an entry, and its encoding if it has one."""
+    """The text of an entry, and its encoding, which may be empty."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -157,7 +157,7 @@ def _names(entry: Entry) -> Iterator[str]:
 
 
 def _facts(entry: Entry) -> Iterator[str]:
-    """What people want to know."""
+    """The variables for people."""
     is_dead_letter = entry.state in (EntryState.FAILED, EntryState.ARCHIVED)
     if is_dead_letter:
         yield f"reason={_one_line(entry.reason)}"
@@ -205,7 +205,7 @@ def _header(name: str, value: str) -> str:
 
 
 class _Wrong(Exception):
-    """A variable that cannot be read, or the text where none is named."""
+    """A variable cannot be read, or the text where it is None."""
 
     def __init__(self, why: str, variable: textqueue.Variable | None) -> None:
         super().__init__(why)
@@ -217,7 +217,7 @@ _Known = Mapping[str, textqueue.Variable]
 
 
 def content_of(entry: textqueue.Entry, file: str) -> Content:
-    """What an entry says; raises BadInput, with file and line, where it cannot be read."""
+    """The message of an entry. Raises BadInput, with file and line, where it cannot be read."""
     expect_none(entry, file)
     known = {one.name: one for one in reversed(entry.variables) if one.name}
     fields = {name: one.value for name, one in known.items()}
@@ -244,12 +244,12 @@ def _payload(text: str, known: _Known) -> bytes:
     if encoding is None or not encoding.value:
         return text.encode()
     if encoding.value != BASE64:
-        why = f"the variable encoding is {encoding.value!r}: only {BASE64} is known"
+        why = f"the variable encoding is {encoding.value!r}: write {BASE64}, or remove it"
         raise _Wrong(why, encoding)
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        why = f"the text is not base64 ({error}): mend it, or take the variable encoding out"
+        why = f"the text is not base64 ({error}): fix it, or remove the variable encoding"
         raise _Wrong(why, None) from None
 
 
@@ -263,7 +263,7 @@ def _headers(entry: textqueue.Entry) -> dict[str, str]:
         else:
             continue
         if name in headers:
-            raise _Wrong(f"the header {name!r} is there twice: take one of them out", variable)
+            raise _Wrong(f"the header {name!r} is given twice: remove one", variable)
         headers[name] = value
     return headers
 
@@ -296,5 +296,5 @@ def _moment(known: _Known, name: str) -> int | None:
     try:
         return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, TypeError):
-        why = f"the variable {name} is no time such as 2026-11-21T08:30:00Z: {text!r}"
+        why = f"the variable {name} must be a time such as 2026-11-21T08:30:00Z, not {text!r}"
         raise _Wrong(why, found) from None

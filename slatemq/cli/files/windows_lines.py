@@ -1,8 +1,8 @@
-r"""What editors on Windows make of a file: line ends of their own (CRLF), a byte order mark.
+r"""What editors on Windows do to a file: Windows line ends (CRLF), a byte order mark.
 
-In a queue file a carriage return is text like any other, so each line of such a file has one too
-much: `\id=17` has become `\id=17\r`. We never write one at the end of these variables, so it shows.
-A mark makes the first line one of an unknown kind, which nobody acts on.
+In a queue file a carriage return is text like any other, so each line of such a file has an extra
+one: `\id=17` becomes `\id=17\r`. We never write one at the end of these variables, which shows it.
+A byte order mark makes the first line an entry of an unknown kind, which is skipped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OURS = frozenset(
     {"id", "handle", "etag", "content", "encoding", "retention", "created_at", "settled"}
     | {"slatemq", "session", "header-json"}
 )
-"""Variables that an export writes, and that mean something when they are read again."""
+"""Variables that an export writes and that an edit or import reads."""
 
 _HEADER = "header."
 
 
 class WindowsLines(BadInput):
-    """The file has Windows line ends; the message says where, and what to do."""
+    """The file has Windows line ends; the message says where and what to do."""
 
 
 def expect_none(entry: Entry, file: str) -> None:
@@ -43,17 +43,14 @@ def expect_none(entry: Entry, file: str) -> None:
         if variable.value.endswith("\r") and (name in _OURS or name.startswith(_HEADER)):
             raise WindowsLines(
                 f"{file}:{entry.line_of(variable)}: the variable {name} ends with a carriage "
-                "return: the file was saved with Windows line ends (CRLF). Save it with those of "
-                "Unix: `:set ff=unix` in vi, LF at the bottom of VS Code's window, or `dos2unix`. "
-                "(A header that is to end with one is written as header-json.)"
+                "return: the file was saved with Windows line ends (CRLF). Save it with Unix line "
+                "ends: `:set ff=unix` in vi, LF at the bottom of VS Code's window, or `dos2unix`. "
+                "(Write a header that ends with a carriage return as header-json.)"
             )
 
 
 def expect_none_in(file: str) -> None:
-    """The same for each entry of a file, and for a byte order mark before them.
-
-    Raises FormatError, OSError, too.
-    """
+    """Raises BadInput for Windows line ends or a byte order mark, FormatError, OSError."""
     if begins_with_mark(file):
         raise BadInput(f"{file}:1: {marked(file)}")
     for entry in TextQueue(file).entries(*State):
@@ -61,13 +58,13 @@ def expect_none_in(file: str) -> None:
 
 
 def has_any(path: Path) -> bool:
-    """Whether a line of the file ends so."""
+    """Whether any line of the file has a Windows line end."""
     with path.open("rb") as lines:
         return any(line.endswith(CRLF) for line in lines)
 
 
-def mark_taken_out(path: Path) -> bool:
-    """Take out the byte order mark at the file's beginning; whether there was one."""
+def remove_mark(path: Path) -> bool:
+    """Remove the byte order mark from the start of the file; return whether it had one."""
     if not begins_with_mark(path):
         return False
     with path.open("rb") as stream, _instead_of(path) as whole:
@@ -76,13 +73,13 @@ def mark_taken_out(path: Path) -> bool:
     return True
 
 
-def taken_back(path: Path) -> bool:
-    """Make all line ends those of Unix again, if all are those of Windows; whether they were.
+def restore_unix_lines(path: Path) -> bool:
+    """Convert CRLF to LF if every line ends in CRLF; return whether it did.
 
-    That loses nothing of a file which had none of them before it was edited.
+    That loses nothing of a file that had no CRLF before it was edited.
     """
     with path.open("rb") as lines:
-        # The last line may have no end.
+        # The last line may have no line end.
         begins_so = next(lines, b"").endswith(CRLF)
         if not begins_so or any(not line.endswith(CRLF) for line in lines if line.endswith(b"\n")):
             return False
@@ -94,7 +91,7 @@ def taken_back(path: Path) -> bool:
 
 @contextmanager
 def _instead_of(path: Path) -> Iterator[BinaryIO]:
-    """What is written takes the file's name, when it is whole."""
+    """A file that replaces `path` once it is completely written."""
     beside = path.with_name(path.name + ".lines")
     try:
         with beside.open("xb") as stream:

@@ -1,4 +1,4 @@
-"""Publishing a file of lines: several batches under way, and a count that is certain."""
+"""Publishing a file of lines: several batches under way, and a count of durable lines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ REQUESTS_MAX = 4
 """Batches under way: ingest stores one while it takes in the next."""
 
 OUTSTANDING_BYTES_MAX = 32 << 20
-"""Of batches under way together, a single one aside."""
+"""Of the batches under way; a single batch may be larger."""
 
 INTERRUPTED_S = 5.0
-"""How long an interrupted run waits for the answers that are still to come."""
+"""How long an interrupted run waits for outstanding answers."""
 
 _PLACE = re.compile(r"messages\[(\d+)\]\.?")
 
@@ -35,17 +35,17 @@ class _Flight(NamedTuple):
 
 
 class LinePublisher:
-    """Publishes what a reader gives.
+    """Publishes the lines of a reader.
 
     Attributes:
-        durable_count: So many lines from the start of the file are durable for certain, the skipped
-            ones included; later ones may be too.
+        durable_count: Lines from the start of the file, skipped ones included, that are certainly
+            durable; later ones may be too.
     """
 
     def __init__(
         self, client: Client, reader: LineReader, run: Run, on_durable: Callable[[int], None]
     ) -> None:
-        """Go on from where the reader is; `on_durable` gets the bytes of file made durable."""
+        """Start where the reader is; `on_durable` gets the bytes of the file made durable."""
         self.durable_count = reader.position
         self._client = client
         self._reader = reader
@@ -54,7 +54,7 @@ class LinePublisher:
         self._flights: deque[_Flight] = deque()
 
     async def run(self) -> None:
-        """Publishes all. Raises SlateMQError, LineError, OSError when what was sent is settled."""
+        """Publish all lines. Raises SlateMQError, LineError, OSError once all answers are in."""
         try:
             while (batch := await self._next_batch()) is not None:
                 while self._is_full(batch):
@@ -71,14 +71,14 @@ class LinePublisher:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether lines after the durable ones may be stored: all other batches were refused."""
+        """Whether lines after the durable ones may be stored: not where all were refused."""
         return any(
             task.cancelled() or not isinstance(task.exception(), InvalidArgument)
             for _, task in self._flights
         )
 
     async def _next_batch(self) -> Batch | None:
-        """Reads on, with an eye on what is under way: a source may be silent for ever."""
+        """Read the next batch while watching those under way: a source may stay silent."""
         reading = asyncio.create_task(in_thread(self._reader.next_batch))
         try:
             while not reading.done():
@@ -102,7 +102,7 @@ class LinePublisher:
         self._flights.append(_Flight(batch, asyncio.create_task(publish)))
 
     async def _wait(self, *others: asyncio.Task[Batch | None]) -> None:
-        """Waits until something is over. Raises what a batch failed with."""
+        """Wait until a task ends. Raises the error of a failed batch."""
         waiting = [flight.task for flight in self._flights if not flight.task.done()]
         if waiting or others:
             await asyncio.wait([*waiting, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +121,7 @@ class LinePublisher:
             self._on_durable(batch.source_bytes)
 
     async def _settle(self, seconds: float | None) -> None:
-        """Lets what is under way come to its end, so that the count says as much as it can."""
+        """Wait for the batches under way, so that the count is as high as it can be."""
         tasks = [flight.task for flight in self._flights]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -132,7 +132,7 @@ class LinePublisher:
 
 
 def _about_line(error: BaseException, batch: Batch) -> BaseException:
-    """The same error, with the line of the file in the place of the batch's."""
+    """The error with the line of the file instead of the place in the batch."""
     if not isinstance(error, InvalidArgument):
         return error
     place = _PLACE.match(error.field)

@@ -13,20 +13,20 @@ from slatemq.errors import InvalidArgument
 from slatemq.events import Notifications, read_notifications
 
 DOCUMENT_BYTES_MAX: Final = 16 << 20
-"""AWS sends at most 256 KiB; this bounds what we hold."""
+"""Bounds our memory; AWS sends at most 256 KiB."""
 
 _OFFSET = re.compile(r"\(byte (\d+)\)")
 
 
 class Document(NamedTuple):
-    """What a document holds, and how many bytes of the file end with it."""
+    """A document's notifications, and the offset in the file of its end."""
 
     notifications: Notifications
     end: int
 
 
 def read_documents(stream: BinaryIO, name: str) -> Iterator[Document]:
-    """The documents of a file, from its beginning; lines that are empty are passed over.
+    """The documents of a file, from its beginning, without its empty lines.
 
     Raises BadInput, which names the file and the line; OSError.
     """
@@ -41,7 +41,7 @@ def read_documents(stream: BinaryIO, name: str) -> Iterator[Document]:
         if not line.strip():
             continue
         if is_whole_first and not _is_json(line):
-            # Not a document by itself, so it begins one of several lines.
+            # Not a document by itself, so it begins a document of several lines.
             yield _read_one(stream, line, name, number, end)
             return
         is_whole_first = False
@@ -57,24 +57,21 @@ def _is_json(text: bytes) -> bool:
 
 
 def _read_one(stream: BinaryIO, first: bytes, name: str, number: int, end: int) -> Document:
-    """The document that the whole of a file is."""
+    """The one document of a whole file."""
     rest = stream.read(DOCUMENT_BYTES_MAX - len(first) + 1)
     text = first + rest
     if len(text) > DOCUMENT_BYTES_MAX:
         raise BadInput(
-            f"{name}, line {number}: is not JSON, nor does a document of at most "
-            f"{DOCUMENT_BYTES_MAX:,} bytes begin there"
+            f"{name}, line {number}: is neither JSON nor the start of a JSON document of at most "
+            f"{DOCUMENT_BYTES_MAX:,} bytes"
         )
     try:
         return Document(read_notifications(text), end + len(rest))
     except InvalidArgument as error:
         offset = _OFFSET.search(error.description)
-        lines = text[: int(offset[1])].count(b"\n") if offset and _is_syntax(error) else 0
+        is_syntax = error.field == "notification"
+        lines = text[: int(offset[1])].count(b"\n") if offset and is_syntax else 0
         raise BadInput(f"{name}, line {number + lines}: {error.message}") from error
-
-
-def _is_syntax(error: InvalidArgument) -> bool:
-    return error.field == "notification"
 
 
 def _read(line: bytes, where: str) -> Notifications:

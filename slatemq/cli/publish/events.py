@@ -1,4 +1,4 @@
-"""`slatemq events`: events of other systems into SlateMQ, and its own in other systems."""
+"""`slatemq events`: events of other systems into SlateMQ, and its own into other systems."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 import slatemq
-from slatemq.cli.failures import BadInput
+from slatemq.cli.failures import EXIT_UNREACHABLE, BadInput
 from slatemq.cli.groups import Group
-from slatemq.cli.output import note, say, write_json
+from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.progress import Update, progress
 from slatemq.cli.publish.event_files import read_documents
-from slatemq.cli.publish.events_status import status
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, run, with_session
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition
 from slatemq.events import message_of
 
 if TYPE_CHECKING:
+    from slatemq._admin.events_status import EventsStatus
     from slatemq._publish.published import Published
     from slatemq.client import Client
     from slatemq.models import OutgoingMessage
@@ -47,30 +48,40 @@ Examples:
 
 \b
 FILE is one JSON document, or has one on each line: notifications as AWS S3,
-MinIO and Ceph send them, also from SNS and EventBridge. Each change of an
+MinIO and Ceph send them, also by SNS and EventBridge. Each change of an
 object or a bucket becomes a message: its payload is the event, its headers
-are `type`, `bucket` and `key`. Other notifications are counted and left out.
+are `type`, `bucket` and `key`. Other notifications are counted and skipped.
 
 \b
-The whole of FILE is checked before the first message is published; stdin is
-read to its end for that. An event that is published again within the
-instance's dedupe window (10 minutes unless set otherwise) is not stored
-twice: after a failure, run the same command again.
+FILE is checked to its end (stdin is read first) before anything is published.
+An event that is published again within the instance's dedupe window (10
+minutes unless set otherwise) is not stored twice: after a failure, run the
+same command again.
+"""
+
+STATUS_EPILOG = """\
+\b
+Examples:
+  slatemq events status
+  slatemq events status --json | jq .lag_count
+  slatemq events status --check
+
+\b
+The lag is the number of durable events that the backend does not have yet;
+its age is that of the oldest of them. The cursor of an ingest is a message
+ID, of a broker the number of its events, of a janitor of its looks at runs.
+docs/how-to/write-through.md says what happens while a backend is down.
 """
 
 
 @click.group("events", cls=Group)
 def events() -> None:
-    """Import events of S3 stores, and see how far SlateMQ's own are published."""
-
-
-events.add_command(status)
+    """Import events of S3 stores, and show how far SlateMQ's own are published."""
 
 
 @events.command("import", epilog=IMPORT_EPILOG)
 @click.argument("file", type=click.Path())
-@session_options
-@pass_session
+@with_session
 def import_(session: Session, file: str) -> None:
     """Publish the S3 notifications of FILE (- reads stdin) as events."""
     counts: Counter[str] = Counter()
@@ -88,30 +99,21 @@ def import_(session: Session, file: str) -> None:
         run(work())
     except BaseException:
         if done := counts["published"] + counts["duplicate"]:
-            session.at_end.append(lambda: note(f"durable until then: {done}; run it again"))
+            session.at_end.append(lambda: note(f"durable before the error: {done}; run it again"))
         raise
-    if session.json:
-        write_json(
-            {
-                "file": file,
-                "published_count": counts["published"],
-                "duplicate_count": counts["duplicate"],
-                "accepted_count": counts["accepted"],
-                "skipped_count": counts["skipped"],
-            }
-        )
-        return
-    say(
-        f"published: {counts['published']}  there already: {counts['duplicate']}  "
-        f"left out: {counts['skipped']}"
+    kinds = ("published", "duplicate", "accepted", "skipped")
+    session.show(
+        {"file": file, **{f"{kind}_count": counts[kind] for kind in kinds}},
+        f"published: {counts['published']}  already stored: {counts['duplicate']}  "
+        f"skipped: {counts['skipped']}",
     )
-    if counts["accepted"]:
+    if counts["accepted"] and not session.json:
         note(f"accepted, and not stored yet: {counts['accepted']}")
 
 
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
-    """The file, or a copy of stdin, which can be read twice; and its name for people."""
+    """The file, or a copy of stdin, which can be read twice; and its name for messages."""
     if file != STDIN:
         with open(file, "rb") as stream:
             if stream.seekable():
@@ -133,9 +135,9 @@ def _copied(stream: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def _check(stream: BinaryIO, name: str) -> None:
-    """Raises BadInput where any of it is wrong, or nothing is there."""
+    """Raises BadInput where any of it is wrong, or empty."""
     if not sum(1 for _ in read_documents(stream, name)):
-        raise BadInput(f"{name} holds no notifications")
+        raise BadInput(f"{name} has no notifications")
 
 
 def _batches(
@@ -163,7 +165,7 @@ async def _publish(
     while batch := await in_thread(lambda: next(batches, None)):
         published = await client.publish_many(batch)
         _count(counts, [message for message in published if not message.task_id])
-        # Of accepted tasks only their end tells what was stored already.
+        # Only an applied task says which of its messages were duplicates.
         for task_id, accepted in Counter(one.task_id for one in published if one.task_id).items():
             task = await client.wait_task(task_id, timeout)
             if task.state is slatemq.TaskState.FAILED:
@@ -176,3 +178,51 @@ def _count(counts: Counter[str], published: Sequence[Published]) -> None:
     duplicates = sum(message.duplicate for message in published)
     counts["duplicate"] += duplicates
     counts["published"] += len(published) - duplicates
+
+
+@events.command("status", epilog=STATUS_EPILOG)
+@click.option("--check", is_flag=True, help="Exit with 3 when a process or backend is down.")
+@with_session
+def status(session: Session, check: bool) -> None:
+    """Show the event backend of each process, whether it answers, and its lag."""
+    found = session.call(lambda client: client.events_status())
+    if session.json:
+        for one in found:
+            # Message IDs are text, because they exceed what JSON numbers hold safely.
+            ids = {"cursor": str(one.cursor), "durable_sequence": str(one.durable_sequence)}
+            write_json({**asdict(one), **ids})
+    else:
+        _show_status(found)
+    if check and any(one.problem or (one.enabled and not one.answering) for one in found):
+        sys.exit(EXIT_UNREACHABLE)
+
+
+def _show_status(found: list[EventsStatus]) -> None:
+    write_table(
+        ("process", "backend", "mode", "state", "lag", "age", "cursor", "lost"),
+        (
+            (
+                f"{one.service} {one.shard}",
+                one.backend or "-",
+                one.consistency or "direct",
+                _state(one),
+                one.lag_count,
+                f"{one.lag_ms / 1000:.1f}s" if one.lag_ms else "",
+                one.cursor,
+                one.lost_count + one.dropped_count,
+            )
+            for one in found
+        ),
+        cuts=("mode", "state", "backend"),
+    )
+    for one in found:
+        if error := one.problem or ("" if one.answering else one.last_error):
+            say(f"{one.service} {one.shard}: {error}")
+
+
+def _state(one: EventsStatus) -> str:
+    if one.problem:
+        return "process down"
+    if not one.enabled:
+        return "off"
+    return "answers" if one.answering else "backend down"

@@ -1,4 +1,4 @@
-"""`slatemq publish --jsonl`: every line of a file, and how to go on after a failure."""
+"""`slatemq publish --jsonl`: every line of a file, and how to continue after a failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from slatemq.cli.output import note, say, write_json
+from slatemq.cli.output import note
 from slatemq.cli.progress import progress
 from slatemq.cli.publish.bulk import LinePublisher
 from slatemq.cli.publish.lines import LineError, LineReader, TooFewLines
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 async def publish_lines(
     session: Session, reader: LineReader, source: str, skip: int, checked: str | None
 ) -> None:
-    """Publishes all lines after the first `skip`; prints how many are durable, come what may.
+    """Publish all lines after the first `skip`, and print how many are durable, in any case.
 
-    `checked` is a queue that must exist.
+    The queue `checked` must exist.
     """
     options = [
         sorted(reader.headers.items()),
@@ -58,7 +58,7 @@ async def publish_lines(
                 finally:
                     durable, in_doubt = publisher.durable_count, publisher.in_doubt
     except TooFewLines:
-        # Wrong usage: nobody knows what an earlier run has stored, so no count is told.
+        # Wrong usage: what an earlier run has stored is unknown, so no count is printed.
         if this_run is not None:
             this_run.stop(in_doubt)
         raise
@@ -68,7 +68,7 @@ async def publish_lines(
         if this_run is not None:
             kept = this_run.kept
             is_open = this_run.stop(in_doubt)
-            session.at_end.insert(0, lambda: _say_how_to_go_on(durable, is_open, kept, to_repair))
+            session.at_end.insert(0, lambda: _note_how_to_go_on(durable, is_open, kept, to_repair))
         raise
     if this_run is not None:
         this_run.finish()
@@ -76,7 +76,7 @@ async def publish_lines(
 
 
 def _to_repair(error: BaseException) -> str:
-    """Where the input is at fault; empty when it is not."""
+    """The faulty part of the input; empty when the input is fine."""
     if isinstance(error, LineError):
         return f"line {error.number}"
     if isinstance(error, InvalidArgument):
@@ -85,29 +85,25 @@ def _to_repair(error: BaseException) -> str:
 
 
 def _report_durable(session: Session, durable: int, skipped: int) -> None:
-    if session.json:
-        write_json(
-            {
-                "durable_count": durable,
-                "skipped_count": skipped,
-                "published_count": durable - skipped,
-            }
-        )
-    else:
-        say(f"durable: {durable}")
+    fields = {
+        "durable_count": durable,
+        "skipped_count": skipped,
+        "published_count": durable - skipped,
+    }
+    session.show(fields, f"durable: {durable}")
 
 
-def _say_how_to_go_on(durable: int, is_open: bool, kept: bool, to_repair: str) -> None:
-    first = f"mend {to_repair} first, then " if to_repair else ""
+def _note_how_to_go_on(durable: int, is_open: bool, kept: bool, to_repair: str) -> None:
+    first = f"fix {to_repair} first, then " if to_repair else ""
     soon = ", within 10 minutes" if is_open else ""
-    note(f"not complete: {first}go on with the same options and --skip {durable}{soon}")
+    note(f"not complete: {first}continue with the same options and --skip {durable}{soon}")
     if is_open and not kept:
-        note("this run could not be remembered: up to 4,000 lines after those may be stored twice")
+        note("this run could not be saved: up to 4,000 lines after those may be stored twice")
 
 
 @contextmanager
 def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where that is a terminal; gives what to call with bytes made durable."""
+    """A bar on stderr, where that is a terminal; yields what to call with bytes made durable."""
     status = os.fstat(stream.fileno())
     total = status.st_size if stat.S_ISREG(status.st_mode) else None
     with progress(True, "publish", total, _columns) as update:

@@ -1,8 +1,8 @@
 """A file of lines as batches of messages, in constant memory.
 
-A batch ends where the line number is a multiple of `BATCH_LINES`, and before that where the next
-line would take it over `BATCH_BYTES`. So a run that begins at the end of a batch cuts the same
-batches as the run that it goes on from, and can give them the same request IDs.
+A batch ends where the line number is a multiple of `BATCH_LINES`, or earlier where the next line
+would take it over `BATCH_BYTES`. So a run that starts at the end of a batch cuts the same batches
+as the run that it continues, and can give them the same request IDs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH_LINES = 1000
 BATCH_BYTES = 4 << 20
 
 LINE_BYTES_MAX = 64 << 20
-"""The largest payload that an instance takes unless set otherwise; bounds what we hold."""
+"""The largest payload of an instance unless set otherwise; bounds our memory."""
 
 HEADERS_MAX = 255
 
@@ -31,17 +31,15 @@ class LineError(BadInput):
     """A line that cannot be published; nothing of its batch was sent."""
 
     def __init__(self, number: int, why: str) -> None:
-        """Name the line, counted from 1."""
         super().__init__(f"line {number}: {why}")
         self.number = number
 
 
 class TooFewLines(BadInput):
-    """There is less to skip than was asked for."""
+    """The file has fewer lines than --skip asks for."""
 
     def __init__(self, count: int, asked: int) -> None:
-        """Say how many lines there are."""
-        super().__init__(f"--skip {asked} goes beyond the end: there are only {count} lines")
+        super().__init__(f"--skip {asked} is beyond the end: there are only {count} lines")
         self.count = count
 
 
@@ -52,7 +50,7 @@ class Batch(NamedTuple):
         first: Number of its first line, counted from 1.
         messages: One for each line.
         payload_bytes: Of all payloads and headers together.
-        source_bytes: What it takes in the file, newlines included.
+        source_bytes: Of the lines in the file, newlines included.
     """
 
     first: int
@@ -62,7 +60,6 @@ class Batch(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Number of its last line."""
         return self.first + len(self.messages) - 1
 
 
@@ -72,13 +69,13 @@ class LineReader:
 
     Attributes:
         stream: Where the lines come from.
-        headers: What every message gets.
-        pointers: Where in the line further headers are; none = the line is not looked into.
-        created_at_ms: For every message; None = the time of receipt.
-        retention_s: For every message; None = the instance's default.
-        delay_ms: For every message, in delayed queues; None = their default.
-        visible_at_ms: For every message; None = at once.
-        position: Lines taken so far.
+        headers: Of every message.
+        pointers: Where in the line further headers are; without any, lines are not parsed.
+        created_at_ms: Of every message; None: the time of receipt.
+        retention_s: Of every message; None: the instance's default.
+        delay_ms: Of every message; None: the queue's default.
+        visible_at_ms: Of every message; None: immediately.
+        position: Lines read so far.
     """
 
     stream: BinaryIO
@@ -92,7 +89,7 @@ class LineReader:
     _held: tuple[OutgoingMessage, int] | None = None
 
     def skip(self, count: int) -> int:
-        """Passes over lines unseen; returns their bytes. Raises TooFewLines."""
+        """Skip lines up to that number; return their bytes. Raises TooFewLines."""
         passed = 0
         while self.position < count:
             part = self.stream.readline(SKIP_BYTES)
@@ -105,7 +102,7 @@ class LineReader:
         return passed
 
     def next_batch(self) -> Batch | None:
-        """The next lines; None at the end. Raises LineError, OSError."""
+        """The next batch; None at the end. Raises LineError, OSError."""
         first = self.position + 1
         messages: list[OutgoingMessage] = []
         total = source = 0
@@ -126,13 +123,13 @@ class LineReader:
         return Batch(first, messages, total, source) if messages else None
 
     def _read(self, number: int) -> tuple[OutgoingMessage, int] | None:
-        """A line's message, and the line's length in the file."""
+        """The next line's message, and the line's length in the file."""
         line = self.stream.readline(LINE_BYTES_MAX + 2)
         if not line:
             return None
         payload = line.removesuffix(b"\n")
         if len(payload) > LINE_BYTES_MAX:
-            raise LineError(number, f"is longer than {LINE_BYTES_MAX} bytes")
+            raise LineError(number, f"is longer than {LINE_BYTES_MAX:,} bytes")
         headers = self.headers
         if self.pointers:
             try:

@@ -22,16 +22,15 @@ class Pointer(NamedTuple):
 
     @property
     def header(self) -> str:
-        """The name of the header."""
         return self.segments[-1]
 
 
 class NoHeader(ValueError):
-    """A line from which a header cannot be made; says why."""
+    """A line has no usable header; the message says why."""
 
 
 class _Number(str):
-    """A number as it was written."""
+    """A number as it is written in the line."""
 
     __slots__ = ()
 
@@ -40,35 +39,34 @@ _MISSING = object()
 
 
 def parse_pointers(texts: Iterable[str]) -> list[Pointer]:
-    """Pointers from lists such as `/type,/user/region`. Raises ValueError, which says why."""
+    """Pointers from lists such as `/type,/user/region`. Raises ValueError."""
     pointers: dict[str, Pointer] = {}
     for text in (part for given in texts for part in given.split(",")):
         pointer = _parse_pointer(text)
         other = pointers.setdefault(pointer.header, pointer)
         if other is not pointer:
             raise ValueError(
-                f"{other.text} and {text} would both make the header {pointer.header!r}: "
-                "leave one of them out"
+                f"{other.text} and {text} both make the header {pointer.header!r}: leave one out"
             )
     return list(pointers.values())
 
 
 def _parse_pointer(text: str) -> Pointer:
     if not text.startswith("/"):
-        raise ValueError(f"{text!r} is no JSON pointer: it begins with /, e.g. /type")
+        raise ValueError(f"{text!r} is not a valid JSON pointer: begin it with /, e.g. /type")
     if _BAD_ESCAPE.search(text):
-        raise ValueError(f"{text!r} is no JSON pointer: write ~0 for ~, and ~1 for /")
+        raise ValueError(f"{text!r} is not a valid JSON pointer: write ~0 for ~, and ~1 for /")
     segments = [part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/")]
     if not 1 <= len(segments[-1].encode()) <= HEADER_BYTES_MAX:
-        raise ValueError(f"{text!r} names no header: its last segment must not be empty")
+        raise ValueError(f"{text!r} names no header: its last segment must have 1 to 65,535 bytes")
     return Pointer(text, tuple(segments))
 
 
 def headers_from(line: bytes, pointers: Sequence[Pointer]) -> dict[str, str]:
     """The headers that the pointers find in a line of JSON.
 
-    Strings are taken as they are, numbers, true and false as they are written; what is missing or
-    null makes no header. Raises NoHeader for an object or array, and for a line that is no JSON.
+    Strings are taken as they are, numbers, true and false as they are written; a missing value or
+    null makes no header. Raises NoHeader for an object or array, and for a line that is not JSON.
     """
     document = _parse(line)
     headers: dict[str, str] = {}
@@ -85,24 +83,24 @@ def _text(found: Any, pointer: Pointer) -> str:
         return "true" if found else "false"
     if not isinstance(found, str):
         kind = "an object" if isinstance(found, dict) else "an array"
-        raise NoHeader(f"{pointer.text} is {kind}, which cannot be a header")
+        raise NoHeader(f"{pointer.text} is {kind}; a header is text, a number, true or false")
     text = str(found)
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise NoHeader(f"{pointer.text} has half a surrogate pair, which is no text") from None
+        raise NoHeader(f"{pointer.text} has a lone surrogate, which is not valid text") from None
     if length > HEADER_BYTES_MAX:
         raise NoHeader(f"{pointer.text} has {length} bytes; a header has at most 65,535")
     return text
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise NoHeader(f"is not JSON: {constant} is no number there")
+    raise NoHeader(f"is not JSON, which has no {constant}")
 
 
 def _parse(line: bytes) -> Any:
     try:
-        # utf-8-sig: a file may begin with a byte order mark, which is no part of the JSON.
+        # utf-8-sig: a file may begin with a byte order mark, which is not part of the JSON.
         text = line.decode("utf-8-sig")
         return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_refuse)
     except UnicodeDecodeError as error:

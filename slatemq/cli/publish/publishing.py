@@ -1,4 +1,4 @@
-"""`slatemq publish`: one message, or every line of a file."""
+"""`slatemq publish`: one message, or each line of a file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from slatemq.cli.publish.reach import (
     check_queue,
     check_taken,
     note_reach,
-    note_unheeded_delay,
+    note_unused_delay,
     queues_reached,
 )
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, run, with_session
 from slatemq.cli.threads import in_thread
 
 PAYLOAD_BYTES_MAX = 1 << 30
-"""No instance takes more, whatever its settings."""
+"""The most that any instance can be set to take."""
 
 STDIN = "-"
 
@@ -44,64 +44,59 @@ Examples:
   slatemq publish --jsonl events.jsonl --headers-from /type,/actor/login --skip 12000
 
 \b
---jsonl makes a message of each line, byte for byte without its newline; an
-empty line is an empty message. --headers-from takes headers out of lines
-that are JSON, by RFC 6901 pointers (~1 for /, ~0 for ~): /actor/login makes
-the header `login`. Strings are taken as they are, numbers, true and false as
-they are written; what is missing or null makes no header; an object or an
-array is an error with the line's number.
+--jsonl publishes each line as one message, byte for byte without its newline;
+an empty line is an empty message. --headers-from takes headers from lines of
+JSON, by RFC 6901 pointers (~1 for /, ~0 for ~): /actor/login makes the header
+`login`. Strings are taken as they are, numbers, true and false as they are
+written; a missing value or null makes no header; an object or array is an
+error, which names the line.
 
 \b
 At the end, also after a failure or Ctrl-C, --jsonl prints the durable count:
-so many lines from the start of the file are stored for certain. --skip goes
-on from there. Lines after those may be stored too; when you go on within 10
-minutes, on the same machine, with the same file and options, they are not
-stored twice (while there may be such lines, a file under
-~/.local/state/slatemq/publish remembers the run until it is complete, for a
-day at most). A number that you make up loses or doubles lines.
+the number of lines, from the start of the file, that are certainly stored.
+Continue with --skip and that number. Later lines may be stored too; if you
+continue within 10 minutes, on the same machine, with the same file and
+options, they are not stored twice. (A file in ~/.local/state/slatemq/publish
+remembers an incomplete run for a day at most.) Any other number loses or
+duplicates lines.
 """
 
 
 @click.command("publish", epilog=EPILOG)
 @click.argument("text", required=False)
-@click.option("--file", "file", type=click.Path(), metavar="F", help="The payload: a file's bytes.")
-@click.option("--jsonl", type=click.Path(), metavar="F", help="Publish each line; - reads stdin.")
+@click.option("--file", "file", type=click.Path(), metavar="F", help="Read the payload from F.")
+@click.option("--jsonl", type=click.Path(), metavar="F", help="Publish each line of F; - is stdin.")
 @click.option(
     "--headers-from",
     type=WORDS,
     multiple=True,
     metavar="POINTERS",
-    help="Headers from each JSON line, e.g. /type,/region.",
+    help="Take headers from each JSON line, e.g. /type,/region.",
+)
+@click.option("--skip", type=click.IntRange(min=0), metavar="N", help="Skip the first N lines.")
+@click.option(
+    "--retention", type=SECONDS, help="How long to keep it; 0: forever.  [default: the instance's]"
 )
 @click.option(
-    "--skip", type=click.IntRange(min=0), metavar="N", help="Leave out the first N lines."
+    "--created-at", type=TIME, help="When it was created: 2026-11-21T08:30:00Z, or ms since 1970."
 )
 @click.option(
-    "--retention", type=SECONDS, help="How long it may live; 0: for ever. [default: the instance's]"
+    "--delay", type=DURATION, help="How long delayed queues delay it.  [default: the queue's]"
 )
-@click.option(
-    "--created-at", type=TIME, help="When it was made: 2026-11-21T08:30:00Z, or ms since 1970."
-)
-@click.option(
-    "--delay", type=DURATION, help="How long delayed queues hold it back.  [default: as they say]"
-)
-@click.option(
-    "--visible-at", type=WHEN, help="From when on it may be claimed: a time, or +5m from now."
-)
+@click.option("--visible-at", type=WHEN, help="When it becomes available: a time, or +5m from now.")
 @click.option(
     "--dedupe-key",
     type=WORDS,
     metavar="KEY",
-    help="A later publish with the same key stores nothing and prints the first one's ID.",
+    help="Publishing with the same key again stores nothing and prints the first ID.",
 )
 @click.option(
     "--allow-unrouted",
     is_flag=True,
-    help="With --to: also where no queue of that name exists.",
+    help="Publish also where the queue of --to does not exist or does not match.",
 )
 @header_option("the message, or of each line")
-@session_options
-@pass_session
+@with_session
 def publish(
     session: Session,
     text: str | None,
@@ -118,22 +113,22 @@ def publish(
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
 ) -> None:
-    """Publish a message: TEXT, a file, or stdin (-); or each line of a file with --jsonl.
+    """Publish one message, or each line of a file with --jsonl.
 
-    It is durable when this prints its ID, also when no queue takes it: a note
-    says how many do, and `slatemq explain` which. --to a queue that does not
-    exist is refused.
+    The payload is TEXT, a file, or stdin (-). The message is durable once its
+    ID is printed, also where no queue matches: a note says how many do, and
+    `slatemq explain` which. --to a queue that does not exist is refused.
     """
     headers = headers_of(to, pairs)
     if dedupe_key == "":
         raise click.UsageError("--dedupe-key is empty: leave it out, or give 1 to 255 bytes")
     if delay is not None and visible_at is not None:
-        raise click.UsageError("--delay and --visible-at say the same differently: give one")
+        raise click.UsageError("--delay and --visible-at exclude each other: give one")
     if sum(source is not None for source in (text, file, jsonl)) != 1:
         raise click.UsageError("give one of TEXT, - (stdin), --file F and --jsonl F")
     if jsonl is None:
         if headers_from or skip is not None:
-            raise click.UsageError("--headers-from and --skip go with --jsonl")
+            raise click.UsageError("--headers-from and --skip need --jsonl")
         work = _publish_one(
             session,
             text,
@@ -149,10 +144,10 @@ def publish(
         run(work)
         return
     if dedupe_key:
-        raise click.UsageError("--dedupe-key names one message: it does not go with --jsonl")
+        raise click.UsageError("--dedupe-key is for one message: leave it out with --jsonl")
     if isinstance(visible_at, FromNow):
         raise click.UsageError(
-            "--visible-at +… means another time when you go on: give --jsonl the time itself"
+            "--visible-at +… would be another time when you continue: with --jsonl give a time"
         )
     retention_s = None if retention is None else retention // timedelta(seconds=1)
     with _opened(jsonl) as stream:
@@ -194,7 +189,7 @@ async def _publish_one(
         if not published.duplicate:
             reached = await queues_reached(client, headers, len(payload), **options)
             if reached is not None and checked is not None and checked not in reached:
-                reached = sorted([*reached, checked])  # too new for the router that was asked
+                reached = sorted([*reached, checked])  # the router does not know it yet
         if session.json:
             write_json(
                 {
@@ -206,13 +201,15 @@ async def _publish_one(
                 }
             )
         elif published.duplicate:
-            note("nothing was stored: the dedupe key was used before, for the message of this ID")
+            note("nothing was stored: the message with this ID has the same dedupe key")
         else:
             if published.task_id:
-                note("accepted as a task, stored later: `slatemq task wait` tells the message's ID")
+                note(
+                    "accepted as a task, stored later: `slatemq task wait` prints the message's ID"
+                )
             note_reach(reached)
         if options["delay"] is not None and reached:
-            await note_unheeded_delay(client, reached)
+            await note_unused_delay(client, reached)
 
 
 def _pointers(texts: tuple[str, ...], headers: dict[str, str]) -> list[Pointer]:
@@ -223,31 +220,32 @@ def _pointers(texts: tuple[str, ...], headers: dict[str, str]) -> list[Pointer]:
     for pointer in pointers:
         if pointer.header in headers:
             raise click.UsageError(
-                f"the header {pointer.header!r} is given, and {pointer.text} would make it too"
+                f"the header {pointer.header!r} is given, and {pointer.text} makes it, too: leave "
+                "one out"
             )
     return pointers
 
 
 def read_all(name: str) -> bytes:
-    """The bytes of a file, or of stdin; more than any instance takes is wrong input."""
+    """The bytes of a file, or of stdin. Raises BadInput for more than any instance takes."""
     with _opened(name) as stream:
         payload = stream.read(PAYLOAD_BYTES_MAX + 1)
     if len(payload) > PAYLOAD_BYTES_MAX:
-        raise BadInput(f"{name} has more than 1 GiB, which no message may have")
+        raise BadInput(f"{name} has more than 1 GiB, the most that a message can have")
     return payload
 
 
 @contextmanager
 def _opened(name: str) -> Iterator[BinaryIO]:
-    """A file, or stdin. What cannot be read is wrong usage."""
+    """A file, or stdin. Raises UsageError where it cannot be read."""
     try:
-        # Our own reader: Python's, locked by a thread that is left behind, breaks the exit.
+        # A reader of our own: a thread left behind would keep Python's locked, and break the exit.
         stream = open(0 if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise click.UsageError(f"cannot read {name}: {why}") from None
     if name == STDIN:
-        # Never closed: a read that a thread still waits in would hold up the closing.
+        # Never closed: closing would wait for a read in a thread that was left behind.
         yield stream
         return
     with stream:

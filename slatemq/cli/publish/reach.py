@@ -1,4 +1,4 @@
-"""Which queues a publish reaches, as far as a quick question tells."""
+"""Which queues a publish reaches, as far as routers answer quickly."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ if TYPE_CHECKING:
     from slatemq.client import Client
 
 ANSWER_S = 2.0
-"""How long a publish waits for what brokers and routers say of it: it needs neither."""
+"""How long a publish waits for brokers and routers, which it does not need."""
 
-LOOKED_AT_MAX = 20
-"""Queues of which a publish with a delay looks whether they are delayed queues."""
+LOOKUPS_MAX = 20
+"""With more queues, a publish with a delay does not check whether any is a delayed queue."""
 
 
 async def check_queue(client: Client, queue: str) -> None:
-    """Raises NotFound with what to do, where no queue of that name exists.
-
-    Where the brokers do not say so in time, the queue may exist: a publish needs none of them.
-    """
+    """Raises NotFound, with what to do, where the brokers say in time that no such queue exists."""
     try:
         async with asyncio.timeout(ANSWER_S):
             await client.get_queue(queue)
@@ -47,9 +44,9 @@ async def check_queue(client: Client, queue: str) -> None:
 async def queues_reached(
     client: Client, headers: Mapping[str, str], payload_bytes: int, *queues: str, **options: Any
 ) -> list[str] | None:
-    """The queues whose filters take such a message; None where no router says so in time.
+    """The queues that match such a message; None where no router answers in time.
 
-    Of `queues` only, where some are named: a router that does not know them yet looks them up.
+    With `queues`, only of those: a router that does not know them yet looks them up.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -64,65 +61,66 @@ async def queues_reached(
     return sorted(one.queue_id for one in judged if one.matched)
 
 
-def not_taken(queue: str) -> str:
-    """What is said where a publish names a queue whose filter passes it over."""
+def _not_matched(queue: str) -> str:
     return (
-        f"queue {queue!r} exists, but its filter does not take what has these headers: "
-        f"`slatemq explain --to {queue}` says why"
+        f"queue {queue!r} exists, but its filter does not match these headers: "
+        f"`slatemq explain --to {queue}` shows why"
     )
 
 
 async def check_taken(
     client: Client, queue: str, headers: Mapping[str, str], payload_bytes: int, **options: Any
 ) -> None:
-    """Raises FailedPrecondition where the filter of an existing queue does not take a message."""
+    """Raises FailedPrecondition where the filter of an existing queue does not match a message."""
     reached = await queues_reached(client, headers, payload_bytes, queue, **options)
     if reached is not None and queue not in reached:
         raise FailedPrecondition(
             "NOT_TAKEN",
-            f"{not_taken(queue)}; nothing was published (--allow-unrouted publishes it)",
+            f"{_not_matched(queue)}; nothing was published (--allow-unrouted publishes it)",
         )
 
 
 async def note_lines_reach(
     client: Client, queue: str | None, headers: Mapping[str, str], is_delayed: bool
 ) -> None:
-    """Says so where no queue takes an empty message of these headers, or heeds its delay.
+    """Note that no queue matches an empty message with these headers, or observes its delay.
 
-    `queue` exists, and is asked about by name: routers may not know it yet.
+    `queue` exists, and is asked for by name: routers may not know it yet.
     """
     reached = await queues_reached(client, headers, 0)
     if reached is None:
         return
     if queue is not None and queue not in reached:
         if await queues_reached(client, headers, 0, queue) == []:
-            note(not_taken(queue))
+            note(_not_matched(queue))
         else:
             reached = [*reached, queue]
     elif not reached:
         note(
-            "no queue takes an empty line with these headers: lines that none takes are stored, "
-            "and only queues that start in the past will get them"
+            "no queue matches an empty line with these headers: lines that no queue matches are "
+            "stored, and only queues created with --start-from will get them"
         )
     if is_delayed:
-        await note_unheeded_delay(client, reached)
+        await note_unused_delay(client, reached)
 
 
 def note_reach(queues: list[str] | None) -> None:
-    """Says how many queues take a message, where that is known."""
+    """Note how many queues match a message, where that is known."""
     if queues is None:
         return
     if not queues:
-        note("no queue takes it: it is stored, and only queues that start in the past will get it")
+        note(
+            "no queue matches: it is stored, and only queues created with --start-from will get it"
+        )
     elif len(queues) == 1:
         note(f"goes to the queue {queues[0]}")
     else:
         note(f"goes to {len(queues)} queues")
 
 
-async def note_unheeded_delay(client: Client, queues: list[str]) -> None:
-    """Says so where none of these queues is a delayed queue, which alone heed a delay."""
-    if not queues or len(queues) > LOOKED_AT_MAX:
+async def note_unused_delay(client: Client, queues: list[str]) -> None:
+    """Note that none of these queues is a delayed queue: only those observe a delay."""
+    if not queues or len(queues) > LOOKUPS_MAX:
         return
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -131,6 +129,6 @@ async def note_unheeded_delay(client: Client, queues: list[str]) -> None:
         return
     if not any(queue.default_delay_ms for queue in found):
         note(
-            "--delay holds nothing back: only delayed queues (created with --default-delay) heed "
-            "it, and none of these is one; --visible-at +5m holds back in any queue"
+            "--delay has no effect: only delayed queues (created with --default-delay) observe it, "
+            "and none of these is one; --visible-at +5m delays in any queue"
         )

@@ -1,14 +1,14 @@
-"""Names the requests of a `publish --jsonl`, so that going on after a failure stores nothing twice.
+"""The request IDs of a `publish --jsonl`: continuing after a failure stores nothing twice.
 
-Each batch has a request ID made of the run's secret, the place of the batch and what is in it, and
-goes to an ingest shard chosen by that ID. The secret is new for each run, or publishing a file
-again on purpose would publish nothing; but a run that did not get to its end leaves it in a small
-file, which the next run of the same source and options takes up:
+A batch's request ID is made of the run's secret, the place of the batch and its content, and
+chooses the ingest shard. The secret is new for each run, or publishing a file again on purpose
+would publish nothing; but a run that did not complete leaves it in a small file, which the next
+run of the same source and options continues from:
 
     $XDG_STATE_HOME/slatemq/publish/<digest of source and options>.json   {"secret": …, "shards": …}
 
-The server remembers request IDs for 10 minutes. The file is locked while its run goes on: a second
-run beside it is one of its own. An import from stdin uses it as well, for the secret alone.
+The server remembers request IDs for 10 minutes. The file is locked while its run is active: a
+second run beside it has a secret of its own. An import from stdin uses the secret, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if sys.platform != "win32":
 STATE_VARIABLE = "XDG_STATE_HOME"
 
 FORGOTTEN_SECONDS = 86_400.0
-"""No instance remembers request IDs for longer; a file as old as that is litter."""
+"""Files older than this are removed: no instance remembers request IDs for longer."""
 
 
 class Run:
@@ -40,11 +40,10 @@ class Run:
 
     Attributes:
         secret: Part of all its request IDs.
-        shards: The ingest shards among which its batches are dealt out.
+        shards: The ingest shards that its batches go to.
     """
 
     def __init__(self, source: str, options: object, shards: Sequence[int]) -> None:
-        """Begin, or take up what a failed run of the same source and options left."""
         self.secret = str(uuid4())
         self.shards = list(shards)
         key = hashlib.sha256(json.dumps([source, options]).encode()).hexdigest()[:32]
@@ -56,11 +55,11 @@ class Run:
 
     @property
     def kept(self) -> bool:
-        """Whether a next run can take this one up."""
+        """Whether a next run can continue this one."""
         return self._file is not None
 
     def request_id(self, batch: Batch) -> str:
-        """The same for the same batch of the same run, and for no other."""
+        """Unique to this batch of this run."""
         digest = hashlib.blake2b(f"{self.secret} {batch.first}".encode(), digest_size=16)
         for message in batch.messages:
             headers = json.dumps(sorted(message.headers.items())).encode()
@@ -70,18 +69,18 @@ class Run:
         return digest.hexdigest()
 
     def shard(self, request_id: str) -> int:
-        """Where the batch goes, every time: only there its request ID is remembered."""
+        """The batch's shard, always the same: only that shard remembers its request ID."""
         return self.shards[int(request_id[:8], 16) % len(self.shards)]
 
     def finish(self) -> None:
-        """All of it is durable: the next run of this source is a new one."""
+        """All lines are durable: the next run of this source is a new one."""
         if self._file is not None:
             with suppress(OSError):
                 self._path.unlink()
         self.close()
 
     def stop(self, in_doubt: bool) -> bool:
-        """End without all of it durable; returns whether the next run takes this one up.
+        """End an incomplete run; return whether the next run continues this one.
 
         It need not where the outcome of every batch is known, here and in the runs before.
         """
@@ -92,7 +91,6 @@ class Run:
         return True
 
     def close(self) -> None:
-        """Leave the rest to the next run."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""`slatemq task`: what became of publishes that were accepted as tasks, and what to do about it."""
+"""`slatemq task`: publishes that were accepted as tasks, and retrying those that failed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.groups import Group
+from slatemq.cli.listings import write_listing
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.errors import DeadlineExceeded, FailedPrecondition, SlateMQError
+from slatemq.cli.session import Session, with_session
+from slatemq.errors import DeadlineExceeded, FailedPrecondition
 
 if TYPE_CHECKING:
     from slatemq._admin.tasks import Task
@@ -24,9 +25,9 @@ Example:
   slatemq task show task_01M82W8EBQ0007T39NZB3QEXHT
 
 \b
-Pending: in the queue backend, to be applied or to be tried again. Applied:
-its messages are durable, and their IDs are told, for seven days. Failed: in
-the backend's dead-letter place until `slatemq task retry`.
+Pending: in the queue backend, waiting to be applied or retried. Applied: its
+messages are durable; their IDs are known for seven days. Failed: in the
+backend's dead-letter place until `slatemq task retry`.
 """
 
 WAIT_EPILOG = """\
@@ -36,8 +37,8 @@ Examples:
   slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT --for 1m --json
 
 \b
-Exit codes: 0 it is applied, 1 it failed for the last time, 3 it is still
-pending when the time is over. The work goes on.
+Exit codes: 0 it is applied, 1 it has failed, 3 it was still pending when the
+time was over; it stays pending.
 """
 
 FAILED_EPILOG = """\
@@ -46,8 +47,8 @@ Example:
   slatemq task failed --limit 10
 
 \b
-What lies in the dead-letter place and is no task is listed as unreadable,
-with its place in the backend. It is not retried: look at it there.
+An item of the dead-letter place that is not a task is listed as unreadable,
+with its place in the backend. It is not retried: inspect it there.
 """
 
 RETRY_EPILOG = """\
@@ -57,45 +58,35 @@ Example:
   slatemq task retry
 
 \b
-Remove the cause first. Attempts count from 0 again. What is applied once is
-never applied again.
+Remove the cause first. Attempts count from 0 again. A task that was applied
+is never applied again.
 """
+
+_TASK = click.argument("task_id", type=WORDS, metavar="TASK")
 
 
 @click.group("task", cls=Group)
 def task() -> None:
-    """See what became of publishes accepted as tasks, and retry those that failed."""
+    """Show publishes accepted as tasks, and retry those that failed."""
 
 
 @task.command("show", epilog=SHOW_EPILOG)
-@click.argument("task_id", type=WORDS, metavar="TASK")
-@session_options
-@pass_session
+@_TASK
+@with_session
 def show(session: Session, task_id: str) -> None:
-    """Show where a task is, and the IDs of its messages once it is applied."""
-
-    async def work() -> Task:
-        async with session.connect() as client:
-            return await client.get_task(task_id)
-
-    _print(session, run(work()))
+    """Show the state of a task, and the IDs of its messages once it is applied."""
+    _print(session, session.call(lambda client: client.get_task(task_id)))
 
 
 @task.command("wait", epilog=WAIT_EPILOG)
-@click.argument("task_id", type=WORDS, metavar="TASK")
+@_TASK
 @click.option(
-    "--for", "length", type=DURATION, metavar="DURATION", help="At most.  [default: for ever]"
+    "--for", "length", type=DURATION, metavar="DURATION", help="Wait no longer.  [default: forever]"
 )
-@session_options
-@pass_session
+@with_session
 def wait(session: Session, task_id: str, length: timedelta | None) -> None:
-    """Wait until a task is applied or has failed for the last time."""
-
-    async def work() -> Task:
-        async with session.connect() as client:
-            return await client.wait_task(task_id, length)
-
-    found = run(work())
+    """Wait until a task is applied or has failed."""
+    found = session.call(lambda client: client.wait_task(task_id, length))
     _print(session, found)
     state = found.state.value
     if state == "failed":
@@ -112,29 +103,10 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
     show_default=True,
     help="At most, of each ingest.",
 )
-@session_options
-@pass_session
+@with_session
 def failed(session: Session, limit: int) -> None:
-    """List the tasks that failed for the last time, with their errors."""
-
-    async def work() -> tuple[list[Task], SlateMQError | None]:
-        found: list[Task] = []
-        async with session.connect() as client:
-            try:
-                async for one in client.failed_tasks(limit):
-                    found.append(one)  # noqa: PERF401 - what came before an error is kept
-            except SlateMQError as error:
-                return found, error
-        return found, None
-
-    found, error = run(work())
-    if session.json:
-        for one in found:
-            write_json(_fields(one))
-    else:
-        _show_failed(found)
-    if error is not None:
-        raise error
+    """List the tasks that have failed, with their errors."""
+    write_listing(session, lambda client: client.failed_tasks(limit), _fields, _show_failed)
 
 
 def _show_failed(found: Sequence[Task]) -> None:
@@ -153,20 +125,14 @@ def _show_failed(found: Sequence[Task]) -> None:
 
 
 @task.command("retry", epilog=RETRY_EPILOG)
-@session_options
-@pass_session
+@with_session
 def retry(session: Session) -> None:
-    """Try every task again that failed for the last time."""
-
-    async def work() -> int:
-        async with session.connect() as client:
-            return await client.retry_failed_tasks()
-
-    count = run(work())
+    """Retry every task that has failed."""
+    count = session.call(lambda client: client.retry_failed_tasks())
     if session.json:
         write_json({"retried_count": count})
     else:
-        note(f"{count} tasks are tried again")
+        note(f"{count} tasks are retried")
 
 
 def _print(session: Session, found: Task) -> None:

@@ -24,7 +24,7 @@ from slatemq.cli.parameters import (
     queues_option,
 )
 from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.models import Explanation, RouteStatus
 
 if TYPE_CHECKING:
@@ -46,24 +46,22 @@ Examples:
   slatemq status --json | jq '.queues[] | {queue_id, counts}'
 
 \b
-Lag is the number of messages that are stored and not yet told to the
-queues. Depth is what waits in each queue.
+Lag is the number of stored messages that are not yet routed to the queues.
 """
 
 
 @click.command("explain", epilog=EXPLAIN_EPILOG)
 @header_option("the message")
 @click.option(
-    "--size", type=click.IntRange(min=0), default=0, metavar="BYTES", help="Of its payload."
+    "--size", type=click.IntRange(min=0), default=0, metavar="BYTES", help="Bytes of its payload."
 )
-@click.option("--created-at", type=TIME, help="When it was made.  [default: now]")
+@click.option("--created-at", type=TIME, help="When it was created.  [default: now]")
 @click.option("--delay", type=DURATION, help="Its own delay.")
-@click.option("--visible-at", type=WHEN, help="From when on it may be claimed.")
-@click.option("--retention", type=SECONDS, help="How long it may live.  [default: 0, for ever]")
+@click.option("--visible-at", type=WHEN, help="When it becomes available.")
+@click.option("--retention", type=SECONDS, help="How long it is kept.  [default: 0, forever]")
 @click.option("--id", "message_id", type=MESSAGE_ID, help="Its ID.")
 @queues_option
-@session_options
-@pass_session
+@with_session
 def explain(
     session: Session,
     to: str | None,
@@ -76,36 +74,32 @@ def explain(
     message_id: int | None,
     queues: tuple[str, ...],
 ) -> None:
-    """Tell which queues a message with these headers would reach, and why.
+    """Show which queues a message with these headers would reach, and why.
 
     Nothing is published.
     """
     headers = headers_of(to, pairs)
-
-    async def work() -> list[Explanation]:
-        async with session.connect() as client:
-            return await client.explain(
-                headers,
-                created_at=created_at,
-                payload_bytes=size,
-                queue_ids=queues,
-                delay=delay,
-                visible_at=visible_at,
-                retention=retention or 0,
-                message_id=message_id or 0,
-            )
-
-    found = run(work())
+    found = session.call(
+        lambda client: client.explain(
+            headers,
+            created_at=created_at,
+            payload_bytes=size,
+            queue_ids=queues,
+            delay=delay,
+            visible_at=visible_at,
+            retention=retention or 0,
+            message_id=message_id or 0,
+        )
+    )
     if session.json:
         for one in found:
             write_json(asdict(one))
-        return
-    if not found:
-        note("there are no queues: create one with `slatemq queue create`")
+    elif not found:
+        note("no queues exist: create one with `slatemq queue create`")
     else:
         _show_explanations(found)
         matched = sum(one.matched for one in found)
-        note(f"{matched} of {len(found)} queues take it" if matched else _none_takes(to, found))
+        note(f"{matched} of {len(found)} queues match" if matched else _none_matches(to, found))
 
 
 def _show_explanations(found: Sequence[Explanation]) -> None:
@@ -116,24 +110,18 @@ def _show_explanations(found: Sequence[Explanation]) -> None:
     )
 
 
-def _none_takes(to: str | None, found: Sequence[Explanation]) -> str:
+def _none_matches(to: str | None, found: Sequence[Explanation]) -> str:
     if to is not None and to not in {one.queue_id for one in found}:
-        return f"no queue takes it, and there is no queue {to}"
-    return "no queue takes it"
+        return f"no queue matches, and queue {to} does not exist"
+    return "no queue matches"
 
 
 @click.command("status", epilog=STATUS_EPILOG)
-@click.option("--check", is_flag=True, help="Exit with 3 when a service does not serve.")
-@session_options
-@pass_session
+@click.option("--check", is_flag=True, help="Exit with 3 when a service is not serving.")
+@with_session
 def status(session: Session, check: bool) -> None:
-    """Show every service and shard, how far routing lags, and how deep the queues are."""
-
-    async def work() -> Status:
-        async with session.connect() as client:
-            return await client.status()
-
-    found = run(work())
+    """Show every service and shard, the lag of routing, and the depth of the queues."""
+    found = session.call(lambda client: client.status())
     if session.json:
         write_json(_fields(found))
     else:
@@ -153,18 +141,14 @@ def _fields(found: Status) -> dict[str, Any]:
 
 
 def _route_fields(route: RouteStatus) -> dict[str, Any]:
-    # Sequences are message IDs: text, since JSON's numbers are too small for them.
-    fields = asdict(route)
-    return {
-        **fields,
-        "cursor": str(route.cursor),
-        "durable_sequence": str(route.durable_sequence),
-    }
+    # Sequences are message IDs: as text, because they exceed what JSON numbers hold safely.
+    ids = {"cursor": str(route.cursor), "durable_sequence": str(route.durable_sequence)}
+    return {**asdict(route), **ids}
 
 
 def _show(found: Status) -> None:
     services = [
-        (one.service, one.shard, one.address, "serving" if one.serving else "away", one.detail)
+        (one.service, one.shard, one.address, "serving" if one.serving else "down", one.detail)
         for one in found.services
     ]
     write_table(("service", "shard", "address", "state", "detail"), services)
@@ -172,8 +156,8 @@ def _show(found: Status) -> None:
     if older:
         names = ", ".join(f"{one.service} {one.shard}" for one in older)
         note(
-            f"these run with settings from before instance record {found.instance_number}, "
-            f"restart them: {names}"
+            f"these run with settings older than instance record {found.instance_number}: "
+            f"restart {names}"
         )
     if found.routes:
         print()

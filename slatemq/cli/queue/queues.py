@@ -1,18 +1,18 @@
-"""`slatemq queue`: create, look at, change, pause, purge and delete queues."""
+"""`slatemq queue`: create, show, change, pause, purge and delete queues."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq.cli.failures import QUEUE_SETTINGS
 from slatemq.cli.groups import Group
-from slatemq.cli.listings import Listing, listing_of
+from slatemq.cli.listings import write_listing
 from slatemq.cli.moments import START
 from slatemq.cli.output import CUT_WIDTH, cut, line_width, printable, say, write_json, write_table
-from slatemq.cli.parameters import QUEUE, WORDS
+from slatemq.cli.parameters import QUEUE, WORDS, confirm, etag_option, yes_option
 from slatemq.cli.queue_options import (
     COUNTS,
     OPEN,
@@ -23,16 +23,14 @@ from slatemq.cli.queue_options import (
     settings_rows,
     state_of,
 )
-from slatemq.cli.session import Session, pass_session, run, session_options
-from slatemq.cli.wording import RESETTABLE
+from slatemq.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from slatemq._admin.entry_models import StateName
     from slatemq._admin.queue_models import Queue
-    from slatemq.client import Client
 
 FILTER_WIDTH = 8
-"""Columns in which a filter is worth its place in a list."""
+"""The least width at which a list shows filters."""
 
 CREATE_EPILOG = """\
 \b
@@ -48,20 +46,20 @@ Examples:
   slatemq queue create stage-2 --with stage-1
 
 \b
-Filters and priorities are CEL. They see `headers` (text by text),
-`created_at`, `received_at`, `visible_at` (times), `retention` (a duration),
-`size` (bytes of payload) and `message_id`. A filter that fails, over a header
-that is not there, say, lets nothing in. Priorities are 0 to 255, 0 the most
-urgent; without one every message has 128, and one that fails or gives no
-integer gives the fallback priority.
+Filters and priorities are CEL. They see `headers` (a map of strings),
+`created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
+duration), `size` (bytes of payload) and `message_id`. A filter that fails,
+for example on a missing header, matches nothing. Priorities are 0 to 255, 0
+the most urgent, and 128 unless --priority says otherwise; an expression that
+fails or gives no integer gives the fallback priority.
 
 \b
 A backoff says how long a message waits after its n-th failed attempt:
 fixed:10s, linear:5s..1m (n times 5s, at most 1m), exponential:1s..10m
-(doubling; or ,multiplier=3); ,jitter=0.5 takes a random part of up to half
-away; none: it comes again at once. A queue with a default delay is a delayed
-queue: its messages can be claimed so long after they were received, unless
-they have a delay of their own.
+(doubling; ,multiplier=3 triples); ,jitter=0.5 shortens the wait by a random
+part of up to half; none: no wait. A queue with a default delay is a delayed
+queue: a message becomes available that long after it was received, unless it
+has a delay of its own.
 """
 
 UPDATE_EPILOG = """\
@@ -72,17 +70,20 @@ Examples:
   slatemq queue update orders --reset priority --reset lease
   slatemq queue update orders --lease 1m --etag 7       (the etag of queue show)
 
-A new filter or priority judges what is routed later; what is in the queue stays.
+A new filter or priority applies to what is routed later; messages in the queue stay.
 """
-
 
 PURGE_EPILOG = """\
 \b
 Examples:
   slatemq queue purge orders
-  slatemq queue purge orders --state in-flight      ends their leases
+  slatemq queue purge orders --state in-flight      also ends their leases
   slatemq queue purge orders --state failed --yes   the same as `failed purge`
 """
+
+_RESETTABLE = {name.replace("_", "-"): name for name in QUEUE_SETTINGS}
+
+_NAME = click.argument("name", type=QUEUE)
 
 
 @click.group("queue", cls=Group)
@@ -97,8 +98,7 @@ def queue() -> None:
     "--start-from",
     type=START,
     default="now",
-    help="Which older messages it gets, too: beginning, a time, or -2h for so long ago.  "
-    "[default: now]",
+    help="Take older messages too: beginning, a time, or -2h for the last 2 hours.  [default: now]",
 )
 @click.option(
     "--with",
@@ -106,126 +106,90 @@ def queue() -> None:
     type=QUEUE,
     default="",
     metavar="QUEUE",
-    help="A queue whose shard it must share, for commands on both that are executed together.",
+    help="Place it on this queue's shard, for commands that change both in one step.",
 )
-@session_options
-@pass_session
+@with_session
 def create(
     session: Session, /, name: str, with_queue: str, start_from: Any, **settings: Any
 ) -> None:
     """Create the queue NAME: 1 to 255 letters, digits, `.`, `_` and `-`.
 
-    It gets every message that is published from now on and that its filter lets in, and older
-    ones with --start-from, back to the beginning of the instance's replay window (7 days, unless
-    set otherwise): `queue show` tells how far these are brought in.
+    It takes the messages that match its filter, of those published from now on. With --start-from
+    it takes older ones too, as far as the instance's replay window goes back (7 days unless set
+    otherwise); `queue show` reports the progress.
     """
-
-    async def work() -> Queue:
-        async with session.connect() as client:
-            return await client.create_queue(
-                name, with_queue=with_queue, start_from=start_from, **settings
-            )
-
-    _report(session, run(work()), f"created queue {name}")
+    one = session.call(
+        lambda client: client.create_queue(
+            name, with_queue=with_queue, start_from=start_from, **settings
+        )
+    )
+    session.show(queue_fields(one), f"created queue {name}")
 
 
 @queue.command("ls", epilog="\b\nExamples:\n  slatemq queue ls\n  slatemq queue ls --prefix eu-")
-@click.option("--prefix", type=WORDS, default="", help="Only queues whose name begins so.")
-@session_options
-@pass_session
+@click.option("--prefix", type=WORDS, default="", help="Only queues whose names begin with it.")
+@with_session
 def ls(session: Session, prefix: str) -> None:
     """List the queues with the counts of their messages."""
-
-    async def work() -> Listing[Queue]:
-        async with session.connect() as client:
-            return await listing_of(client.list_queues(prefix))
-
-    found = run(work())
-    if session.json:
-        for one in found.items:
-            write_json(queue_fields(one))
-    else:
-        _show_queues(found.items)
-    found.check_complete()
+    write_listing(session, lambda client: client.list_queues(prefix), queue_fields, _show_queues)
 
 
 @queue.command("show", epilog="\b\nExample:\n  slatemq queue show orders --json")
-@click.argument("name", type=QUEUE)
-@session_options
-@pass_session
+@_NAME
+@with_session
 def show(session: Session, name: str) -> None:
-    """Show the settings of a queue, and how many messages are in which state."""
-
-    async def work() -> Queue:
-        async with session.connect() as client:
-            return await client.get_queue(name)
-
-    found = run(work())
+    """Show the settings of a queue, and the counts of its messages."""
+    found = session.call(lambda client: client.get_queue(name))
     if session.json:
         write_json(queue_fields(found))
-    else:
-        write_table(("setting", "value"), settings_rows(found))
-        if found.counts.by_priority:
-            say("")
-            write_table(("priority", "available", "delayed"), priority_rows(found))
+        return
+    write_table(("setting", "value"), settings_rows(found))
+    if found.counts.by_priority:
+        say("")
+        write_table(("priority", "available", "delayed"), priority_rows(found))
 
 
 @queue.command("update", epilog=UPDATE_EPILOG)
-@click.argument("name", type=QUEUE)
+@_NAME
 @settings_options(lambda default: "")
 @click.option(
     "--reset",
-    type=click.Choice(list(RESETTABLE)),
+    type=click.Choice(list(_RESETTABLE)),
     metavar="SETTING",
     multiple=True,
-    help="Take a setting back to its default (see `queue create --help`); repeatable.",
+    help="Reset a setting to its default (see `queue create --help`); repeatable.",
 )
-@click.option("--etag", type=WORDS, default="", help="Only if nobody changed it since this etag.")
-@session_options
-@pass_session
+@etag_option
+@with_session
 def update(
     session: Session, /, name: str, reset: tuple[str, ...], etag: str, **settings: Any
 ) -> None:
-    """Change settings of a queue; those not given stay as they are."""
+    """Change settings of a queue; all others stay as they are."""
     changes = {key: value for key, value in settings.items() if value is not None}
     for word in reset:
-        if RESETTABLE[word] in changes:
-            raise click.UsageError(f"--{word} and --reset {word} are opposites: leave one out")
-        changes[RESETTABLE[word]] = None
+        if _RESETTABLE[word] in changes:
+            raise click.UsageError(f"--{word} and --reset {word} contradict: leave one out")
+        changes[_RESETTABLE[word]] = None
     if not changes:
         raise click.UsageError("nothing to change: give at least one setting, e.g. --lease 1m")
-
-    async def work() -> Queue:
-        async with session.connect() as client:
-            return await client.update_queue(name, etag=etag, **changes)
-
-    _report(session, run(work()), f"updated queue {name}")
+    one = session.call(lambda client: client.update_queue(name, etag=etag, **changes))
+    session.show(queue_fields(one), f"updated queue {name}")
 
 
 @queue.command("delete", epilog="\b\nExample:\n  slatemq queue delete orders --yes")
-@click.argument("name", type=QUEUE)
-@click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
-@click.option("--etag", type=WORDS, default="", help="Only if nobody changed it since this etag.")
-@session_options
-@pass_session
+@_NAME
+@yes_option
+@etag_option
+@with_session
 def delete(session: Session, name: str, yes: bool, etag: str) -> None:
     """Delete a queue with everything in it. Other queues keep their messages."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Delete queue {name} with everything in it?", abort=True, err=True)
-
-    async def work() -> None:
-        async with session.connect() as client:
-            await client.delete_queue(name, etag=etag)
-
-    run(work())
-    if session.json:
-        write_json({"queue_id": name, "deleted": True})
-    else:
-        say(f"deleted queue {name}")
+    confirm(yes, f"Delete queue {name} with everything in it?")
+    session.call(lambda client: client.delete_queue(name, etag=etag))
+    session.show({"queue_id": name, "deleted": True}, f"deleted queue {name}")
 
 
 def _show_queues(queues: Sequence[Queue]) -> None:
-    """A table as wide as a terminal; what of names and filters does not fit is left out there."""
+    """A table; on a terminal, names and filters that do not fit are cut."""
     archived = any(one.counts.archived_count for one in queues)
     counts = COUNTS if archived else COUNTS[:-1]
     rows: list[list[object]] = []
@@ -251,88 +215,53 @@ def _show_queues(queues: Sequence[Queue]) -> None:
     write_table(heads, rows)
 
 
-def _report(session: Session, one: Queue, text: str) -> None:
-    if session.json:
-        write_json(queue_fields(one))
-    else:
-        say(text)
+def _steering(word: str, done: str, method: str, text: str) -> None:
+    """Add a command that calls a method of the client with the queue's name."""
 
-
-def _steering(
-    word: str, done: str, text: str, steer: Callable[[Client, str], Awaitable[Queue]]
-) -> click.Command:
-    """A command that sets whether a queue hands out messages."""
-
-    @click.command(word, help=text, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
-    @click.argument("name", type=QUEUE)
-    @session_options
-    @pass_session
+    @queue.command(word, help=text, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
+    @_NAME
+    @with_session
     def command(session: Session, name: str) -> None:
-        async def work() -> Queue:
-            async with session.connect() as client:
-                return await steer(client, name)
-
-        _report(session, run(work()), f"{done} queue {name}")
-
-    return command
+        one: Queue = session.call(lambda client: getattr(client, method)(name))
+        session.show(queue_fields(one), f"{done} queue {name}")
 
 
-queue.add_command(
-    _steering(
-        "pause",
-        "paused",
-        "Stop handing out messages of a queue. It still takes them in; leases can be finished.",
-        lambda client, name: client.pause_queue(name),
-    )
+_steering(
+    "pause",
+    "paused",
+    "pause_queue",
+    "Stop delivering messages of a queue. It still takes messages in; leases can be finished.",
 )
-queue.add_command(
-    _steering(
-        "resume",
-        "resumed",
-        "Hand out messages of a paused queue again.",
-        lambda client, name: client.resume_queue(name),
-    )
-)
-queue.add_command(
-    _steering(
-        "lift-quarantine",
-        "lifted the quarantine of",
-        "Route a queue again whose filter or priority took too long. What waited is judged now. A "
-        "change of the filter or priority does so, too.",
-        lambda client, name: client.lift_quarantine(name),
-    )
+_steering("resume", "resumed", "resume_queue", "Deliver messages of a paused queue again.")
+_steering(
+    "lift-quarantine",
+    "lifted the quarantine of",
+    "lift_quarantine",
+    "Route a queue again whose filter or priority took too long. Messages that waited are judged "
+    "now. Changing the filter or priority lifts the quarantine, too.",
 )
 
 
 @queue.command("purge", epilog=PURGE_EPILOG)
-@click.argument("name", type=QUEUE)
+@_NAME
 @click.option(
     "--state",
     "states",
     type=click.Choice(["available", "delayed", "in-flight", "done", "failed", "archived"]),
     multiple=True,
-    help="Whose messages go; repeatable.  [default: available and delayed, always together]",
+    help="Remove messages in this state; repeatable.  [default: available and delayed, which "
+    "always go together]",
 )
-@click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
-@session_options
-@pass_session
+@yes_option
+@with_session
 def purge(session: Session, name: str, states: tuple[StateName, ...], yes: bool) -> None:
-    """Remove all messages of a queue that are in certain states, however many, at once."""
+    """Remove all messages of a queue that are in certain states, in one step."""
     purge_states(session, name, states, yes)
 
 
 def purge_states(session: Session, name: str, states: tuple[StateName, ...], yes: bool) -> None:
-    """Asks, purges, and tells how many."""
     what = " and ".join(states) or "available and delayed"
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Remove all {what} messages of queue {name}?", abort=True, err=True)
-
-    async def work() -> int:
-        async with session.connect() as client:
-            return await client.purge_queue(name, states)
-
-    count = run(work())
-    if session.json:
-        write_json({"queue_id": name, "purged_count": count})
-    else:
-        say(f"purged {count} {what} messages of queue {name}")
+    confirm(yes, f"Remove all {what} messages of queue {name}?")
+    count = session.call(lambda client: client.purge_queue(name, states))
+    fields = {"queue_id": name, "purged_count": count}
+    session.show(fields, f"purged {count} {what} messages of queue {name}")

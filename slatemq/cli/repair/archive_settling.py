@@ -1,9 +1,9 @@
 """Doing with archived dead letters what an edited export of them asks for.
 
-A letter comes back with the content that the file has, in the commit that takes it out of the
-broker's list of archived ones: whatever else is asked for it then finds it gone. The broker
-remembers nothing of it, so the file says what is under way, and what was done: what was under way
-when the command was killed, and is gone by now, was done.
+A dead letter comes back with the content in the file, in the commit that removes it from the
+broker's list of archived ones: any later request for it finds it gone. The broker does not remember
+it, so the file says what was sent, and what was done: what was sent before the command was killed,
+and is gone now, was done.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, Decision
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.textqueue import TextQueue, TextQueueError
 
-GONE = "it is not archived any more: brought back, dropped or purged, by this edit or otherwise"
+GONE = "it is no longer archived: it was brought back, dropped or purged, by this edit or another"
 
 PROBLEMS = {
     ArchivedOutcome.DONE: None,
     ArchivedOutcome.GONE: GONE,
-    ArchivedOutcome.EXPIRED: "it is past its retention: nobody would get it",
+    ArchivedOutcome.EXPIRED: "it is past its retention: it would not be delivered",
 }
 
 _PLACE = re.compile(r"(?:rows|letters)\[(\d+)\]")
 
 
 class ArchiveSettler(DeadLetterSettler):
-    """Looks at archived letters of one queue, brings them back, and drops them."""
+    """Settles archived dead letters of one queue: brings them back, or drops them."""
 
     _is_marking = True
 
     async def decide(self, step: Step) -> Decision:
-        """What is to be done: asks the broker whether the letter is archived still."""
+        """What to do; asks the broker whether the dead letter is still archived."""
         if step.problem:
             return Decision(step, None, problem=step.problem)
         if step.settlement is None:
-            text = "archived letters keep no notes" if step.notes else ""
+            text = "archived dead letters take no notes" if step.notes else ""
             return Decision(step, None, problem=text)
         now = await self._now(step.content.handle)
         if now is GONE and step.content.settled in (SETTLED_SENT, SETTLED_YES):
@@ -54,7 +54,7 @@ class ArchiveSettler(DeadLetterSettler):
         return Decision(step, step.settlement, now)
 
     async def with_message(self, decision: Decision) -> Decision:
-        """The decision about an edited letter with what the archive has of it, to compare."""
+        """The decision about an edited dead letter, with the archived content to compare."""
         if decision.now is None or not decision.step.content.is_edited:
             return decision
         now = decision.now
@@ -64,7 +64,7 @@ class ArchiveSettler(DeadLetterSettler):
         return replace(decision, now=found[0]) if found else decision
 
     async def _now(self, handle: str) -> Entry | str:
-        """The letter as it is listed, or why it is not."""
+        """The archived entry, or why there is none."""
         try:
             now = await self._client.get_entry(handle, view=EntryView.BASIC)
         except InvalidArgument as error:
@@ -74,30 +74,30 @@ class ArchiveSettler(DeadLetterSettler):
         if now.state is EntryState.ARCHIVED and now.archived is not None:
             return now
         if now.state is EntryState.FAILED:
-            return "it is a dead letter that is not archived: edit those without --archived"
+            return "it is a dead letter that is not archived: edit it without --archived"
         return GONE
 
     def _report(self, decision: Decision, problem: str | None) -> None:
-        if decision.settlement is not None:  # else it may be none of ours, without a place for it
+        if decision.settlement is not None:  # else it may not be ours, without the variable
             self._note(decision, SETTLED_NO if problem else SETTLED_YES)
         super()._report(decision, problem)
 
     def _note(self, decision: Decision, settled: str) -> None:
-        """Notes in the file what has become of a letter."""
+        """Note in the file what became of a dead letter."""
         if not self._is_marking:
             return
         try:
             _mark(decision.step, settled)
         except (TextQueueError, OSError) as error:
             self._is_marking = False
-            note(f"{decision.step.file} cannot be told what was done: {error}")
+            note(f"what was done cannot be noted in {decision.step.file}: {error}")
 
     def _size(self, decision: Decision) -> int:
         dropped = isinstance(decision.settlement, DropDeadLetter)
         return 0 if dropped else len(decision.step.content.payload)
 
     async def _settle(self, batch: list[Decision]) -> None:
-        """All of a batch in its order; what cannot be done is told, and left out."""
+        """Settle a batch in its order; what cannot be done is reported, and left out."""
         for dropped, some in groupby(batch, lambda one: isinstance(one.settlement, DropDeadLetter)):
             if dropped:
                 await self._drop(list(some))
@@ -116,7 +116,7 @@ class ArchiveSettler(DeadLetterSettler):
     def _answered(self, batch: Sequence[Decision], outcomes: Sequence[ArchivedOutcome]) -> None:
         for decision, outcome in zip(batch, outcomes, strict=True):
             was_sent = decision.step.content.settled == SETTLED_SENT
-            # Sent by a run before, it was done just after this one had looked.
+            # An earlier run had sent it, and it was done just after this one looked.
             is_ours = outcome is ArchivedOutcome.GONE and was_sent
             self._report(decision, "" if is_ours else PROBLEMS[outcome])
 
@@ -141,7 +141,7 @@ class ArchiveSettler(DeadLetterSettler):
 
 
 def _mark(step: Step, settled: str) -> None:
-    """Notes it under the letter, unless that was done. Raises TextQueueError, OSError."""
+    """Note it under the dead letter, unless that was done. Raises TextQueueError, OSError."""
     queue = TextQueue(step.file)
     entry = queue.entry(step.offset)
     before = entry.get(SETTLED)

@@ -1,9 +1,9 @@
-"""What an edited export of dead letters asks for: letter by letter, without anything in memory.
+"""What an edited export of dead letters asks for, one at a time, in constant memory.
 
 -   comes back; with another text or other headers: is replaced by a new message
 =   is dropped
-!   stays, as do letters that are commented out, or not in the file any more
-#   without an ID: a note on the letter below it
+!   stays, as do those that are commented out, or no longer in the file
+#   without an ID: a note on the dead letter below it
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from slatemq.cli.files.queue_files import SLATEMQ, Content, content_of
 from slatemq.errors import InvalidArgument
 from slatemq.textqueue import State, TextQueue
 
-_GOES_ON = "a line that goes on begins with a space"
-"""What has most often become of a letter that was edited: its second line has its variables."""
+_CONTINUATION = "indent continued lines by a space"
+"""The most frequent mistake: an edited second line is not indented, and has the variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the file asks for one letter.
+    """What the file asks for one dead letter.
 
     Attributes:
-        file: Where it stands.
-        offset: Of the entry.
-        line: Of the entry.
-        notes: What stands above it as comments, those of its history included.
-        settlement: What to do; None when it is left alone but for new notes.
+        offset: Of the entry in the file.
+        line: Of the entry in the file.
+        notes: The comments above it, those of its history included.
+        settlement: What to do; None when it stays, apart from new notes.
         problem: Why it cannot be done; empty when it can.
     """
 
@@ -54,12 +53,11 @@ class Step:
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"line {self.line}, message {self.content.message_id or 'without an ID'}"
 
 
 def steps(file: str, queue_id: str) -> Iterator[Step]:
-    """What the file asks for, in its order. Raises FormatError, BadInput, OSError."""
+    """The steps of a file, in its order. Raises FormatError, BadInput, OSError."""
     notes: list[str] = []
     for entry in TextQueue(file).entries(*State):
         if entry.state is State.COMMENT and not _is_dead_letter(entry):
@@ -73,7 +71,7 @@ def steps(file: str, queue_id: str) -> Iterator[Step]:
 
 
 def session_of(file: str) -> str:
-    """What names an export, in the comment at its head; empty when that is gone."""
+    """The session of an export, from the comment at its head; empty when that is gone."""
     for entry in TextQueue(file).entries(State.COMMENT):
         if any(one.name == SLATEMQ for one in entry.variables):
             return entry.get("session")
@@ -81,12 +79,12 @@ def session_of(file: str) -> str:
 
 
 def note_text(text: str) -> str:
-    """A comment as a note: without the spaces around its lines, and as long as notes may be."""
+    """A comment as a note: its lines stripped, cut to the length of a note."""
     return cut_reason("\n".join(line.strip() for line in text.split("\n")).strip())
 
 
 def with_note(settlement: Settlement | None, content: Content, note: str) -> Settlement | None:
-    """The settlement with a note; what is left alone gets one that only notes."""
+    """The settlement with a note; without a settlement, one that only notes."""
     match settlement:
         case RedriveDeadLetter():
             return RedriveDeadLetter(settlement.handle, note)
@@ -107,9 +105,14 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     place = (file, entry.offset, entry.line)
     if entry.state is State.UNKNOWN and entry.get("handle"):
         content = Content(b"", {}, handle=entry.get("handle"))
-        return Step(*place, content, notes, problem=f"{entry.control!r} says nothing: {_GOES_ON}")
+        return Step(
+            *place,
+            content,
+            notes,
+            problem=f"{entry.control!r} is not a known mark: {_CONTINUATION}",
+        )
     if entry.state in (State.COMMENT, State.UNKNOWN):
-        # Left alone, whatever has become of its text.
+        # It stays, even if its text was changed.
         content = Content(b"", {}, handle=entry.get("handle"))
         return Step(*place, content, notes) if notes and content.handle else None
     try:
@@ -119,30 +122,34 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     content = step.content
     if entry.state is State.ERROR:
         if not content.handle:
-            return _stopped(step, f"it has no handle, so it is no letter of a queue: {_GOES_ON}")
+            return _stopped(step, f"it has no handle of a dead letter: {_CONTINUATION}")
         if content.digest and content.is_edited:
-            return _stopped(step, "it was edited, and still has its !: make that a - to send it")
+            return _stopped(
+                step, "it was edited, but still begins with !: change that to - to send it"
+            )
         return step
     if not content.handle:
-        return _stopped(step, "it has no handle, so it is no letter of a queue: import it")
+        return _stopped(step, "it has no handle of a dead letter: `slatemq import` imports it")
     named_queue_id, named_id = _named(content.handle)
     if named_queue_id != queue_id:
-        return _stopped(step, f"it is of another queue: {content.handle}")
+        return _stopped(step, f"it belongs to another queue: {content.handle}")
     if content.message_id not in (0, named_id):
-        return _stopped(step, f"its id is not the {named_id} of its handle: one of them was edited")
+        return _stopped(step, f"its id is not {named_id}, as in its handle: restore the edited one")
     if entry.state is State.PROCESSED:
         return _asks(step, DropDeadLetter(content.handle))
     if content.is_gone:
-        return _stopped(step, "the message is not stored any more: it can only be dropped (=)")
+        return _stopped(step, "the message is no longer stored: it can only be dropped (=)")
     if not content.digest:
-        return _stopped(step, "the variable content is gone: nobody knows whether it was edited")
+        return _stopped(
+            step, "its variable content is missing, so edits cannot be detected: restore it"
+        )
     if content.is_edited:
         return _asks(step, ReplaceDeadLetter(content.handle, content.payload, content.headers))
     return _asks(step, RedriveDeadLetter(content.handle))
 
 
 def _named(handle: str) -> tuple[str, int]:
-    """The queue and the message ID that a handle names; empty and 0 where it names none."""
+    """The queue and the message ID in a handle; empty and 0 where it is not valid."""
     queue_id, message_id = "", 0
     with suppress(InvalidArgument):
         queue_id = queue_of_handle(handle)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from slatemq.client import Client
 
 SHOWN_MAX = 200
-"""Letters shown one by one before somebody says yes; all others are counted."""
+"""Dead letters shown one by one before the question; all others are counted."""
 
 DIFF_LINES_MAX = 40
 
@@ -38,10 +38,10 @@ BATCH_BYTES = 8 << 20
 LOOKS_AT_ONCE = 32
 
 REMEMBERED_MAX = 100_000
-"""Letters of a file that are known again where they come twice: some 15 MB. Of others the broker
-tells."""
+"""Dead letters of a file that are remembered, in some 15 MB, to notice repetitions; those of
+others the broker notices."""
 
-_TWICE = "it stands in the file more than once"
+_TWICE = "it is in the file more than once"
 
 ACTIONS: dict[type, str] = {
     RedriveDeadLetter: "redrive",
@@ -53,10 +53,10 @@ ACTIONS: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done about a letter, now that the broker was asked where that was needed.
+    """What to do about a dead letter, after asking the broker where needed.
 
     Attributes:
-        now: The letter as it is, where that was asked.
+        now: The entry as it is now, where the broker was asked.
         problem: Why it cannot be done; empty when it can.
         is_done: It was done before.
     """
@@ -69,19 +69,18 @@ class Decision:
 
     @property
     def action(self) -> str:
-        """In a word."""
         return ACTIONS[type(self.settlement)] if self.settlement is not None else "none"
 
 
 class DeadLetterSettler:
-    """Looks at letters of one queue, and settles them.
+    """Settles dead letters of one queue.
 
     Attributes:
-        counts: How many were redriven, replaced and so on, found done already, or could not be.
+        counts: By action; also those done already, and those that conflict.
     """
 
     def __init__(self, client: Client, who: str, as_json: bool) -> None:
-        """`who` is told in the records of what is dropped or replaced."""
+        """`who` goes into the records of what is dropped or replaced."""
         self.counts: Counter[str] = Counter()
         self._client = client
         self._who = who
@@ -91,20 +90,18 @@ class DeadLetterSettler:
     # --- Looking ------------------------------------------------------------
 
     async def decide_once(self, step: Step) -> Decision:
-        """As `decide`, but a letter that something was asked for above cannot be done again."""
+        """As `decide`; a dead letter that already had a step in the file is a conflict."""
         if step.settlement is None or step.problem:
             return await self.decide(step)
         line = self._asked.get(step.content.handle)
         if line is not None:
-            return Decision(
-                step, step.settlement, problem=f"{_TWICE}: what line {line} says counts"
-            )
+            return Decision(step, step.settlement, problem=f"{_TWICE}: line {line} counts")
         if len(self._asked) < REMEMBERED_MAX:
             self._asked[step.content.handle] = step.line
         return await self.decide(step)
 
     async def decide(self, step: Step) -> Decision:
-        """What is to be done: asks the broker where a letter was edited, or has notes."""
+        """What to do; asks the broker where the dead letter was edited, or has notes."""
         if step.problem:
             return Decision(step, None, problem=step.problem)
         asks = isinstance(step.settlement, ReplaceDeadLetter) or step.notes
@@ -113,58 +110,58 @@ class DeadLetterSettler:
         now = await self._look(step, EntryView.FULL)
         if isinstance(now, str):
             if step.settlement is None:
-                return Decision(step, None)  # its notes are those of somebody else's letter by now
+                return Decision(step, None)  # without a dead letter, its notes have no place
             return Decision(step, step.settlement, problem=now, is_done=not now)
-        # Comments that were noted together are one note.
+        # Comments that were noted together are one note of its history.
         known = [f"\n{one}\n" for one in notes_of(now)]
         fresh = "\n".join(
             one for one in step.notes if not any(f"\n{one}\n" in note for note in known)
         )
         settlement = with_note(step.settlement, step.content, fresh)
         if isinstance(settlement, ReplaceDeadLetter) and now.etag != step.content.etag:
-            why = "the message was edited by somebody else meanwhile: export it again"
+            why = "the message was edited meanwhile: export it again"
             return Decision(step, settlement, now, why)
         return Decision(step, settlement, now)
 
     async def with_message(self, decision: Decision) -> Decision:
-        """The decision with the message of an edited letter, to compare: it has it already."""
+        """The decision with the stored message, to compare an edited one with."""
         return decision
 
     async def _look(self, step: Step, view: EntryView) -> Entry | str:
-        """The letter as it is now, or what has become of it."""
+        """The dead letter as it is now, or what has become of it."""
         handle = step.content.handle
         try:
             now = await self._client.get_entry(handle, view=view)
         except InvalidArgument as error:
             return f"its handle is damaged: {error.description}"
         except NotFound:
-            return "it is not in the queue any more"
+            return "it is no longer in the queue"
         except FailedPrecondition:
-            return "it is no dead letter any more"
+            return "it is no longer a dead letter"
         if now.state is EntryState.FAILED and now.handle == handle:
             return now
         return self._became(now, step)
 
     def _became(self, now: Entry, step: Step) -> str:
-        """What has become of a letter; empty when that is what was wanted."""
+        """What has become of a dead letter; empty when that is what was wanted."""
         when = format_time(now.finished_at_ms)
         if now.state is EntryState.FAILED:
-            return f"it came back meanwhile, and has failed again at {when}"
+            return f"it was redriven meanwhile, and failed again at {when}"
         if now.state is EntryState.DONE:
             finishing = isinstance(step.settlement, DropDeadLetter | ReplaceDeadLetter)
             if finishing and now.consumer_id == self._who:
                 return ""
-            return f"it is done meanwhile, by {now.consumer_id or 'a redrive'} at {when}"
+            return f"it was done meanwhile, by {now.consumer_id or 'a redrive'} at {when}"
         if now.state is EntryState.ARCHIVED:
-            return "it was archived meanwhile: `slatemq failed edit --archived` has it"
+            return "it was archived meanwhile: edit it with `slatemq failed edit --archived`"
         if isinstance(step.settlement, RedriveDeadLetter):
             return ""
-        return f"it came back meanwhile, and is {now.state.value.replace('_', ' ')}"
+        return f"it was redriven meanwhile, and is {now.state.value.replace('_', ' ')}"
 
     # --- Doing --------------------------------------------------------------
 
     async def settle_all(self, steps: Iterable[Step]) -> None:
-        """Does what the file asks for, a batch in a commit. Raises SlateMQError; see `counts`."""
+        """Do what the file asks for, a batch in a commit. Raises SlateMQError."""
         batch: list[Decision] = []
         size = 0
         for step in steps:
@@ -186,12 +183,12 @@ class DeadLetterSettler:
         await self._settle(batch)
 
     def _size(self, decision: Decision) -> int:
-        """Bytes of content that go with it."""
+        """Bytes of payload that are sent with it."""
         replaced = isinstance(decision.settlement, ReplaceDeadLetter)
         return len(decision.step.content.payload) if replaced else 0
 
     async def _settle(self, batch: list[Decision]) -> None:
-        """All of a batch; what cannot be done is told, and left out."""
+        """Settle a batch; what cannot be done is reported, and left out."""
         while batch:
             settlements = [one.settlement for one in batch if one.settlement is not None]
             try:
@@ -211,16 +208,16 @@ class DeadLetterSettler:
 
     async def _refused(self, decision: Decision, error: SlateMQError) -> None:
         if error.reason != "ENTRY_UNKNOWN":
-            # Without the field, which is one of the call.
+            # Without the field, which is one of the RPC.
             description = error.description if isinstance(error, InvalidArgument) else error.message
             self._report(decision, description)
             return
         now = await self._look(decision.step, EntryView.BASIC)
-        twice = f"{_TWICE}: what stood first counts"
+        twice = f"{_TWICE}: the first one counts"
         self._report(decision, now if isinstance(now, str) else twice)
 
     async def _still_there(self, batch: Sequence[Decision]) -> list[Decision]:
-        """Those that are still the letters that were exported; tells of the others."""
+        """Those that are still the exported dead letters; the others are reported."""
         looks = asyncio.Semaphore(LOOKS_AT_ONCE)
 
         async def look(decision: Decision) -> Entry | str:
@@ -236,7 +233,7 @@ class DeadLetterSettler:
         return left
 
     def _report(self, decision: Decision, problem: str | None) -> None:
-        """Counts a letter: done (None), done already (empty), or a conflict."""
+        """Count and print an outcome: done (None), done already (empty), or a conflict."""
         kind = decision.action if problem is None else "conflict" if problem else "already"
         self.counts[kind] += 1
         if self._as_json:
@@ -259,7 +256,7 @@ class DeadLetterSettler:
 async def review(
     settler: DeadLetterSettler, steps: Iterable[Step], show: Callable[[str], None]
 ) -> Counter[str]:
-    """Shows what the file asks for; counts it by action, conflicts and what is left alone."""
+    """Show what the file asks for; return the counts by action, of conflicts and of no action."""
     counts: Counter[str] = Counter()
     shown = 0
     for step in steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,39 +13,47 @@ import click
 from slatemq._admin.entry_models import EntryState
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group, Place
-from slatemq.cli.listings import Listing, listing_of
+from slatemq.cli.listings import write_listing
 from slatemq.cli.output import CUT_WIDTH, cut, line_width, note, say, write_json, write_table
-from slatemq.cli.parameters import MESSAGE_ID, QUEUE, WHICH, WORDS
+from slatemq.cli.parameters import (
+    QUEUE,
+    WHICH,
+    WORDS,
+    ids_option,
+    queue_argument,
+    search_option,
+    yes_option,
+)
 from slatemq.cli.progress import progress
 from slatemq.cli.queue.queues import purge_states
 from slatemq.cli.repair.messages import finished_listing, show_message
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:
     from slatemq._admin.redrives import Redrive
     from slatemq.client import Client
 
-LOOKED_UP_MAX = 100
-"""Messages named by ID that are looked for before a redrive: each look reads lists of the queue."""
+LOOKUPS_MAX = 100
+"""With more IDs a redrive does not look them up first: each lookup reads lists of the queue."""
 
-LOOKS_AT_ONCE = 8
+LOOKUPS_AT_ONCE = 8
 
 REDRIVE_EPILOG = """\
 \b
 Examples:
   slatemq failed redrive orders
-  slatemq failed redrive orders --into orders-mended --rate 100
+  slatemq failed redrive orders --into orders-retry --rate 100
   slatemq failed redrive orders --filter 'reason.contains("timeout") && attempts < 9'
   slatemq failed redrive orders --id 500 --id 501
 
 \b
-It runs in the broker, each message exactly once, also when this command ends:
-Ctrl-C stops the looking, `failed cancel` the redrive. Filters see, as a
-queue's filter does, headers, created_at, received_at, size and message_id, and
-`reason`, `attempts` and `failed_at`. Letters that fail after it began are not taken. What
-is named by --id (up to 100) and is no dead letter of the queue is told: exit
-code 1; the others are moved.
+The broker executes the redrive, each message exactly once, and continues when
+this command ends: Ctrl-C stops only the waiting, `failed cancel` stops the
+redrive. Filters see headers, created_at, received_at, size and message_id, as
+a queue's filter does, and `reason`, `attempts` and `failed_at`. Messages that
+fail after its start are not included. An --id (of up to 100) that is not a
+dead letter of the queue is reported, with exit code 1; the others are moved.
 """
 
 
@@ -56,9 +64,11 @@ Examples:
   slatemq failed show 500 --in orders --json
 
 \b
-Handles come from `failed ls`. By its ID a message is searched, and shown in
-whatever state it is, as by `message show`.
+Handles come from `failed ls`. Given an ID, it searches, and shows the message
+in any state, as `message show` does.
 """
+
+_REDRIVE = click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
 
 
 @click.group(
@@ -68,12 +78,12 @@ whatever state it is, as by `message show`.
         "edit": Place(
             "slatemq.cli.repair.failed_edit",
             "edit",
-            "Edit the dead letters of QUEUE: send them again, mended or as they are, or drop them.",
+            "Edit the dead letters of QUEUE, to send them again, changed or not, or drop them.",
         )
     },
 )
 def failed() -> None:
-    """Look at dead letters, mend them, move them back, or throw them away."""
+    """Show, edit, redrive and remove dead letters."""
 
 
 failed.add_command(
@@ -90,50 +100,38 @@ failed.add_command(
 
 @failed.command("show", epilog=SHOW_EPILOG)
 @click.argument("which", type=WHICH, metavar="HANDLE|ID")
-@click.option("--in", "queues", type=QUEUE, multiple=True, metavar="QUEUE", help="Search only it.")
-@session_options
-@pass_session
+@search_option
+@with_session
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
     """Show a dead letter: why it failed, its attempts, headers and payload."""
     show_message(session, which, queues)
 
 
 @failed.command("purge", epilog="\b\nExample:\n  slatemq failed purge orders --yes")
-@click.argument("queue", type=QUEUE)
-@click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked where stdin is no terminal.")
-@session_options
-@pass_session
+@queue_argument
+@yes_option
+@with_session
 def purge(session: Session, queue: str, yes: bool) -> None:
-    """Throw away all dead letters of QUEUE."""
+    """Remove all dead letters of QUEUE."""
     purge_states(session, queue, ("failed",), yes)
 
 
 @failed.command("redrive", epilog=REDRIVE_EPILOG)
-@click.argument("queue", type=QUEUE)
-@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Another queue.")
-@click.option("--filter", "expression", type=WORDS, default="", metavar="CEL", help="Only these.")
+@queue_argument
+@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Move them to this queue.")
 @click.option(
-    "--id",
-    "ids",
-    type=MESSAGE_ID,
-    multiple=True,
-    metavar="ID",
-    help="Only the message with this ID; repeatable.",
+    "--filter", "expression", type=WORDS, default="", metavar="CEL", help="Only matching ones."
 )
+@ids_option
 @click.option(
     "--rate",
     type=click.IntRange(0, 100_000),
     default=0,
     metavar="N",
-    help="Messages per second at most, up to 100000; 0, the default: as fast as it goes.",
+    help="Move at most N messages per second, up to 100000.  [default: 0, no limit]",
 )
-@click.option(
-    "--no-wait",
-    is_flag=True,
-    help="Do not wait for its end: print its ID, for `failed redrives` and `cancel`.",
-)
-@session_options
-@pass_session
+@click.option("--no-wait", is_flag=True, help="Print the redrive's ID; do not wait for its end.")
+@with_session
 def redrive(
     session: Session,
     queue: str,
@@ -146,34 +144,18 @@ def redrive(
     """Make dead letters of QUEUE available again, with no attempts counted."""
     unknown: list[int] = []
 
-    async def work() -> Redrive | None:
-        async with session.connect() as client:
-            unknown.extend(await _no_dead_letters(client, queue, ids))
-            _report_unknown(session, queue, unknown)
-            chosen = [one for one in ids if one not in unknown]
-            if ids and not chosen:
-                return None
-            begun = await client.start_redrive(
-                queue, into=into, filter=expression, message_ids=chosen, rate=rate
-            )
-            if no_wait:
-                return begun
-            note(f"redrive {begun.redrive_id} has begun")
-            try:
-                with progress(not session.json, "redrive", None) as update:
-                    return await client.wait_redrive(
-                        begun,
-                        on_progress=lambda one: update(
-                            total=one.total_count, completed=one.examined_count
-                        ),
-                        every=0.2,
-                    )
-            except (asyncio.CancelledError, SlateMQError):
-                name = begun.redrive_id
-                note(f"it goes on without us; `slatemq failed cancel {name}` stops it")
-                raise
+    async def work(client: Client) -> Redrive | None:
+        unknown.extend(await _unknown_ids(client, queue, ids))
+        _report_unknown(session, queue, unknown)
+        chosen = [one for one in ids if one not in unknown]
+        if ids and not chosen:
+            return None
+        begun = await client.start_redrive(
+            queue, into=into, filter=expression, message_ids=chosen, rate=rate
+        )
+        return begun if no_wait else await _wait(session, client, begun)
 
-    result = run(work())
+    result = session.call(work)
     if result is not None and no_wait and not session.json:
         say(result.redrive_id)
     elif result is not None:
@@ -182,17 +164,32 @@ def redrive(
         sys.exit(EXIT_REFUSED)
 
 
-async def _no_dead_letters(client: Client, queue: str, ids: Sequence[int]) -> list[int]:
-    """Those that are no dead letters of the queue. Of very many nobody is asked."""
-    looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+async def _wait(session: Session, client: Client, begun: Redrive) -> Redrive:
+    name = begun.redrive_id
+    note(f"redrive {name} has started")
+    try:
+        with progress(not session.json, "redrive", None) as update:
+            return await client.wait_redrive(
+                begun,
+                on_progress=lambda one: update(total=one.total_count, completed=one.examined_count),
+                every=0.2,
+            )
+    except (asyncio.CancelledError, SlateMQError):
+        note(f"the redrive continues; `slatemq failed cancel {name}` stops it")
+        raise
+
+
+async def _unknown_ids(client: Client, queue: str, ids: Sequence[int]) -> list[int]:
+    """The IDs that are not dead letters of the queue; empty where too many were given."""
+    lookups = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
     async def is_dead_letter(message_id: int) -> bool:
-        async with looks:
+        async with lookups:
             found = [entry.state async for entry in client.find_message(message_id, [queue])]
         return EntryState.FAILED in found
 
     asked = list(dict.fromkeys(ids))
-    if len(asked) > LOOKED_UP_MAX:
+    if len(asked) > LOOKUPS_MAX:
         return []
     known = await asyncio.gather(*map(is_dead_letter, asked))
     return [one for one, is_known in zip(asked, known, strict=True) if not is_known]
@@ -200,7 +197,7 @@ async def _no_dead_letters(client: Client, queue: str, ids: Sequence[int]) -> li
 
 def _report_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
     for one in ids:
-        error = NotFound("message", str(one), f"message {one} is no dead letter of {queue}")
+        error = NotFound("message", str(one), f"message {one} is not a dead letter of {queue}")
         if session.json:
             write_json({"message_id": str(one), "ok": False, "error": error_fields(error)})
         else:
@@ -209,31 +206,15 @@ def _report_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
 
 @failed.command("redrives", epilog="\b\nExample:\n  slatemq failed redrives orders")
 @click.argument("queue", type=WORDS, required=False, default="")
-@session_options
-@pass_session
+@with_session
 def redrives(session: Session, queue: str) -> None:
     """List the redrives of QUEUE, or of all queues, the newest first."""
-
-    async def work() -> Listing[Redrive]:
-        async with session.connect() as client:
-            return await listing_of(client.list_redrives(queue))
-
-    found = run(work())
-    if session.json:
-        for one in found.items:
-            write_json(asdict(one))
-        found.check_complete()
-        return
-    _show_redrives(found.items)
-    for one in found.items:
-        if one.error:
-            note(f"redrive {one.redrive_id}: {one.error}")
-    found.check_complete()
+    write_listing(session, lambda client: client.list_redrives(queue), asdict, _show_redrives)
 
 
 def _show_redrives(found: Sequence[Redrive]) -> None:
-    """A table as wide as a terminal; what of the names does not fit is left out there."""
-    heads = ("redrive", "state", "moved", "looked at", "queue")
+    """A table; on a terminal, names that do not fit are cut."""
+    heads = ("redrive", "state", "moved", "examined", "queue")
     rows: list[list[object]] = [
         [
             one.redrive_id,
@@ -256,42 +237,33 @@ def _show_redrives(found: Sequence[Redrive]) -> None:
             names = [cut(name, max(width, CUT_WIDTH)) for name in names]
         row.append(" into ".join(names))
     write_table(heads, rows)
+    for one in found:
+        if one.error:
+            note(f"redrive {one.redrive_id}: {one.error}")
 
 
 @failed.command("cancel", epilog="\b\nExample:\n  slatemq failed cancel REDRIVE")
-@click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
-@session_options
-@pass_session
+@_REDRIVE
+@with_session
 def cancel(session: Session, redrive_id: str) -> None:
-    """Stop a redrive; what it has moved stays moved."""
-    _steer(session, lambda client: client.cancel_redrive(redrive_id))
+    """Stop a redrive; messages that it has moved stay moved."""
+    _report(session, session.call(lambda client: client.cancel_redrive(redrive_id)))
 
 
 @failed.command("resume", epilog="\b\nExample:\n  slatemq failed resume REDRIVE")
-@click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
-@session_options
-@pass_session
+@_REDRIVE
+@with_session
 def resume(session: Session, redrive_id: str) -> None:
-    """Go on with a redrive that was cancelled, or has failed."""
-    _steer(session, lambda client: client.resume_redrive(redrive_id))
-
-
-def _steer(session: Session, steer: Callable[[Client], Awaitable[Redrive]]) -> None:
-    async def work() -> Redrive:
-        async with session.connect() as client:
-            return await steer(client)
-
-    _report(session, run(work()))
+    """Continue a redrive that was cancelled or has failed."""
+    _report(session, session.call(lambda client: client.resume_redrive(redrive_id)))
 
 
 def _report(session: Session, one: Redrive) -> None:
-    if session.json:
-        write_json(asdict(one))
-    else:
-        say(
-            f"redrive {one.redrive_id} is {one.state.value}: {one.redriven_count} moved into "
-            f"{one.target_queue_id}, {one.examined_count} of {one.total_count} looked at"
-        )
+    session.show(
+        asdict(one),
+        f"redrive {one.redrive_id} is {one.state.value}: {one.redriven_count} moved to "
+        f"{one.target_queue_id}, {one.examined_count} of {one.total_count} examined",
+    )
     if one.state == "failed":
-        note(f"{one.error}; `slatemq failed resume {one.redrive_id}` tries again")
+        note(f"{one.error}; `slatemq failed resume {one.redrive_id}` retries")
         sys.exit(EXIT_REFUSED)

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import click
@@ -20,33 +21,36 @@ from slatemq._admin.entry_models import EntryState
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.files.exporting import write_export
-from slatemq.cli.files.windows_lines import expect_none_in, has_any, mark_taken_out, taken_back
+from slatemq.cli.files.windows_lines import expect_none_in, has_any, remove_mark, restore_unix_lines
 from slatemq.cli.output import note, remark, say
-from slatemq.cli.parameters import QUEUE
+from slatemq.cli.parameters import queue_argument
 from slatemq.cli.publish.runs import STATE_VARIABLE
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import session_of, steps
 from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, review
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.cli.tq.output import translated_errors
+
+if TYPE_CHECKING:
+    from slatemq.client import Client
 
 FALLBACK_EDITOR = "vi"
 EDITOR_VARIABLES = ("VISUAL", "EDITOR")
 
 SH_NOT_EXECUTABLE, SH_NOT_FOUND = 126, 127
-"""What a shell ends with that cannot run a program."""
+"""The exit statuses of a shell that cannot run a program."""
 
 _WANTED = {
-    "redrive": "to come back",
-    "replace": "to be replaced",
-    "drop": "to be dropped",
-    "note": "to get a note",
+    "redrive": "to redrive",
+    "replace": "to replace",
+    "drop": "to drop",
+    "note": "to note",
     "already": "done already",
     "conflict": "that cannot be done",
-    "none": "left alone",
+    "none": "unchanged",
 }
 _DONE = {
-    "redrive": "came back",
+    "redrive": "redriven",
     "replace": "replaced",
     "drop": "dropped",
     "note": "noted",
@@ -66,56 +70,51 @@ Examples:
 
 \b
 Each dead letter is an entry that begins with !. Change that character:
-  -   it comes back; with another text or other headers, a new message takes
-      its place in the same commit, so that never both or none are there
-  =   it is dropped, and listed as done
-  !   it stays, as does what you delete or comment out with #
-A comment without an ID is kept as a note on the letter below it, and is there
-again the next time. The lines with \\ are about the letter; leave id, handle,
-etag and content as they are.
+  -   to send it again; if you edit its text or headers, a new message replaces
+      it in one commit
+  =   to drop it; it is listed as done
+  !   to leave it, as with deleting it or commenting it out with #
+A comment without an ID is kept as a note on the dead letter below it, and is
+exported with it again. The lines that begin with \\ describe the message:
+leave id, handle, etag and content as they are.
 
 \b
-What changed is shown, and done after a yes. A letter that was settled
-otherwise meanwhile, or has failed again, is told of and left alone: exit code
-1, and the file is kept. Going on with --file does nothing twice.
+The changes are shown, and made after you confirm. A dead letter that was
+settled meanwhile, or has failed again, is reported and left: exit code 1, and
+the file is kept. Continuing with --file does nothing twice.
 
 \b
-With --archived these are letters that the janitor has archived. They come back
-as new messages, keep no notes, and are not listed as done. What was done, or
-was under way at a kill, is noted in the file (\\settled=ok, ..); of another one
-that is not archived any more nobody knows what it became: it is told of, too.
+--archived edits dead letters that the janitor has archived. They come back as
+new messages, take no notes, and are not listed as done. What was done, or sent
+before a kill, is noted in the file (\\settled=ok, ..); any other that is no
+longer archived is reported, since it is unknown what became of it.
 """
 
-TOLD = """ Dead letters of a queue of SlateMQ, for you to settle: change the first character
- of one to - to send it again (with its text and headers as you have edited them),
- or to = to drop it. What keeps its !, is deleted or commented out stays as it is.
- A comment of yours above a letter is kept as a note on it. Lines of a text after
- the first begin with a space. Save and close: you are asked before anything is done."""
+HEAD = """ Dead letters of a queue of SlateMQ, for you to settle: change the first character
+ of one to - to send it again (with the text and headers as you edit them), or to =
+ to drop it. One that keeps its !, is deleted or commented out stays as it is. Your
+ comment above a dead letter is kept as a note on it. Continued lines of a text are
+ indented by a space. Save and close: you are asked before anything is done."""
 
-TOLD_ARCHIVED = """ Archived dead letters of a queue of SlateMQ, for you to settle: change the first
- character of one to - to send it again as a new message (with its text and headers as you have
- edited them), or to = to drop it. What keeps its !, is deleted or commented out stays archived.
- Lines of a text after the first begin with a space. Save and close: you are asked first."""
+HEAD_ARCHIVED = """ Archived dead letters of a queue of SlateMQ, for you to settle: change the first
+ character of one to - to send it again as a new message (with the text and headers as you edit
+ them), or to = to drop it. One that keeps its !, is deleted or commented out stays archived.
+ Continued lines of a text are indented by a space. Save and close: you are asked first."""
 
 
 class NoEditor(BadInput):
-    """There is no such program."""
+    """The editor cannot be run."""
 
 
 @click.command("edit", epilog=EPILOG)
-@click.argument("queue", type=QUEUE)
+@queue_argument
 @click.option(
-    "--file",
-    "file",
-    type=click.Path(),
-    metavar="F.tq",
-    help="Act on this export, which was edited already.",
+    "--file", "file", type=click.Path(), metavar="F.tq", help="Use this export, edited already."
 )
-@click.option("--archived", is_flag=True, help="Those whose content was moved into the archive.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--archived", is_flag=True, help="Edit those whose content is in the archive.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @listing_options("failed, or archived,", to_file=True)
-@session_options
-@pass_session
+@with_session
 def edit(
     session: Session,
     queue: str,
@@ -127,34 +126,27 @@ def edit(
     since: int | None,
     until: int | None,
 ) -> None:
-    """Edit the dead letters of QUEUE: send them again, mended or as they are, or drop them."""
+    """Edit the dead letters of QUEUE, to send them again, changed or not, or drop them."""
     chosen = limit is not None or newest or since is not None or until is not None
     if file is not None and chosen:
-        raise click.UsageError("--file has its letters already")
+        raise click.UsageError("--file has its dead letters: leave out the other options")
     if file is not None:
         _act(session, queue, file, archived, yes)
         return
     bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
     path = _new_file(queue)
 
-    async def work() -> int:
-        async with session.connect() as client:
-            with path.open("xb") as stream:
-                done = await write_export(
-                    session,
-                    client,
-                    queue,
-                    EntryState.ARCHIVED if archived else EntryState.FAILED,
-                    stream,
-                    limit,
-                    bounds,
-                    TOLD_ARCHIVED if archived else TOLD,
-                    path.stem.rpartition("-")[2],
-                )
-            return done[0]
+    async def work(client: Client) -> int:
+        state = EntryState.ARCHIVED if archived else EntryState.FAILED
+        head, name = HEAD_ARCHIVED if archived else HEAD, path.stem.rpartition("-")[2]
+        with path.open("xb") as stream:
+            count, _ = await write_export(
+                session, client, queue, state, stream, limit, bounds, head, name
+            )
+        return count
 
     try:
-        count = run(work())
+        count = session.call(work)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -171,9 +163,9 @@ def edit(
     except BaseException as error:
         again = f"slatemq failed edit {queue}{' --archived' if archived else ''} --file {path}"
         if path.exists() and _digest(path) != before:
-            note(f"what you edited is kept: `{again}` goes on with it")
+            note(f"your edits are kept: continue with `{again}`")
         elif isinstance(error, NoEditor):
-            note(f"the export is kept: edit {path}, and `{again}` goes on with it")
+            note(f"the export is kept: edit {path}, and continue with `{again}`")
         else:
             path.unlink(missing_ok=True)
         raise
@@ -185,7 +177,7 @@ def edit(
 def _act_again(
     session: Session, queue: str, path: Path, archived: bool, yes: bool, is_unix: bool
 ) -> None:
-    """Acts on the file; one that cannot be read is edited once more, if somebody is there."""
+    """Apply the file; at a terminal, offer to edit one that cannot be read again."""
     while True:
         try:
             _act(session, queue, str(path), archived, yes)
@@ -200,39 +192,37 @@ def _act_again(
 
 
 def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> None:
-    """Shows what a file asks for, asks, and does it."""
+    """Show what a file asks for, ask, and do it."""
     with translated_errors():
         expect_none_in(file)
     name = session_of_file(file)
     settler_of = ArchiveSettler if archived else DeadLetterSettler
     who = f"{_user()}, slatemq failed edit {name}"[:200]
 
-    async def look() -> Counter[str]:
-        async with session.connect() as client:
-            with translated_errors():
-                settler = settler_of(client, who, session.json)
-                # With JSON that is the result, and all of stdout.
-                return await review(settler, steps(file, queue), remark if session.json else say)
-
-    async def settle() -> Counter[str]:
-        async with session.connect() as client:
+    async def look(client: Client) -> Counter[str]:
+        with translated_errors():
             settler = settler_of(client, who, session.json)
-            with translated_errors():
-                await settler.settle_all(steps(file, queue))
-            return settler.counts
+            # With --json stdout is for the result alone.
+            return await review(settler, steps(file, queue), remark if session.json else say)
+
+    async def settle(client: Client) -> Counter[str]:
+        settler = settler_of(client, who, session.json)
+        with translated_errors():
+            await settler.settle_all(steps(file, queue))
+        return settler.counts
 
     if not (session.json and yes):
-        wanted = run(look())
+        wanted = session.call(look)
         asked = sum(wanted[name] for name in ("redrive", "replace", "drop", "note"))
         said = _sentence(wanted, _WANTED)
         if not asked:
-            note(f"nothing to do: {said or 'the file has no letters'}")
+            note(f"nothing to do: {said or 'the file has no dead letters'}")
             if wanted["conflict"]:
                 sys.exit(EXIT_REFUSED)
             return
         if not yes:
-            click.confirm(f"{said}. Do it?", abort=True, err=True)
-    counts = run(settle())
+            click.confirm(f"{said}. Continue?", abort=True, err=True)
+    counts = session.call(settle)
     if not session.json:
         say(_sentence(counts, _DONE) or "nothing was done")
     if counts["conflict"]:
@@ -240,7 +230,7 @@ def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> 
 
 
 def session_of_file(file: str) -> str:
-    """What names the export that the file was, or the file where its head is gone."""
+    """The session of the export, or the name of the file where its head is gone."""
     with translated_errors():
         return session_of(file) or Path(file).name
 
@@ -255,11 +245,11 @@ def _digest(path: Path) -> bytes:
 
 
 def _open_editor(path: Path, is_unix: bool) -> None:
-    """Lets somebody edit the file; `is_unix` where no line ended as those of Windows before."""
+    """Run the editor; `is_unix` where no line of the file had a Windows line end before."""
     source = next((name for name in EDITOR_VARIABLES if os.environ.get(name)), None)
     editor = os.environ[source] if source else FALLBACK_EDITOR
-    # Ctrl-C is the editor's while it runs: it may mean anything there. A handler, since a signal
-    # that is ignored would be ignored by the editor too.
+    # While the editor runs, Ctrl-C is for the editor. A handler, because the editor would inherit
+    # an ignored signal.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         ended = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, str(path)], check=False)
@@ -268,17 +258,19 @@ def _open_editor(path: Path, is_unix: bool) -> None:
     if ended.returncode in (SH_NOT_EXECUTABLE, SH_NOT_FOUND):
         why = f"${source}" if source else "neither $VISUAL nor $EDITOR is set"
         raise NoEditor(
-            f"the editor `{editor}` ({why}) is not there, or is no program: "
-            f"set {source or 'EDITOR'} to one that is, such as nano or 'code --wait'"
+            f"the editor `{editor}` ({why}) cannot be run: set {source or 'EDITOR'} to an "
+            "editor, such as nano or 'code --wait'"
         )
     if ended.returncode:
-        raise BadInput(f"the editor ({editor}) ended with {ended.returncode}: nothing was done")
+        raise BadInput(
+            f"the editor ({editor}) ended with exit status {ended.returncode}: nothing was done"
+        )
     if not path.exists():
-        raise BadInput(f"the editor ({editor}) has left no file behind: nothing was done")
-    if mark_taken_out(path):
-        note(f"the editor ({editor}) saved a byte order mark: it is taken out")
-    if is_unix and taken_back(path):
-        note(f"the editor ({editor}) saved Windows line ends (CRLF): they are taken back")
+        raise BadInput(f"the editor ({editor}) removed the file: nothing was done")
+    if remove_mark(path):
+        note(f"the editor ({editor}) saved a byte order mark: removed it")
+    if is_unix and restore_unix_lines(path):
+        note(f"the editor ({editor}) saved Windows line ends (CRLF): restored those of Unix")
 
 
 def _new_file(queue: str) -> Path:
@@ -294,4 +286,4 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        return "somebody"
+        return "unknown"

@@ -1,10 +1,11 @@
-"""`slatemq message` and `slatemq done`: look at messages in their queues, and repair them."""
+"""`slatemq message` and `slatemq done`: single messages in their queues."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,21 @@ from slatemq.cli.entry_output import (
     show_entry,
     write_entries,
 )
-from slatemq.cli.groups import Group, Place
+from slatemq.cli.groups import Group
 from slatemq.cli.moments import WHEN
-from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import HEADER, QUEUE, WHICH, WORDS
+from slatemq.cli.output import note
+from slatemq.cli.parameters import HEADER, WHICH, WORDS, etag_option, queue_argument, search_option
 from slatemq.cli.publish.publishing import STDIN, read_all
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
+    from slatemq._admin.watching import DelayedWatch
     from slatemq.client import Client
+
+LOOK_S = 0.5
+"""How often `message watch` checks for an outage."""
 
 LS_EPILOG = """\
 \b
@@ -39,10 +44,10 @@ Examples:
   slatemq message ls orders --limit 0 | less        all of them
 
 \b
-Nothing is claimed by it. Available and delayed messages come in the order of
+Nothing is claimed. Available and delayed messages are listed in the order of
 their delivery. The handle says where a message is: show, cancel, reschedule
-and edit take it, and find the message at once however deep the queue is.
-`done ls` and `failed ls` go by time, and can begin with the newest.
+and edit take it, and find the message immediately however deep the queue is.
+`done ls` and `failed ls` list by time, and can start with the newest.
 """
 
 SHOW_EPILOG = """\
@@ -53,55 +58,57 @@ Examples:
   slatemq message show 500 --in orders
 
 \b
-By its ID alone a message is searched in the background: some seconds per
-million messages. Handles come from `message ls`, `failed ls` and `done ls`.
+Given an ID, it searches in the background: some seconds per million messages.
+Handles come from `message ls`, `failed ls` and `done ls`.
 """
 
 EDIT_EPILOG = """\
 \b
 Examples:
   slatemq message edit HANDLE '{"id": 7, "checked": true}'
-  slatemq message edit HANDLE --file mended.json --etag 5f0e    (of message show)
+  slatemq message edit HANDLE --file fixed.json --etag 5f0e    (of message show)
   slatemq message edit HANDLE --header type=order --header checked=yes
   slatemq message edit 500 --in orders 'better'    searches for it
 
 \b
-Only a message that is delayed can be edited. It changes in every queue that
-has not handed it out, and is not routed anew. --header replaces all headers.
+Only a delayed message can be edited. It changes in every queue that has not
+delivered it, and is not routed again. --header replaces all headers.
 """
 
-_WHICH = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
-_QUEUES = click.option(
-    "--in", "queues", type=QUEUE, multiple=True, metavar="QUEUE", help="Search only it; repeatable."
-)
+WATCH_EPILOG = """\
+\b
+Examples:
+  slatemq message watch reminders
+  slatemq message watch reminders --json | ./audit.sh
+  slatemq message watch reminders --position QERd2Tn6AABof2fR8kEAAAAA
+
+\b
+Prints the messages that are delayed now, then each new one. A message that is
+rescheduled is printed again; one that was cancelled meanwhile may be printed.
+At the end it prints the position from which --position continues: no message
+is missed, some may be printed again. It waits up to --timeout for a broker
+that restarts.
+"""
+
+_ONE = click.argument("which", type=WHICH, metavar="HANDLE|ID")
+_SEVERAL = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
 
 
-@click.group(
-    "message",
-    cls=Group,
-    places={
-        "watch": Place(
-            "slatemq.cli.repair.watching",
-            "watch",
-            "Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C.",
-        )
-    },
-)
+@click.group("message", cls=Group)
 def message() -> None:
-    """Look at messages in their queues without consuming them, and repair."""
+    """Show, cancel, reschedule and edit single messages."""
 
 
 @message.command("ls", epilog=LS_EPILOG)
-@click.argument("queue", type=QUEUE)
+@queue_argument
 @click.option(
     "--state",
     type=click.Choice(["available", "delayed", "in-flight", "done", "failed", "archived"]),
     default="available",
-    help="Which ones.  [default: available]",
+    help="List messages in this state.  [default: available]",
 )
 @listing_options()
-@session_options
-@pass_session
+@with_session
 def ls(session: Session, queue: str, state: str, limit: int | None, headers: bool) -> None:
     """List messages of QUEUE that are in one state."""
     list_entries(session, queue, EntryState(state.replace("-", "_")), limit, headers)
@@ -115,53 +122,43 @@ def list_entries(
     with_headers: bool,
     **bounds: Any,
 ) -> None:
-    """Lists, and says so when there is nothing."""
+    async def work(client: Client) -> int:
+        view = listing_view(session, with_headers)
+        entries = client.list_entries(queue, state, view=view, **bounds)
+        return await write_entries(session, entries, state, limit, with_headers)
 
-    async def work() -> int:
-        async with session.connect() as client:
-            entries = client.list_entries(
-                queue, state, view=listing_view(session, with_headers), **bounds
-            )
-            return await write_entries(session, entries, state, limit, with_headers)
-
-    if not run(work()) and not session.json:
+    if not session.call(work) and not session.json:
         note(f"nothing in {queue} is {state.replace('_', ' ')}")
 
 
 @message.command("show", epilog=SHOW_EPILOG)
-@click.argument("which", type=WHICH, metavar="HANDLE|ID")
-@_QUEUES
-@session_options
-@pass_session
+@_ONE
+@search_option
+@with_session
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
     """Show a message: its state, attempts, headers and payload; by ID, in every queue."""
     show_message(session, which, queues)
 
 
 def show_message(session: Session, which: str, queues: tuple[str, ...]) -> None:
-    """Shows an entry, or all of a message. Raises NotFound when there is none."""
+    """Print an entry, or all entries of a message. Raises NotFound."""
 
-    async def work() -> None:
-        async with session.connect() as client:
-            if "/" in which:
-                show_entry(session, await client.get_entry(which))
-                return
-            is_found = False
-            async for found in _search(session, client, which, queues):
-                is_found = True
-                show_entry(session, await _whole(client, found))
-            if not is_found:
-                raise _nowhere(which, queues, "is not in", "ENTRY_UNKNOWN")
+    async def work(client: Client) -> None:
+        if "/" in which:
+            show_entry(session, await client.get_entry(which))
+            return
+        is_found = False
+        async for found in _search(session, client, which, queues):
+            is_found = True
+            try:
+                entry = await client.get_entry(found.handle, view=EntryView.FULL)
+            except (NotFound, FailedPrecondition):
+                entry = found  # it has moved since
+            show_entry(session, entry)
+        if not is_found:
+            raise _not_found(which, queues, "is not in", "ENTRY_UNKNOWN")
 
-    run(work())
-
-
-async def _whole(client: Client, found: Entry) -> Entry:
-    """The entry with its message; as it was found, when it has moved since."""
-    try:
-        return await client.get_entry(found.handle, view=EntryView.FULL)
-    except (NotFound, FailedPrecondition):
-        return found
+    session.call(work)
 
 
 async def _search(
@@ -182,7 +179,7 @@ async def _search(
 
 @contextmanager
 def _searching(session: Session) -> Iterator[Callable[[str], None]]:
-    """A line on stderr, where that is a terminal; gives the function that changes its text."""
+    """A line on stderr, where that is a terminal; yields the function that changes its text."""
     if session.json or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -192,9 +189,9 @@ def _searching(session: Session) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _nowhere(which: str, queues: tuple[str, ...], what: str, reason: str) -> NotFound:
+def _not_found(which: str, queues: tuple[str, ...], what: str, reason: str) -> NotFound:
     where = " or ".join(queues) if queues else "any queue"
-    others = "; without --in all queues are searched" if queues else ""
+    others = "; leave out --in to search all queues" if queues else ""
     return NotFound("message", which, f"message {which} {what} {where}{others}", reason=reason)
 
 
@@ -203,9 +200,9 @@ async def _waiting(
     client: Client,
     which: str,
     queues: tuple[str, ...],
-    states: Container[EntryState] = (EntryState.AVAILABLE, EntryState.DELAYED),
+    *states: EntryState,
 ) -> list[str]:
-    """The handles of what waits: the one given, or all of a message."""
+    """The given handle, or those of all entries of a message that are in one of these states."""
     if "/" in which:
         return [which]
     found = [
@@ -215,8 +212,25 @@ async def _waiting(
     ]
     if not found:
         what = "does not wait in" if EntryState.AVAILABLE in states else "is not delayed in"
-        raise _nowhere(which, queues, what, "OTHER_STATE")
+        raise _not_found(which, queues, what, "OTHER_STATE")
     return found
+
+
+def _each_waiting(
+    session: Session,
+    which: tuple[str, ...],
+    queues: tuple[str, ...],
+    change: Callable[[Client, str], Any],
+) -> None:
+    """Apply `change`, a coroutine function, to the handle of each entry that waits."""
+
+    async def work(client: Client) -> None:
+        states = (EntryState.AVAILABLE, EntryState.DELAYED)
+        for one in which:
+            for handle in await _waiting(session, client, one, queues, *states):
+                await change(client, handle)
+
+    session.call(work)
 
 
 @message.command(
@@ -224,63 +238,48 @@ async def _waiting(
     epilog="\b\nExamples:\n  slatemq message cancel HANDLE\n"
     "  slatemq message cancel 500 --in orders      searches for it",
 )
-@_WHICH
-@_QUEUES
-@session_options
-@pass_session
+@_SEVERAL
+@search_option
+@with_session
 def cancel(session: Session, which: tuple[str, ...], queues: tuple[str, ...]) -> None:
-    """Take available or delayed messages out of their queues: they will not be delivered."""
+    """Remove available or delayed messages from their queues: they will not be delivered."""
 
-    async def work() -> None:
-        async with session.connect() as client:
-            for one in which:
-                for handle in await _waiting(session, client, one, queues):
-                    await client.cancel_entry(handle)
-                    if session.json:
-                        write_json({"handle": handle, "cancelled": True})
-                    else:
-                        say(f"cancelled {handle}")
+    async def change(client: Client, handle: str) -> None:
+        await client.cancel_entry(handle)
+        session.show({"handle": handle, "cancelled": True}, f"cancelled {handle}")
 
-    run(work())
+    _each_waiting(session, which, queues, change)
 
 
 @message.command(
     "reschedule",
     epilog="\b\nExamples:\n  slatemq message reschedule HANDLE --visible-at +1h\n"
-    "  slatemq message reschedule 500 --in orders      at once",
+    "  slatemq message reschedule 500 --in orders      now",
 )
-@_WHICH
-@_QUEUES
-@click.option("--visible-at", type=WHEN, help="A time, or +5m from now.  [default: at once]")
-@session_options
-@pass_session
+@_SEVERAL
+@search_option
+@click.option("--visible-at", type=WHEN, help="A time, or +5m from now.  [default: now]")
+@with_session
 def reschedule(
     session: Session, which: tuple[str, ...], queues: tuple[str, ...], visible_at: int | None
 ) -> None:
-    """Set from when on available or delayed messages may be claimed."""
+    """Set when available or delayed messages can be claimed."""
 
-    async def work() -> None:
-        async with session.connect() as client:
-            for one in which:
-                for handle in await _waiting(session, client, one, queues):
-                    entry = await client.reschedule_entry(handle, visible_at)
-                    if session.json:
-                        write_json(entry_fields(entry))
-                    else:
-                        say(f"rescheduled {entry.handle}")
+    async def change(client: Client, handle: str) -> None:
+        entry = await client.reschedule_entry(handle, visible_at)
+        session.show(entry_fields(entry), f"rescheduled {entry.handle}")
 
-    run(work())
+    _each_waiting(session, which, queues, change)
 
 
 @message.command("edit", epilog=EDIT_EPILOG)
-@click.argument("which", type=WHICH, metavar="HANDLE|ID")
+@_ONE
 @click.argument("text", required=False)
-@_QUEUES
-@click.option("--file", "file", type=click.Path(), metavar="F", help="The payload: a file's bytes.")
-@click.option("--header", "pairs", type=HEADER, multiple=True, help="Of the new headers.")
-@click.option("--etag", type=WORDS, default="", help="Only if nobody changed it since this etag.")
-@session_options
-@pass_session
+@search_option
+@click.option("--file", "file", type=click.Path(), metavar="F", help="Read the payload from F.")
+@click.option("--header", "pairs", type=HEADER, multiple=True, help="A new header; repeatable.")
+@etag_option
+@with_session
 def edit(
     session: Session,
     which: str,
@@ -290,45 +289,73 @@ def edit(
     pairs: tuple[tuple[str, str], ...],
     etag: str,
 ) -> None:
-    """Replace the payload of a delayed message: TEXT, a file, or stdin (-); or its headers."""
+    """Replace the payload of a delayed message (TEXT, a file, or - for stdin), or its headers."""
     if text is not None and file is not None:
         raise click.UsageError("give one of TEXT, - (stdin) and --file F")
     if text is None and file is None and not pairs:
         raise click.UsageError("nothing to change: give TEXT, --file F or --header k=v")
 
-    async def work() -> tuple[str, str]:
+    async def work(client: Client) -> tuple[str, str]:
         payload = os.fsencode(text) if text is not None else None
         if text == STDIN or file is not None:
             payload = await in_thread(lambda: read_all(file or STDIN))
-        async with session.connect() as client:
-            delayed = (EntryState.DELAYED,)
-            # One is enough: it changes in all queues that have not handed it out.
-            handle = (await _waiting(session, client, which, queues, delayed))[0]
-            headers = dict(pairs) if pairs else None
-            return handle, await client.edit_message(
-                handle, payload=payload, headers=headers, etag=etag
-            )
+        # One is enough: it changes in all queues that have not delivered it.
+        handle = (await _waiting(session, client, which, queues, EntryState.DELAYED))[0]
+        headers = dict(pairs) if pairs else None
+        changed = await client.edit_message(handle, payload=payload, headers=headers, etag=etag)
+        return handle, changed
 
-    handle, changed = run(work())
-    if session.json:
-        write_json({"handle": handle, "etag": changed})
-    else:
-        say(f"edited {handle}, etag {changed}")
+    handle, changed = session.call(work)
+    session.show({"handle": handle, "etag": changed}, f"edited {handle}, etag {changed}")
+
+
+@message.command("watch", epilog=WATCH_EPILOG)
+@queue_argument
+@click.option("--position", type=WORDS, default="", help="Continue where an earlier watch ended.")
+@with_session
+def watch(session: Session, queue: str, position: str) -> None:
+    """Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C."""
+    where = ""
+
+    async def print_all(seen: DelayedWatch) -> None:
+        nonlocal where
+        async for entry in seen:
+            show_entry(session, entry)
+            where = seen.position
+
+    async def work(client: Client) -> None:
+        async with client.watch_delayed(queue, position=position) as seen:
+            printing = asyncio.create_task(print_all(seen))
+            try:
+                while not printing.done():
+                    await asyncio.wait([printing], timeout=LOOK_S)
+                    # During an outage a watch waits, which looks like a queue without messages.
+                    if seen.outage is not None:
+                        seen.outage.check(session.timeout.total_seconds())
+                await printing
+            finally:
+                printing.cancel()
+                await asyncio.gather(printing, return_exceptions=True)
+
+    try:
+        session.call(work)
+    finally:
+        if where:
+            note(f"continue with --position {where}")
 
 
 @click.group("done", cls=Group)
 def done() -> None:
-    """Look at the messages that are done."""
+    """List the messages that are done."""
 
 
 def finished_listing(state: EntryState, word: str, text: str, examples: str) -> click.Command:
-    """`ls` of a list that goes by time; `word` says what happened to its messages."""
+    """The `ls` of a list by time; `word` says what happened to its messages."""
 
     @click.command("ls", help=text, epilog=examples)
-    @click.argument("queue", type=QUEUE)
+    @queue_argument
     @listing_options(word)
-    @session_options
-    @pass_session
+    @with_session
     def listing(
         session: Session,
         queue: str,
@@ -344,7 +371,7 @@ def finished_listing(state: EntryState, word: str, text: str, examples: str) -> 
         list_entries(session, queue, which, limit, headers, **bounds)
 
     if state is EntryState.FAILED:
-        help_text = "Those whose content was moved into the archive; times are when that was."
+        help_text = "List those whose content was moved to the archive, by the time of that."
         listing.params.append(click.Option(["--archived"], is_flag=True, help=help_text))
     return listing
 

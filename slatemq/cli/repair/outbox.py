@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,11 @@ import click
 
 from slatemq.cli.entry_output import shown
 from slatemq.cli.groups import Group
-from slatemq.cli.listings import Listing, listing_of
+from slatemq.cli.listings import write_listing
 from slatemq.cli.output import payload_fields, say, write_json, write_table
-from slatemq.cli.parameters import WORDS
+from slatemq.cli.parameters import WORDS, confirm, yes_option
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, pass_session, run, session_options
+from slatemq.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from slatemq._admin.outbox import OutboxLine, RefusedPush
@@ -29,7 +28,7 @@ Examples:
 
 \b
 A push waits in the outbox of its broker until its ingest has stored it. A
-halted outbox sends nothing: docs/how-to/operate.md says what to look at.
+halted outbox sends nothing: docs/how-to/operate.md says what to do.
 """
 
 RETRY_EPILOG = """\
@@ -39,8 +38,8 @@ Examples:
   slatemq outbox refused --json | jq -r .push_id | xargs slatemq outbox retry
 
 \b
-Remove the cause first: an ingest that runs with older settings of the
-instance (`slatemq status` names it) has to be started again.
+Remove the cause first: restart an ingest that runs with older settings of the
+instance (`slatemq status` names it).
 """
 
 RESUME_EPILOG = """\
@@ -49,34 +48,26 @@ Example:
   slatemq outbox resume --broker 0 --ingest 0 --yes
 
 \b
-Only when nothing can be put right: what the ingest has lost stays lost, and
-what it had before its broker was restored from a copy comes twice.
+Only as a last resort: what the ingest has lost stays lost, and what it had
+before its broker was restored from a copy is stored twice.
 """
 
-YES = click.option("--yes", is_flag=True, help="Do not ask. Nobody is asked without a terminal.")
+_PUSHES = click.argument("push_ids", type=WORDS, metavar="PUSH...", nargs=-1, required=True)
 
 
 @click.group("outbox", cls=Group)
 def outbox() -> None:
-    """See which pushes have not arrived, and retry or discard those refused."""
+    """List pushes that have not arrived, and retry or discard refused ones."""
 
 
 @outbox.command("ls", epilog=LS_EPILOG)
-@session_options
-@pass_session
+@with_session
 def ls(session: Session) -> None:
-    """List what waits, for each broker and ingest shard."""
+    """List how many pushes wait, for each broker and ingest shard."""
+    write_listing(session, lambda client: client.outbox_lines(), asdict, _show_lines)
 
-    async def work() -> Listing[OutboxLine]:
-        async with session.connect() as client:
-            return await listing_of(client.outbox_lines())
 
-    found = run(work())
-    if session.json:
-        for line in found.items:
-            write_json(asdict(line))
-        found.check_complete()
-        return
+def _show_lines(found: Sequence[OutboxLine]) -> None:
     write_table(
         ("broker", "ingest", "waiting", "bytes", "oldest", "halted"),
         (
@@ -88,30 +79,16 @@ def ls(session: Session) -> None:
                 format_time(line.oldest_pushed_at_ms) if line.oldest_pushed_at_ms else "",
                 line.halted_reason,
             )
-            for line in found.items
+            for line in found
         ),
     )
-    found.check_complete()
 
 
 @outbox.command("refused", epilog="\b\nExample:\n  slatemq outbox refused")
-@session_options
-@pass_session
+@with_session
 def refused(session: Session) -> None:
-    """List the pushes that an ingest refused for good, with its reasons."""
-
-    async def work() -> Listing[RefusedPush]:
-        async with session.connect() as client:
-            return await listing_of(client.refused_pushes())
-
-    found = run(work())
-    if session.json:
-        for push in found.items:
-            write_json(_fields(push))
-        found.check_complete()
-        return
-    _show_refused(found.items)
-    found.check_complete()
+    """List the pushes that an ingest refused, with its reasons."""
+    write_listing(session, lambda client: client.refused_pushes(), _fields, _show_refused)
 
 
 def _show_refused(found: Sequence[RefusedPush]) -> None:
@@ -133,21 +110,15 @@ def _show_refused(found: Sequence[RefusedPush]) -> None:
 
 @outbox.command("show", epilog="\b\nExample:\n  slatemq outbox show 0-0-1f")
 @click.argument("push_id", type=WORDS, metavar="PUSH")
-@session_options
-@pass_session
+@with_session
 def show(session: Session, push_id: str) -> None:
-    """Show a refused push: why, its headers and payload."""
-
-    async def work() -> RefusedPush:
-        async with session.connect() as client:
-            return await client.get_refused_push(push_id)
-
-    push = run(work())
+    """Show a refused push: the reason, its headers and payload."""
+    push = session.call(lambda client: client.get_refused_push(push_id))
     if session.json:
         headers = dict(push.headers)
         write_json({**_fields(push), "headers": headers, **payload_fields(push.payload)})
         return
-    say(f"push {push.push_id} to {push.queue_id or 'a queue that its row does not tell'}")
+    say(f"push {push.push_id} to {push.queue_id or 'an unknown queue'}")
     say(f"  refused  {format_time(push.refused_at_ms)} by ingest {push.ingest_shard}")
     say(f"  reason   {push.reason}")
     for key, value in push.headers.items():
@@ -156,46 +127,36 @@ def show(session: Session, push_id: str) -> None:
 
 
 @outbox.command("retry", epilog=RETRY_EPILOG)
-@click.argument("push_ids", type=WORDS, metavar="PUSH...", nargs=-1, required=True)
-@session_options
-@pass_session
+@_PUSHES
+@with_session
 def retry(session: Session, push_ids: tuple[str, ...]) -> None:
-    """Send refused pushes once more, behind those that wait."""
+    """Send refused pushes again, behind those that wait."""
     _each(session, push_ids, "retried", lambda client: client.retry_refused_push)
 
 
 @outbox.command("discard", epilog="\b\nExample:\n  slatemq outbox discard 0-0-1f --yes")
-@click.argument("push_ids", type=WORDS, metavar="PUSH...", nargs=-1, required=True)
-@YES
-@session_options
-@pass_session
+@_PUSHES
+@yes_option
+@with_session
 def discard(session: Session, push_ids: tuple[str, ...], yes: bool) -> None:
-    """Throw refused pushes away, for good."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Throw away {len(push_ids)} pushes for good?", abort=True, err=True)
+    """Remove refused pushes permanently."""
+    confirm(yes, f"Remove {len(push_ids)} pushes permanently?")
     _each(session, push_ids, "discarded", lambda client: client.discard_refused_push)
 
 
 @outbox.command("resume", epilog=RESUME_EPILOG)
 @click.option("--broker", type=click.IntRange(0, 16_383), required=True, help="Its shard.")
 @click.option("--ingest", type=click.IntRange(0, 16_383), required=True, help="Its shard.")
-@YES
-@session_options
-@pass_session
+@yes_option
+@with_session
 def resume(session: Session, broker: int, ingest: int, yes: bool) -> None:
-    """Let a halted outbox go on from the number that its ingest has."""
-    if not yes and sys.stdin.isatty():
-        click.confirm("Is nothing left that could be put right?", abort=True, err=True)
-
-    async def work() -> None:
-        async with session.connect() as client:
-            await client.resume_outbox(broker, ingest)
-
-    run(work())
-    if session.json:
-        write_json({"broker_shard": broker, "ingest_shard": ingest, "resumed": True})
-    else:
-        say(f"the outbox of broker {broker} for ingest {ingest} tries again; see `outbox ls`")
+    """Let a halted outbox continue from the number that its ingest has."""
+    confirm(yes, "Is there nothing left that could be repaired?")
+    session.call(lambda client: client.resume_outbox(broker, ingest))
+    session.show(
+        {"broker_shard": broker, "ingest_shard": ingest, "resumed": True},
+        f"the outbox of broker {broker} for ingest {ingest} is active again; see `outbox ls`",
+    )
 
 
 def _each(
@@ -204,23 +165,18 @@ def _each(
     done: str,
     call_of: Callable[[Client], Callable[[str], Awaitable[None]]],
 ) -> None:
-    """Does one after the other, and tells each; stops at the first that is refused."""
+    """Call for each push in turn, and print it; stop at the first that is refused."""
 
-    async def work() -> None:
-        async with session.connect() as client:
-            call = call_of(client)
-            for push_id in push_ids:
-                await call(push_id)
-                if session.json:
-                    write_json({"push_id": push_id, done: True})
-                else:
-                    say(f"{done} {push_id}")
+    async def work(client: Client) -> None:
+        for push_id in push_ids:
+            await call_of(client)(push_id)
+            session.show({"push_id": push_id, done: True}, f"{done} {push_id}")
 
-    run(work())
+    session.call(work)
 
 
 def _fields(push: RefusedPush) -> dict[str, Any]:
-    """What a listing tells of a push."""
+    """The fields of a listing."""
     fields = asdict(push)
     del fields["payload"], fields["headers"]
     return fields

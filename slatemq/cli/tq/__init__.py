@@ -2,9 +2,9 @@
 
 In reading order; a file imports only files above it:
 
-`input`    What the commands of queue files read: files, and stdin as it comes
-`options`  Options and arguments that several commands of queue files have
+`input`    What the commands of queue files read: files and stdin
+`options`  Options and arguments that several commands of queue files share
 `output`   Entries of queue files as lines and as JSON, and their errors as those of the command
-`marking`  `slatemq tq done`, `fail`, `release` and `set`: changes of one message, in its place
+`marking`  `slatemq tq done`, `fail`, `release` and `set`: changes of single messages, in place
 `commands` `slatemq tq`: queue files that people read and edit
 """

@@ -1,18 +1,19 @@
-"""`slatemq tq`: queue files that people read and edit. No server is asked."""
+"""`slatemq tq`: queue files that people read and edit, without a server."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import timedelta
 
 import click
 
 from slatemq.cli.groups import Group
-from slatemq.cli.output import json_pieces, note, say, write_bytes, write_json
+from slatemq.cli.output import json_pieces, note, write_bytes, write_json
 from slatemq.cli.parameters import DURATION, WORDS
-from slatemq.cli.session import Session, pass_session
+from slatemq.cli.session import Session
 from slatemq.cli.tq import marking
 from slatemq.cli.tq.input import (
     ALL,
@@ -29,9 +30,9 @@ from slatemq.cli.tq.input import (
 from slatemq.cli.tq.options import (
     fsync_option,
     json_option,
-    options,
-    reading_options,
     states_option,
+    with_file,
+    with_stream,
 )
 from slatemq.cli.tq.output import entry_fields, oddities, translated_errors, write_entry
 from slatemq.textqueue import Claim, State, TextQueue, TextQueueError
@@ -39,7 +40,7 @@ from slatemq.textqueue.queue import LEASE
 
 EPILOG = """\
 \b
-A round:
+To start:
   slatemq tq append jobs.tq 'resize photo 7' --reserve error=20
   slatemq tq ls jobs.tq
   slatemq tq next jobs.tq --claim
@@ -54,8 +55,8 @@ In pipelines:
 
 \b
 A line of output is offset or token, state, and text (a newline as \\n, a tab
-as \\t), with tabs between them. WHICH is an offset, a token, or - for those
-on stdin, one on each line. `slatemq tq COMMAND --help` has more examples.
+as \\t), separated by tabs. WHICH is an offset, a token, or - to read them from
+stdin, one on each line. `slatemq tq COMMAND --help` has more examples.
 """
 
 LS_EPILOG = """\
@@ -63,19 +64,19 @@ LS_EPILOG = """\
 Examples:
   slatemq tq ls jobs.tq
   slatemq tq ls jobs.tq --state error --state processed
-  slatemq tq ls jobs.tq --json | jq -r .text      each text as it is
+  slatemq tq ls jobs.tq --json | jq -r .text      each text, unescaped
   cat jobs.*.tq | slatemq tq ls - --state all     several files as one
 """
 
 NEXT_EPILOG = """\
 \b
 Examples:
-  slatemq tq next jobs.tq --text                a look, which changes nothing
+  slatemq tq next jobs.tq --text                shows it, changes nothing
   slatemq tq next jobs.tq --claim --lease 30m   token, state and text
   slatemq tq next jobs.tq --claim --json | jq -r .token
 
 \b
-A claim is over with its lease, whatever becomes of the process that made it.
+A claim ends with its lease, even if the process that made it ends before.
 """
 
 APPEND_EPILOG = """\
@@ -115,10 +116,9 @@ for command in (marking.done, marking.fail, marking.release, marking.set_):
 
 
 @tq.command("ls", epilog=LS_EPILOG)
-@reading_options
-@states_option("Entries")
+@with_stream
+@states_option("List entries")
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
-@pass_session
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
     """List the queued messages of FILE (- reads stdin), or entries in other states."""
     wanted = states_of(states)
@@ -133,15 +133,14 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 
 
 @tq.command("next", epilog=NEXT_EPILOG)
-@options
-@states_option("An entry")
-@click.option("--claim", "claiming", is_flag=True, help="Claim it: nobody else gets it meanwhile.")
-@click.option("--lease", type=DURATION, default=LEASE, help="How long a claim lasts. [default: 5m]")
+@with_file
+@states_option("Print an entry")
 @click.option(
-    "--text", "only_text", is_flag=True, help="Print the text alone, as it is, and a newline."
+    "--claim", "claiming", is_flag=True, help="Claim it, so that no other worker gets it."
 )
+@click.option("--lease", type=DURATION, default=LEASE, help="How long a claim lasts. [default: 5m]")
+@click.option("--text", "only_text", is_flag=True, help="Print only the text, unescaped.")
 @fsync_option
-@pass_session
 def next_(
     session: Session,
     file: str,
@@ -151,15 +150,15 @@ def next_(
     only_text: bool,
     fsync: bool,
 ) -> None:
-    """Print the first queued message of FILE. Nothing there is no error: stdout stays empty.
+    """Print the first queued message of FILE. If there is none, stdout stays empty.
 
-    With --claim it is the first that nobody works on; its retries are counted down, and `done`,
-    `fail` or `release` with the token that is printed end the claim.
+    --claim takes the first message that is not claimed, and counts its retries down; `done`,
+    `fail` or `release` with the printed token end the claim.
     """
     if claiming and set(states) - {State.QUEUED}:
-        raise click.UsageError("--claim takes queued messages alone")
+        raise click.UsageError("--claim takes queued messages only: leave out --state")
     if lease <= timedelta(0):
-        raise click.UsageError("--lease must be longer than nothing, such as 5m")
+        raise click.UsageError("--lease must be longer than 0, such as 5m")
     claim: Claim | None = None
     with translated_errors():
         queue = TextQueue(file, fsync=fsync, owner="slatemq tq next")
@@ -171,9 +170,8 @@ def next_(
             entry = next(queue.entries(*states_of(states)), None)
     if entry is None:
         if not session.json:
-            known = "there" if ALL in states else " or ".join(states or (State.QUEUED,))
-            what = "queued that nobody has" if claiming else known
-            note(f"nothing is {what} in {file}")
+            known = "" if ALL in states else " or ".join(states or (State.QUEUED,)) + " "
+            note(f"{file} has no {'unclaimed message' if claiming else f'{known}entry'}")
         return
     fields = entry_fields(entry)
     if claim is not None:
@@ -187,7 +185,7 @@ def next_(
             write_entry(entry, claim.token if claim else str(entry.offset))
             sys.stdout.buffer.flush()
     except BaseException:
-        # Nobody has got the token: it would be kept from all others until its lease is over.
+        # The token was not printed: the message would stay claimed until its lease ends.
         if claim is not None:
             with suppress(TextQueueError, OSError):
                 claim.release()
@@ -195,15 +193,20 @@ def next_(
 
 
 @tq.command("append", epilog=APPEND_EPILOG)
-@options
+@with_file
 @click.argument("text", type=WORDS, required=False)
-@click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
-@click.option("--var", "values", type=WORDS, multiple=True, metavar="NAME=VALUE", help="Variable.")
+@click.option("--lines", is_flag=True, help="Append each line of stdin as a message.")
 @click.option(
-    "--reserve", "rooms", multiple=True, metavar="NAME=N", help="Empty variable with N bytes."
+    "--var", "values", type=WORDS, multiple=True, metavar="NAME=VALUE", help="Add a variable."
+)
+@click.option(
+    "--reserve",
+    "rooms",
+    multiple=True,
+    metavar="NAME=N",
+    help="Add an empty variable with room for N bytes.",
 )
 @fsync_option
-@pass_session
 def append(
     session: Session,
     file: str,
@@ -215,8 +218,8 @@ def append(
 ) -> None:
     """Append TEXT to FILE, or - for stdin without its last newline, or each line with --lines.
 
-    FILE is made if it is not there. The variables belong to each message. Lines are appended as
-    they come, and counted however it ends.
+    FILE is created if it does not exist. Each message gets the variables. Lines are appended as
+    they arrive, and their count is printed at the end, also after a failure.
     """
     if lines == (text is not None):
         raise click.UsageError("give one of TEXT, - (stdin) and --lines")
@@ -227,13 +230,12 @@ def append(
             _append_lines(session, queue, variables)
             return
         entry = queue.append(stdin_text() if text in (None, STDIN) else str(text), variables)
-    write_json({"offset": entry.offset}) if session.json else say(str(entry.offset))
+    session.show({"offset": entry.offset}, str(entry.offset))
 
 
 @tq.command("check", epilog=CHECK_EPILOG)
-@reading_options
+@with_stream
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
-@pass_session
 def check(session: Session, file: str, strict: bool) -> None:
     """Read all of FILE (- reads stdin): count its entries, and warn of likely mistakes."""
     counts: Counter[State] = Counter()
@@ -246,32 +248,18 @@ def check(session: Session, file: str, strict: bool) -> None:
             for line, warning in oddities(entry):
                 note(f"{name_of(file)}:{line}: {warning}")
     fields = {f"{state}_count": counts[state] for state in State}
-    if session.json:
-        write_json(fields)
-    else:
-        say("  ".join(f"{state}: {counts[state]}" for state in State))
+    session.show(fields, "  ".join(f"{state}: {counts[state]}" for state in State))
 
 
 @tq.command("compact", epilog=COMPACT_EPILOG)
-@options
-@click.option("--errors", is_flag=True, help="Leave out messages in error too.")
-@pass_session
+@with_file
+@click.option("--errors", is_flag=True, help="Also remove messages in error.")
 def compact(session: Session, file: str, errors: bool) -> None:
-    """Leave processed messages out of FILE. Claims go on; other entries are kept as they are."""
+    """Remove processed messages from FILE. Claims stay valid; other entries are kept."""
     with translated_errors():
         warn_of_mark(file)
         result = TextQueue(file).compact(errors=errors)
-    if session.json:
-        write_json(
-            {
-                "kept_count": result.kept_count,
-                "removed_count": result.removed_count,
-                "bytes_before": result.bytes_before,
-                "bytes_after": result.bytes_after,
-            }
-        )
-    else:
-        say(f"removed: {result.removed_count}  kept: {result.kept_count}")
+    session.show(asdict(result), f"removed: {result.removed_count}  kept: {result.kept_count}")
 
 
 def _append_lines(session: Session, queue: TextQueue, variables: list[str]) -> None:
@@ -281,4 +269,4 @@ def _append_lines(session: Session, queue: TextQueue, variables: list[str]) -> N
             with finishing():
                 count += queue.append_all(texts, variables)
     finally:
-        write_json({"appended_count": count}) if session.json else say(f"appended: {count}")
+        session.show({"appended_count": count}, f"appended: {count}")

@@ -1,4 +1,4 @@
-"""What the commands of queue files read: files, and stdin as it comes."""
+"""What the commands of queue files read: files and stdin."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ from slatemq.textqueue.controls import BYTE_ORDER_MARK
 STDIN = "-"
 
 ALL = "all"
-"""In place of a state: entries in each."""
+"""Instead of a state: entries in every state."""
 
 _MARK = BYTE_ORDER_MARK.encode()
 
 READ_BYTES = 1 << 20
 
 RESERVE_BYTES_MAX = 1 << 20
-"""For one variable: whoever wants more has mistyped."""
+"""Of one variable; more is a typing error."""
 
 OFFSET_DIGITS_MAX = 19
-"""No file is longer; and Python takes no numbers of thousands of digits."""
+"""Enough for any file; Python refuses numbers of thousands of digits."""
 
 
 def states_of(names: Sequence[str]) -> list[State]:
-    """The states of these names."""
     return list(State) if ALL in names else [State(name) for name in names]
 
 
 def is_token(text: str) -> bool:
-    """Whether it is the token of a claim, and no offset. Raises UsageError where it is a line."""
+    """Whether it is the token of a claim, not an offset. Raises UsageError for a line of `ls`."""
     if text.startswith("@") and text.split() != [text]:
-        raise click.UsageError(f"{text!r} has more than the token: that ends at the first tab")
+        raise click.UsageError(
+            f"{text!r} is more than a token: give only what is before the first tab"
+        )
     return text.startswith("@")
 
 
 def offset_of(text: str) -> int:
-    """The offset that somebody has typed. Raises UsageError."""
+    """Raises UsageError."""
     if not (text.isascii() and text.isdigit() and len(text) <= OFFSET_DIGITS_MAX):
         raise click.UsageError(f"{text!r} is neither an offset nor a token such as @k3jf9a2mxq4e")
     return int(text)
 
 
 def reserved(room: str) -> str:
-    """The variable that NAME=N means. Raises UsageError."""
+    """The variable for NAME=N. Raises UsageError."""
     name, equals, width = room.partition("=")
     if not equals or not (width.isascii() and width.isdigit()):
         raise click.UsageError(f"--reserve takes NAME=N, with N bytes: {room!r}")
@@ -65,7 +66,7 @@ def reserved(room: str) -> str:
 
 
 def entries_of(file: str, strict: bool, states: Collection[State]) -> Iterator[Entry]:
-    """Entries of a file or of stdin in these states; the queued ones unless states are given."""
+    """Entries of a file or of stdin in these states; without any, the queued ones."""
     if file != STDIN:
         return TextQueue(file, strict=strict).entries(*states)
     wanted = states or (State.QUEUED,)
@@ -74,35 +75,34 @@ def entries_of(file: str, strict: bool, states: Collection[State]) -> Iterator[E
 
 
 def name_of(file: str) -> str:
-    """For messages."""
     return "stdin" if file == STDIN else file
 
 
 def warn_of_mark(file: str) -> None:
-    """Say that the file, or stdin, begins with a byte order mark, if it does. Raises OSError."""
+    """Note that the file, or stdin, begins with a byte order mark, if it does. Raises OSError."""
     if _stdin().peek(1).startswith(_MARK) if file == STDIN else begins_with_mark(file):
         note(f"{name_of(file)}:1: {marked(file)}")
 
 
 def begins_with_mark(file: str | os.PathLike[str]) -> bool:
-    """Whether the file has a byte order mark. Raises OSError."""
-    if not os.path.isfile(file):  # which others tell; a pipe would keep us waiting
+    """Raises OSError."""
+    if not os.path.isfile(file):  # a missing file is reported later; a pipe would block
         return False
     with open(file, "rb") as stream:
         return stream.read(len(_MARK)) == _MARK
 
 
 def marked(file: str) -> str:
-    """What a byte order mark does to a line, and how to get rid of it."""
-    take_out = "" if file == STDIN else rf": sed -i 's/^\xef\xbb\xbf//' {shlex.quote(file)}"
+    """What a byte order mark does to a line, and how to remove it."""
+    removal = "" if file == STDIN else rf": sed -i 's/^\xef\xbb\xbf//' {shlex.quote(file)}"
     return (
-        "a byte order mark (BOM) makes this line an entry of an unknown kind, which is left alone. "
-        f"Save the file as UTF-8 without BOM, or take the mark out{take_out}"
+        "a byte order mark (BOM) makes this line an entry of an unknown kind, which is skipped. "
+        f"Save the file as UTF-8 without BOM, or remove the mark{removal}"
     )
 
 
 def stdin_text() -> str:
-    """All of it, without its last newline. Raises BadInput."""
+    """All of stdin, without its last newline. Raises BadInput."""
     content = _stdin().read().removesuffix(b"\n")
     try:
         return content.decode()
@@ -111,13 +111,13 @@ def stdin_text() -> str:
 
 
 def stdin_lines() -> Iterator[str]:
-    """Line by line. Raises BadInput."""
+    """Raises BadInput."""
     for number, line in enumerate(_stdin(), 1):
         yield _decoded(line.removesuffix(b"\n"), number)
 
 
 def stdin_batches() -> Iterator[list[str]]:
-    """Lines, those together that have come together. Raises BadInput, after those before it."""
+    """Lines in the batches in which they arrive. Raises BadInput, after the lines before it."""
     stream, number = _stdin(), 0
     while chunk := stream.read1(READ_BYTES):
         if not chunk.endswith(b"\n"):
@@ -135,7 +135,7 @@ def stdin_batches() -> Iterator[list[str]]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Ctrl-C waits until what is done here is done, and counted; a second one does not wait."""
+    """Ctrl-C waits until the block ends; a second one does not wait."""
     received: list[int] = []
 
     def stop(number: int, _: object) -> None:

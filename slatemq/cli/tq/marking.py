@@ -1,4 +1,4 @@
-"""`slatemq tq done`, `fail`, `release` and `set`: changes of one message, in its place."""
+"""`slatemq tq done`, `fail`, `release` and `set`: changes of single messages, in place."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.output import note, write_json
 from slatemq.cli.parameters import WORDS
-from slatemq.cli.session import Session, pass_session
+from slatemq.cli.session import Session
 from slatemq.cli.tq.input import OFFSET_DIGITS_MAX, STDIN, is_token, offset_of, stdin_lines
-from slatemq.cli.tq.options import fsync_option, options
+from slatemq.cli.tq.options import fsync_option, with_file
 from slatemq.cli.tq.output import translated_errors
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, TextQueue
@@ -34,7 +34,7 @@ Examples:
 
 \b
 A message has room for a code if it was appended with --reserve error=20, or
-has a line such as `\\error=        ` under it.
+has a line such as `\\error=        ` below it.
 """
 
 RELEASE_EPILOG = """\
@@ -52,39 +52,31 @@ Examples:
   slatemq tq set jobs.tq @k3jf9a2mxq4e step resized
 
 \b
-A value has the room that was reserved when the message was appended
-(--reserve step=10), or that somebody has made in an editor, with spaces at
-the end of its line.
+The room for a value is reserved when the message is appended (--reserve
+step=10), or in an editor, as spaces at the end of its line.
 """
 
 which_argument = click.argument("which", nargs=-1, required=True)
 
 
 @click.command("done", epilog=DONE_EPILOG)
-@options
+@with_file
 @which_argument
 @fsync_option
-@pass_session
 def done(session: Session, file: str, which: tuple[str, ...], fsync: bool) -> None:
     """Mark messages of FILE as processed."""
     queue = TextQueue(file, fsync=fsync)
 
-    def finish_one(one: str) -> None:
-        _finish(queue, one, TextQueue.done, Claim.done)
-
-    _each(session, which, finish_one)
+    _each(session, which, lambda one: _finish(queue, one, TextQueue.done, Claim.done))
 
 
 @click.command("fail", epilog=FAIL_EPILOG)
-@options
+@with_file
 @which_argument
-@click.option(
-    "--code", type=WORDS, default="", help="Goes into the variable error, if it is there."
-)
+@click.option("--code", type=WORDS, default="", help="Write this into the variable error.")
 @fsync_option
-@pass_session
 def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: bool) -> None:
-    """Mark messages of FILE as failed for good."""
+    """Mark messages of FILE as failed."""
     queue = TextQueue(file, fsync=fsync)
 
     def fail_one(one: str) -> None:
@@ -92,34 +84,32 @@ def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: 
             queue, one, lambda q, entry: q.fail(entry, code), lambda claim: claim.fail(code)
         )
         if code and not any(variable.name == "error" for variable in entry.variables):
-            note(f"{one}: it has no variable error: the code is kept nowhere")
+            note(f"{one}: the code is not stored, because there is no variable error")
 
     _each(session, which, fail_one)
 
 
 @click.command("release", epilog=RELEASE_EPILOG)
-@options
+@with_file
 @click.argument("which", nargs=-1, required=True, metavar="TOKEN...")
-@pass_session
 def release(session: Session, file: str, which: tuple[str, ...]) -> None:
-    """Give claimed messages of FILE back, still queued."""
+    """Release claimed messages of FILE, which stay queued."""
     queue = TextQueue(file)
 
     def release_one(token: str) -> None:
         if not is_token(token):
-            raise click.UsageError(f"{token!r} is no token such as @k3jf9a2mxq4e")
+            raise click.UsageError(f"{token!r} is not a token such as @k3jf9a2mxq4e")
         queue.claimed(token).release()
 
     _each(session, which, release_one)
 
 
 @click.command("set", epilog=SET_EPILOG)
-@options
+@with_file
 @click.argument("which")
 @click.argument("name", type=WORDS)
 @click.argument("value", type=WORDS)
 @fsync_option
-@pass_session
 def set_(session: Session, file: str, which: str, name: str, value: str, fsync: bool) -> None:
     """Set the variable NAME (or its index, from 0) of an entry of FILE to VALUE."""
     queue = TextQueue(file, fsync=fsync)
@@ -144,7 +134,7 @@ def _finish(
     mark: Callable[[TextQueue, Entry], Entry],
     finish: Callable[[Claim], None],
 ) -> Entry:
-    """The message as it is then."""
+    """Finish a message by its offset or token; return it as it is then."""
     if not is_token(one):
         return mark(queue, queue.entry(offset_of(one)))
     claim = queue.claimed(one)
@@ -152,10 +142,10 @@ def _finish(
     return claim.entry
 
 
-def _each(session: Session, which: Sequence[str], change: Callable[[str], None]) -> None:
-    """Do it to each, told apart; what is refused does not stop the others."""
+def _each(session: Session, which: Sequence[str], change: Callable[[str], object]) -> None:
+    """Change each, and report it; a refused one does not stop the others."""
     refused = False
-    for one in _spelt_out(which):
+    for one in _with_lines(which):
         fields: dict[str, Any] = {"which": one, "ok": True}
         try:
             with translated_errors():
@@ -171,7 +161,8 @@ def _each(session: Session, which: Sequence[str], change: Callable[[str], None])
         sys.exit(EXIT_REFUSED)
 
 
-def _spelt_out(which: Sequence[str]) -> Iterator[str]:
+def _with_lines(which: Sequence[str]) -> Iterator[str]:
+    """The arguments, with the lines of stdin in place of -."""
     for one in which:
         if one == STDIN:
             yield from (line.strip() for line in stdin_lines() if line.strip())

@@ -31,7 +31,6 @@ from slatemq.textqueue.parsing import STRICT_ADVICE
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
-    """An entry for programs."""
     return {
         "offset": entry.offset,
         "line": entry.line,
@@ -47,7 +46,7 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Errors of queue files as those that commands end with, and warnings as notes."""
+    """Raise errors of queue files as errors of the command, and print warnings as notes."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", AppendLost)
@@ -64,7 +63,7 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
         case Rewritten():
             return Aborted(str(error), reason="FILE_REWRITTEN")
         case NoSuchEntry():
-            return NotFound("entry", "", f"{error}: `slatemq tq ls` tells where they begin")
+            return NotFound("entry", "", f"{error}: `slatemq tq ls` lists their offsets")
         case NoSuchVariable():
             return NotFound("variable", str(error.key), str(error))
         case DoesNotFit():
@@ -83,10 +82,10 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
 
 
 def write_entry(entry: Entry, first: str) -> None:
-    """An entry for people and for `cut`: what names it, its state, its text, with tabs between."""
+    """Print an entry for people and `cut`: offset or token, state and text, separated by tabs."""
     stream = sys.stdout.buffer
     stream.write(f"{first}\t{entry.state}\t".encode())
-    # By itself, since it may be long.
+    # Encoded by itself, because it may be long.
     stream.write(_shown_text(entry).encode())
     stream.write(b"\n")
 
@@ -97,7 +96,7 @@ def _shown_text(entry: Entry) -> str:
 
 
 def oddities(entry: Entry) -> Iterator[tuple[int, str]]:
-    """What is likely a mistake, and on which line; a byte order mark is told of otherwise."""
+    """Likely mistakes and their lines; `warn_of_mark` warns of a byte order mark."""
     if entry.state is State.UNKNOWN and entry.control != BYTE_ORDER_MARK:
         why = f"unknown control character {entry.control!r}: this entry is skipped"
         yield entry.line, f"{why}; {STRICT_ADVICE}"
@@ -106,4 +105,4 @@ def oddities(entry: Entry) -> Iterator[tuple[int, str]]:
     for variable in entry.variables:
         digits = variable.value.strip(" ")  # as claims read them
         if variable.name == "retries" and not (digits.isascii() and digits.isdigit()):
-            yield entry.line_of(variable), f"retries is no number: {variable.value!r}"
+            yield entry.line_of(variable), f"retries must be a number, not {variable.value!r}"

@@ -124,11 +124,11 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
     done = edited(cli, queue, tmp_path, script, "--archived")
 
     assert done.code == 0, done
-    assert "1 to come back, 1 to be replaced, 1 to be dropped" in done.err
+    assert "1 to redrive, 1 to replace, 1 to drop" in done.err
     text = done.out.decode()
     assert "-mend me" in text
     assert "+mended" in text
-    assert "1 came back, 1 replaced, 1 dropped" in text
+    assert "1 redriven, 1 replaced, 1 dropped" in text
     wait_until(lambda: counts(cli, queue) == {"available": 2, "archived": 2}, 60)
     assert [payload for payload, _ in contents(cli, queue)] == ["back", "mended"]
     left = cli.ok("export", queue, "--state", "archived", "--out", "-").out
@@ -143,7 +143,7 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
         ("replace", False),
         ("drop", False),
     ]
-    assert all("not archived any more" in one["error"] for one in again.objects)
+    assert all("no longer archived" in one["error"] for one in again.objects)
     assert counts(cli, queue) == {"available": 2, "archived": 2}
 
 
@@ -169,7 +169,7 @@ def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Pat
     ]
     assert counts(cli, queue) == {"available": 3, "archived": 1}
     result = cli.ok(*act)
-    assert "nothing to do: 4 done already, 1 left alone" in result.err
+    assert "nothing to do: 4 done already, 1 unchanged" in result.err
 
 
 @pytest.mark.parametrize("number", seeds(4))
@@ -232,10 +232,10 @@ def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> No
     done = cli.run("failed", "edit", queue, "--archived", "--file", str(out), "--yes")
 
     assert done.code == 1
-    assert "1 came back, 1 dropped, 3 not done" in done.out.decode()
-    assert "archived letters keep no notes" in done.out.decode()
-    assert done.err.count("not archived any more") == 1
-    assert "it stands in the file more than once: what line 8 says counts" in done.err
+    assert "1 redriven, 1 dropped, 3 not done" in done.out.decode()
+    assert "archived dead letters take no notes" in done.out.decode()
+    assert done.err.count("no longer archived") == 1
+    assert "it is in the file more than once: line 8 counts" in done.err
     wait_until(lambda: counts(cli, queue) == {"available": 2, "archived": 1}, 60)
     assert sorted(payload for payload, _ in contents(cli, queue)) == ["by another", "good"]
 

@@ -236,7 +236,7 @@ def test_a_lease_that_is_longer_than_the_queue_allows_is_told(cli: Cli, queue: s
     long = cli.ok("claim", queue, "--lease", "13h", "--wait", "30s", "--json")
     short = cli.ok("claim", queue, "--lease", "12h", "--wait", "30s", "--json")
 
-    assert f"leases of {queue} last 12h at most" in long.err
+    assert f"leases of {queue} are at most 12h" in long.err
     assert len(long.objects) == len(short.objects) == 1
     assert short.err == ""
 

@@ -52,7 +52,7 @@ def test_notifications_become_events_that_queues_filter_and_are_stored_once(
     fields["accepted_count"] = 0
     assert cli.ok("events", "import", str(file), "--json").objects == [fields]
     again = cli.ok("events", "import", str(file))
-    assert again.out == b"published: 0  there already: 4  left out: 1\n"
+    assert again.out == b"published: 0  already stored: 4  skipped: 1\n"
     (piped,) = cli.ok("events", "import", "-", "--json", stdin=second).objects
     assert (piped["published_count"], piped["duplicate_count"]) == (0, 2)
 

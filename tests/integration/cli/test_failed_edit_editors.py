@@ -32,8 +32,8 @@ text = text.replace('!', '-').replace('mend me', 'mended').replace('\\n', '\\r\\
 
     # Then that is told, and nothing else has changed
     assert done.code == 0, done
-    assert "saved Windows line ends (CRLF): they are taken back" in done.err
-    assert "1 came back, 1 replaced" in done.out.decode()
+    assert "saved Windows line ends (CRLF): restored those of Unix" in done.err
+    assert "1 redriven, 1 replaced" in done.out.decode()
     wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 1}, 60)
     assert contents(cli, queue) == [
         (text, {"type": "order", "queue": queue}) for text in ("one\r and\ntwo", "mended")
@@ -108,9 +108,9 @@ def test_without_an_editor_the_export_is_kept_and_it_is_told_what_to_set(
 
     assert done.returncode == 2
     assert named in done.stderr
-    assert "to one that is, such as nano" in done.stderr
+    assert "to an editor, such as nano" in done.stderr
     (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
-    assert f"`slatemq failed edit {queue} --file {kept}` goes on with it" in done.stderr
+    assert f"continue with `slatemq failed edit {queue} --file {kept}`" in done.stderr
     # And so it does
     kept.write_text(kept.read_text().replace("!", "-"))
     cli.ok("failed", "edit", queue, "--file", str(kept), "--yes")
@@ -135,6 +135,6 @@ def test_a_byte_order_mark_is_taken_out_or_told(cli: Cli, tmp_path: Path) -> Non
     script = "text = '\\ufeff' + text.replace('!', '-').replace('\\n', '\\r\\n')"
     done = edited(cli, queue, tmp_path, script)
     assert done.code == 0, done
-    assert "saved a byte order mark: it is taken out" in done.err
-    assert "they are taken back" in done.err
+    assert "saved a byte order mark: removed it" in done.err
+    assert "restored those of Unix" in done.err
     assert counts(cli, queue) == {"available": 1}

@@ -28,11 +28,11 @@ def test_settings_are_changed_by_numbers_and_durations(cli: Cli) -> None:
     again = cli.ok("instance", "set", "replay_window_s=0")
     assert "has these values already" in again.out.decode()
     assert again.err == ""
-    assert "for ever" in cli.ok("instance", "show").out.decode()
+    assert "forever" in cli.ok("instance", "show").out.decode()
     (same,) = cli.ok("instance", "set", "dedupe_window_s=1200", "--json").objects
     assert same["settings"]["dedupe_window_s"] == 1200
     # What has to be started again is named
-    older = f"before instance record {same['number']}, restart them: ingest 0, router 0, broker 0"
+    older = f"older than instance record {same['number']}: restart ingest 0, router 0, broker 0"
     assert older in cli.ok("status").err
     (status,) = cli.ok("status", "--json").objects
     assert status["instance_number"] == same["number"]
@@ -51,12 +51,12 @@ def test_a_change_that_loses_something_needs_a_word(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("replay_window_s", "is not a change: write KEY=VALUE"),
-        ("replay_window_s=", "is not a change: write KEY=VALUE"),
+        ("replay_window_s", "is not a valid setting (expected KEY=VALUE)"),
+        ("replay_window_s=", "is not a valid setting (expected KEY=VALUE)"),
         ("speed=1", "'speed' is not a setting of the instance"),
         ("payload_bytes_max=1h", "takes a whole number"),
         ("retention_s=500ms", "is in whole seconds"),
-        ("retention_s=soon", "is no duration"),
+        ("retention_s=soon", "is not a valid duration"),
     ],
 )
 def test_what_is_not_a_change_is_wrong_usage(cli: Cli, change: str, words: str) -> None:

@@ -116,7 +116,7 @@ def test_a_refused_run_leaves_no_file_and_sets_no_deadline(cli: Cli, queue: str)
 
         assert refused.code == 2
         assert refused.err.rstrip().endswith(
-            f"go on with the same options and --skip {good_lines // 1000 * 1000}"
+            f"continue with the same options and --skip {good_lines // 1000 * 1000}"
         )
 
     # And one with a line that the server refuses, and one with too little to skip
@@ -241,7 +241,7 @@ def test_a_bad_line_is_to_be_mended_first(cli: Cli, queue: str) -> None:
     # Then the advice is to mend it, and the count stands alone on stdout
     assert result.code == 2
     assert "line 2: " in result.err
-    assert "mend line 2 first" in result.err
+    assert "fix line 2 first" in result.err
     assert durable(result.out) == 0
 
 
@@ -249,7 +249,7 @@ def test_a_skip_beyond_the_end_promises_nothing(cli: Cli, queue: str) -> None:
     result = cli.run("publish", "--jsonl", "-", "--to", queue, "--skip", "9", stdin=b"a\nb\n")
 
     assert result.code == 2
-    assert "--skip 9 goes beyond the end: there are only 2 lines" in result.err
+    assert "--skip 9 is beyond the end: there are only 2 lines" in result.err
     assert result.out == b""
 
 

@@ -84,11 +84,11 @@ def test_an_import_leaves_what_somebody_works_on_and_tells_what_it_does_not_know
 
     # When it is imported, then these are left alone
     done = cli.ok("import", str(file), "--to", queue)
-    assert "imported: 1  there already: 0  left alone: 2" in done.out.decode()
-    assert ":1: somebody works on it: left alone" in done.err
-    assert ":2: somebody works on it: left alone" in done.err
+    assert "imported: 1  already stored: 0  skipped: 2" in done.out.decode()
+    assert ":1: skipped, because it is claimed" in done.err
+    assert ":2: skipped, because it is claimed" in done.err
     assert ":5: a byte order mark (BOM) makes this line an entry of an unknown kind" in done.err
-    assert ":6: '?' is no control character that is known: left alone" in done.err
+    assert ":6: skipped, because '?' is not a known control character" in done.err
     assert ":7:" not in done.err
     assert [entry.text for entry in worker.entries(State.PROCESSED)] == ["three"]
 
@@ -221,7 +221,7 @@ def test_stdin_given_again_after_a_failure_is_imported_once(cli: Cli) -> None:
     failed = cli.run("import", "-", "--to", queue, stdin=good + b"-bad\n\\encoding=rot13\n")
     assert failed.code == 2
     assert "stdin:1202: the variable encoding" in failed.err
-    assert "1000 were imported before that" in failed.err
+    assert "1000 messages were imported before the error" in failed.err
 
     # When it is mended, and given again
     (done,) = cli.ok("import", "-", "--to", queue, "--json", stdin=good).objects
@@ -326,7 +326,7 @@ def test_what_was_under_way_long_ago_is_asked_about(cli: Cli, tmp_path: Path) ->
     assert "the file was changed since" in refused.err
     assert cli.run("import", str(file), "--to", queue, "--unsure", "skip").code == 2
     other = cli.run("import", str(file), "--publish")
-    assert "has not come to its end" in other.err
+    assert "is not complete" in other.err
     journal.unlink()
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
     assert not journal.exists()

@@ -113,7 +113,7 @@ def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     # Its advice does not lead back to this command
     assert "message show" not in problem["advice"]
     elsewhere = cli.run("message", "show", "4611686018427387903", "--in", queue)
-    assert f"is not in {queue}; without --in all queues are searched" in elsewhere.err
+    assert f"is not in {queue}; leave out --in to search all queues" in elsewhere.err
     nowhere = cli.run("message", "show", published["message_id"], "--in", "nosuch")
     assert nowhere.code == 1
     assert "queue 'nosuch' does not exist" in nowhere.err
@@ -239,7 +239,7 @@ def test_a_redrive_tells_the_ids_that_are_no_dead_letters_and_moves_the_others(
     # Then the letter has come back, and the others are told
     assert mixed.code == 1
     assert len(listed(cli, queue, "available", 2)) == 2
-    items = [f"message {one} is no dead letter of {queue}" for one in others]
+    items = [f"message {one} is not a dead letter of {queue}" for one in others]
     if as_json:
         *refused, done = mixed.objects
         assert [(one["message_id"], one["ok"]) for one in refused] == [
@@ -248,7 +248,7 @@ def test_a_redrive_tells_the_ids_that_are_no_dead_letters_and_moves_the_others(
         assert [one["error"]["message"] for one in refused] == items
         assert done["redriven_count"] == 1
     else:
-        assert [line for line in mixed.err.splitlines() if "no dead" in line] == [
+        assert [line for line in mixed.err.splitlines() if "not a dead" in line] == [
             f"slatemq: {line}" for line in items
         ]
         assert b"1 moved" in mixed.out

@@ -256,7 +256,7 @@ async def test_the_status_tells_the_lag_behind_a_backend_that_is_away(
             (line,) = for_programs[1].splitlines()
             assert json.loads(line)["lag_count"] == 2
             for_people = (await command(address))[1]
-            assert "backend away" in for_people
+            assert "backend down" in for_people
             assert result.backend in for_people
 
             # And once it is back nothing is behind

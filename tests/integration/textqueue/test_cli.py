@@ -64,9 +64,9 @@ def test_next_looks_and_next_claim_takes(run: Terminal, file: Path) -> None:
     assert first[0].startswith("@")
     assert second[2] == "photo 8\n"
     assert run("next", "jobs.tq", "--claim") == ""
-    assert "nothing is queued that nobody has" in run.err
+    assert "has no unclaimed message" in run.err
     run("done", "jobs.tq", "\t".join(first), code=2)
-    assert "has more than the token" in run.err
+    assert "is more than a token" in run.err
     run("next", "jobs.tq", "--claim", "--lease", "0s", code=2)
     assert "--lease" in run.err
 
@@ -160,7 +160,7 @@ def test_a_code_without_room_for_it_is_told(run: Terminal, file: Path) -> None:
 
     run("fail", "jobs.tq", offset, "--code", "E-1")
 
-    assert run.err == f"slatemq: {offset}: it has no variable error: the code is kept nowhere\n"
+    assert run.err == f"slatemq: {offset}: the code is not stored, because there is no variable error\n"
     token = run("next", "jobs.tq", "--claim").split("\t")[0]
     run("fail", "jobs.tq", token, "--code", "E-1")
     assert run.err == ""
@@ -199,10 +199,10 @@ def test_check_counts_and_warns(run: Terminal, file: Path) -> None:
     file.write_bytes(b"-a\r\n\\retries=x\n")
     assert run.objects("check", "jobs.tq", "--json")[0]["queued_count"] == 1
     assert run.err.count("jobs.tq:1: ") == 1
-    assert "jobs.tq:2: retries is no number: 'x'" in run.err
+    assert "jobs.tq:2: retries must be a number, not 'x'" in run.err
     file.write_bytes(b"-a\n\\retries=3\r\n")
     run("check", "jobs.tq")
-    assert "jobs.tq:2: retries is no number: '3\\r'" in run.err
+    assert "jobs.tq:2: retries must be a number, not '3\\r'" in run.err
 
 
 @pytest.mark.parametrize("command", ["ls", "check", "compact"])
@@ -239,9 +239,9 @@ def test_next_gives_the_first_of_a_state_where_one_is_asked_for(run: Terminal, f
     assert run("next", "jobs.tq", "--state", "error", "--state", "unknown", "--text") == "photo 5\n"
     file.write_text("")
     assert run("next", "jobs.tq", "--state", "all") == ""
-    assert "nothing is there in jobs.tq" in run.err
+    assert "jobs.tq has no entry" in run.err
     assert run("next", "jobs.tq", "--state", "queued", "--state", "error") == ""
-    assert "nothing is queued or error in jobs.tq" in run.err
+    assert "jobs.tq has no queued or error entry" in run.err
 
 
 def test_a_variable_whose_index_is_beyond_all_numbers_is_not_there(

@@ -31,7 +31,7 @@ def test_a_byte_order_mark_is_told_and_how_to_get_rid_of_it(
     assert run.err.count("slatemq: jobs.tq:1: a byte order mark (BOM)") == 1
     assert "unknown control" not in run.err
     # And what is told to do helps
-    advice = run.err.partition("take the mark out: ")[2]
+    advice = run.err.partition("remove the mark: ")[2]
     subprocess.run(advice, shell=True, check=True)
     assert file.read_bytes() == b"-first\n-second\n"
     run(command, "jobs.tq")

@@ -75,5 +75,5 @@ def test_a_file_that_cannot_be_noted_in_is_told_once(
     for _ in range(3):
         waiter_line._report(decision(tmp_path / "gone.tq", 0), None)
 
-    assert capfd.readouterr().err.count("cannot be told what was done") == 1
+    assert capfd.readouterr().err.count("cannot be noted in") == 1
     assert waiter_line.counts == {"drop": 3}

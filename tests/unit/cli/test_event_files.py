@@ -54,7 +54,7 @@ def test_each_document_says_where_it_ends_and_what_is_left_out() -> None:
         (b'\n{"Records": [\n {}\n]}', "f, line 2: Records[0]"),
         (b"no JSON", "f, line 1: notification: is not JSON"),
         (b"{" + b" " * DOCUMENT_BYTES_MAX, "f, line 1: has more than 16,777,216 bytes"),
-        (b"{\n" + b"\n" * DOCUMENT_BYTES_MAX, "f, line 1: is not JSON"),
+        (b"{\n" + b"\n" * DOCUMENT_BYTES_MAX, "f, line 1: is neither JSON"),
     ],
 )
 def test_what_is_wrong_is_named_by_file_line_and_field(text: bytes, said: str) -> None:
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named_by_file_line_and_field(text: bytes, said: str) -
     ("text", "said"),
     [
         (document(record()) + b"\n{\n", "f.json, line 2: notification: is not JSON"),
-        (b"\n", "f.json holds no notifications"),
+        (b"\n", "f.json has no notifications"),
     ],
 )
 def test_a_wrong_file_ends_with_2_before_any_server_is_asked(

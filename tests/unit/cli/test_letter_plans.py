@@ -18,7 +18,7 @@ def test_a_letter_whose_id_is_not_that_of_its_handle_is_left_alone(
     (step,) = steps(str(file), "orders")
 
     assert step.settlement is None
-    assert "its id is not the 31 of its handle" in step.problem
+    assert "its id is not 31, as in its handle" in step.problem
 
 
 @pytest.mark.parametrize("known", ["\\id=31\n", ""])

@@ -14,7 +14,7 @@ from slatemq._admin.queue_models import queue_of
 from slatemq._admin.redrives import Redrive, RedriveState
 from slatemq._admin.tasks import Task, TaskState
 from slatemq.cli import janitor, output
-from slatemq.cli.publish import events_status, tasks
+from slatemq.cli.publish import events, tasks
 from slatemq.cli.queue import inspecting, queues
 from slatemq.cli.repair import dead_letters, outbox
 from slatemq.models import Explanation, RouteStatus, ServiceStatus
@@ -80,7 +80,7 @@ def shown_status() -> None:
 
 
 def shown_events() -> None:
-    events_status._show(
+    events._show_status(
         [
             EventsStatus(
                 "ingest",

@@ -120,7 +120,7 @@ def test_what_is_no_message_id_is_told_how_one_looks(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(line.split()) == 2
-    assert "'abc' is no message ID: that is a whole number" in " ".join(
+    assert "'abc' is not a valid message ID (expected a whole number" in " ".join(
         capsys.readouterr().err.split()
     )
 

@@ -99,8 +99,8 @@ async def test_a_run_is_begun_without_waiting_followed_and_cancelled(tmp_path: P
     [
         (("run", "sweep"), "'sweep' is not one of"),
         (("run", "report", "--days", "0"), "--days"),
-        (("run", "dead-letters", "--older-than", "30"), "is no duration"),
-        (("run", "restore", "--id", "x"), "is no message ID"),
+        (("run", "dead-letters", "--older-than", "30"), "is not a valid duration"),
+        (("run", "restore", "--id", "x"), "is not a valid message ID"),
         (("runs", "--limit", "0"), "--limit"),
     ],
 )
@@ -119,7 +119,7 @@ async def test_what_the_janitor_refuses_is_exit_code_1(tmp_path: Path) -> None:
 
     assert refused.code == unknown.code == ended.code == 1
     assert "queue_ids: unreferenced" in refused.err
-    assert "`slatemq janitor runs` lists them" in unknown.err
+    assert "`slatemq janitor runs` lists the runs" in unknown.err
     assert json.loads(ended.err)["error"]["field"] == "older_than_s"
 
 
@@ -207,5 +207,5 @@ async def test_without_a_terminal_ctrl_c_lets_the_run_go_on(tmp_path: Path) -> N
         _, err = await asyncio.wait_for(started.communicate(), 30)
 
         assert started.returncode == 130
-        assert "the run goes on" in err.decode()
+        assert "the run continues" in err.decode()
         assert (await there.get(run_id)).state == Run.STATE_RUNNING
