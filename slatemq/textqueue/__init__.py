@@ -3,7 +3,7 @@
     queue = TextQueue("jobs.tq")
     queue.append("resize photo 7", {"retries": "03", "error": reserve(20)})
     while (claim := queue.claim()) is not None:
-        with claim:  # leaving marks it done; an exception gives it back
+        with claim:  # leaving marks it as processed; an exception releases it
             work(claim.text)
 
 See docs/how-to/textqueue.md, and docs/reference/textqueue.md for the format. This package needs
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # that of typing, without loading it
+TYPE_CHECKING = False  # that of typing, which need not be loaded for it
 if TYPE_CHECKING:
     from typing import Any
 
@@ -83,7 +83,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: a command that reads a file needs half of it.
+    # Loaded on demand: a command that reads a file needs half of the modules.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOME_OF.get(name, "errors")

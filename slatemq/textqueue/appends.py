@@ -1,14 +1,13 @@
-r"""What was appended, to find out when an editor has saved a copy that it had read before.
+r"""The list of recent appends, which shows when an editor has saved an older copy of the file.
 
 `FILE.appended` has a line for each append of this library, the newest last, and is kept short::
 
     [120, "9f86d081884c7d65", 1, 1800000000000, "resize photo 7"]
 
-An older copy lacks whatever was appended after it was read, and nothing before that. So it is
-enough to look for the newest append, where it was; if it is not there, at the end of the file, and
-then at all other places; and if it is nowhere, to go back in the list until one is found: what was
-passed is gone. That this was a person's wish cannot be seen from here: it is told all the same,
-once.
+An older copy lacks everything that was appended after the editor read it, and nothing before that.
+So it is enough to look for the newest append: at its offset, at the end of the file, and then
+everywhere; if it is nowhere, go back in the list until an append is found: those after it are gone.
+A person may have removed them on purpose, which cannot be seen here: they are reported once.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
 
 LOG_BYTES_MAX = 1 << 16
-"""Above that the older half is left out."""
+"""Above this size the older half is dropped."""
 
 START_LENGTH = 40
-"""Of a text, for people, and to tell most others from it at once."""
+"""Characters of a text in the list, for people, and to exclude most other texts quickly."""
 
 END_BYTES = 4096
-"""Of the file, among which its last entry begins if it is not a long one."""
+"""Of the end of the file, where its last entry begins unless it is long."""
 
 SETTLED_SECONDS = 0.005
-"""Between emptying a file and writing it anew an editor takes less."""
+"""An editor takes less between emptying a file and writing it."""
 
 SETTLING_ROUNDS_MAX = 40
 
@@ -51,9 +50,9 @@ class Append(NamedTuple):
     Attributes:
         offset: Of the message.
         digest: Of its text.
-        messages: How many were appended with it, itself included.
+        messages: The number of messages of the append.
         at_ms: Unix time of the append.
-        start: How its text begins.
+        start: The beginning of its text.
     """
 
     offset: int
@@ -64,21 +63,21 @@ class Append(NamedTuple):
 
 
 def appended(path: str) -> str:
-    """The name of the list, which is made by the first append."""
+    """The path of the list, which the first append creates."""
     return path + ".appended"
 
 
 @contextmanager
 def listing(path: str, descriptor: int) -> Iterator[int]:
-    """The list of that open file, locked; made where there is none. Raises OSError."""
+    """The list of an open file, locked, and created if missing. Raises OSError."""
     with opened_beside(appended(path), os.fstat(descriptor)) as log:
         yield log
 
 
 def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[Append] = ()) -> None:
-    """Put an append into the list, or change nothing; the file is locked for us. Raises OSError.
+    """Add an append to the list, or change nothing; the caller has locked the file. Raises OSError.
 
-    What is gone comes behind it, so that the next look misses and tells it.
+    The appends in `gone` go behind it, so that the next look misses and reports them.
     """
     made = [_append_of(entry, count, now_ms), *gone]
     size = os.fstat(log).st_size
@@ -90,9 +89,9 @@ def remember(log: int, entry: Entry, count: int, now_ms: int, gone: Sequence[App
 
 
 def taken(path: str, descriptor: int, log: int) -> list[Append]:
-    """What a save in place took away just before our append; the list lacks it now.
+    """The appends that a save in place removed just before ours; they leave the list.
 
-    The file is locked for us. Raises OSError.
+    The caller has locked the file. Raises OSError.
     """
     gone, present = _gone(path, descriptor, log)
     if present is not None:
@@ -101,10 +100,10 @@ def taken(path: str, descriptor: int, log: int) -> list[Append]:
 
 
 def copied(path: str, descriptor: int, entry: Entry) -> Entry | None:
-    """The entry that was just appended to the open file, in the one that has its name now.
+    """The entry that was just appended to the open file, in the file that has its name now.
 
-    None where it is not there: an editor had read the file before. The list is locked for us, so
-    nobody else appends an entry of the same text meanwhile. Raises OSError.
+    None where it is not there: an editor had read the file before. The list is locked, so no other
+    process appends an entry with the same text meanwhile. Raises OSError.
     """
     made = [_append_of(entry, 1, 0)]
     try:
@@ -114,11 +113,11 @@ def copied(path: str, descriptor: int, entry: Entry) -> Entry | None:
             [one] = made
             return entry_at(now, offsets[one.digest]) if there >= before else None
     except (FileNotFoundError, FormatError, NoSuchEntry):
-        return None  # an editor is in the midst of saving
+        return None  # an editor is saving
 
 
 def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Append]:
-    """What the list shall have of a file that we have written anew: what is in it, and its end.
+    """The new list for a file that we have rewritten: its listed appends, and its last entry.
 
     Raises FormatError, OSError.
     """
@@ -126,7 +125,7 @@ def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Ap
     found, places = _found(new, made)
     kept = list[Append]()
     for one in reversed(made):
-        # Of texts that are the same the newest are taken to be there.
+        # Of equal texts, the newest are taken to be there.
         if found[one.digest] > 0:
             found[one.digest] -= 1
             kept.append(one._replace(offset=places[one.digest]))
@@ -137,10 +136,10 @@ def carried_over(log: int, new: int, last: Entry | None, now_ms: int) -> list[Ap
 
 
 def look(path: str, name: str, descriptor: int) -> bool:
-    """Whether all that was appended is there still; warns of AppendLost if not, once.
+    """Whether all listed appends are there; warns of AppendLost if not.
 
-    Who may only read is told every time. The file is locked for us, at least shared. Raises
-    OSError.
+    Warns once, or every time where the list cannot be written. The caller has locked the file, at
+    least shared. Raises OSError.
     """
     with _list(path) as (log, is_ours):
         if log is None:
@@ -157,9 +156,9 @@ def look(path: str, name: str, descriptor: int) -> bool:
 
 
 def finished(path: str, descriptor: int) -> int:
-    """Where what was written to its end ends; the file is locked for us. Raises OSError.
+    """The end of the last complete entry; the caller has locked the file. Raises OSError.
 
-    What a killed append has left is taken out, if we may.
+    Removes what a killed append has left, if permissions allow.
     """
     torn = under_way(path, descriptor)
     if torn is not None:
@@ -170,7 +169,7 @@ def finished(path: str, descriptor: int) -> int:
 
 
 def under_way(path: str, descriptor: int) -> int | None:
-    """Where the entry begins that is being written, or was when its writer was killed."""
+    """The offset of an entry that is being written, or was when its writer was killed."""
     try:
         with opened(appended(path), os.O_RDONLY, How.NONE) as log:
             return unfinished(descriptor, log)
@@ -180,7 +179,7 @@ def under_way(path: str, descriptor: int) -> int | None:
 
 @contextmanager
 def _list(path: str) -> Iterator[tuple[int | None, bool]]:
-    """The list, open and locked, if there is one, and whether we may write it. Raises OSError."""
+    """The list, if it exists, locked, and whether it is writable. Raises OSError."""
     with ExitStack() as stack:
         log, is_ours = None, True
         try:
@@ -196,7 +195,7 @@ def _list(path: str) -> Iterator[tuple[int | None, bool]]:
 
 
 def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Append] | None]:
-    """What is gone, and what the list shall be, if it changes."""
+    """The appends that are gone, and the new list if it changes."""
     size = os.fstat(log).st_size
     tail = os.pread(log, LINE_BYTES_MAX, max(0, size - LINE_BYTES_MAX))
     newest = next(_newest_first(tail), None)
@@ -205,7 +204,7 @@ def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Appe
     made = _lines(os.pread(log, size, 0))
     moved = _at_the_end(descriptor, made)
     if moved is not None:
-        # An editor has changed what is above it.
+        # An editor has changed entries above it.
         return [], [*made[:-1], moved]
     try:
         present = _present(descriptor, made)
@@ -213,10 +212,10 @@ def _gone(path: str, descriptor: int, log: int) -> tuple[list[Append], list[Appe
             _settle(descriptor)
             present = _present(descriptor, made)
     except FormatError:
-        # Nobody can tell; what reads the file says where it is broken, and we look again then.
+        # Unknown; whatever reads the file reports the error, and the next call looks again.
         return [], None
     if not is_named(descriptor, path):
-        # Replaced just now: what is at the name may have it all.
+        # Replaced just now: the new file may have all of them.
         return [], None
     return made[len(present) :], present
 
@@ -237,7 +236,7 @@ def _at_the_end(descriptor: int, made: list[Append]) -> Append | None:
 def _present(descriptor: int, made: list[Append]) -> list[Append]:
     """The appends up to the newest that is in the file, with its offset as it is now."""
     found, offsets = _found(descriptor, made)
-    # Of texts that are the same the older ones are there first.
+    # Of equal texts, the older ones come first.
     expected = Counter(one.digest for one in made)
     for place in range(len(made) - 1, -1, -1):
         digest = made[place].digest
@@ -248,7 +247,7 @@ def _present(descriptor: int, made: list[Append]) -> list[Append]:
 
 
 def _found(descriptor: int, made: list[Append]) -> tuple[Counter[str], dict[str, int]]:
-    """How many entries of the file have the text of each, by its digest, and where the last is."""
+    """For each digest, the number of entries with that text, and the offset of the last."""
     starts = {one.start for one in made}
     found: Counter[str] = Counter()
     offsets: dict[str, int] = {}
@@ -262,7 +261,7 @@ def _found(descriptor: int, made: list[Append]) -> tuple[Counter[str], dict[str,
 
 
 def _settle(descriptor: int) -> None:
-    """Wait until nobody is in the middle of saving the file in place."""
+    """Wait until no save in place is in progress."""
     before = None
     for _ in range(SETTLING_ROUNDS_MAX):
         status = os.fstat(descriptor)
@@ -285,7 +284,7 @@ def _append_of(entry: Entry, count: int, now_ms: int) -> Append:
 
 
 def rewrite(log: int, made: list[Append]) -> None:
-    """Make these all that the list has, or change nothing. Raises OSError."""
+    """Replace the list, or change nothing. Raises OSError."""
     content = b"".join(map(_line, made))
     put(log, content, 0)
     os.ftruncate(log, len(content))
@@ -300,7 +299,7 @@ def _lines(content: bytes) -> list[Append]:
 
 
 def _newest_first(content: bytes) -> Iterator[Append]:
-    """Those that are whole: the first may be cut off, and a power failure may spoil others."""
+    """The valid lines: the first may be cut off, and a power failure may damage others."""
     for line in reversed(content.splitlines()):
         try:
             fields = json.loads(line)

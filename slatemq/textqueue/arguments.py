@@ -1,4 +1,4 @@
-"""Arguments that a call cannot do anything with: named at once, with what is wanted."""
+"""Checks of arguments: each returns its argument, or raises an error that names it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ _MS = timedelta(milliseconds=1)
 
 
 def of_kind(value: T, kind: type[T], name: str) -> T:
-    """The same. Raises TypeError."""
+    """Raises TypeError."""
     if not isinstance(value, kind):
         raise wrong(name, kind.__name__, value)
     return value
 
 
 def wrong(name: str, wanted: str, value: object) -> TypeError:
-    """The error for an argument of another kind."""
     return TypeError(f"{name} must be {wanted}, not {type(value).__name__}: {value!r:.60}")
 
 
 def several(texts: Iterable[str], name: str) -> Iterable[str]:
-    """The same. Raises TypeError for a single text, each letter of which would be one of them."""
+    """Raises TypeError, also for a single text, which is an iterable of its characters."""
     if isinstance(texts, str | bytes):
-        raise TypeError(f"{name} must be several texts, not one alone: put it into a list")
+        raise TypeError(f"{name} must be several texts, not a single one: put it into a list")
     if not isinstance(texts, Iterable):
         raise wrong(name, "several texts", texts)
     return texts
 
 
 def texts_by_name(values: Mapping[str, str], name: str) -> Mapping[str, str]:
-    """The same. Raises TypeError."""
+    """Raises TypeError."""
     for key, value in values.items():
         of_kind(key, str, f"a name in {name}")
         of_kind(value, str, f"{name}[{key!r}]")
@@ -43,7 +42,7 @@ def texts_by_name(values: Mapping[str, str], name: str) -> Mapping[str, str]:
 
 
 def state_of(value: State | str) -> State:
-    """The state, or the one of that name. Raises ValueError."""
+    """A state by its name. Raises ValueError."""
     try:
         return State(value)
     except ValueError:
@@ -52,7 +51,7 @@ def state_of(value: State | str) -> State:
 
 
 def width_of(value: int) -> int:
-    """How many bytes. Raises TypeError, ValueError."""
+    """Raises TypeError, ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong("width", "a number of bytes", value)
     if value < 0:
@@ -61,7 +60,7 @@ def width_of(value: int) -> int:
 
 
 def milliseconds(lease: timedelta) -> int:
-    """Of a lease. Raises TypeError, ValueError."""
+    """A lease in milliseconds. Raises TypeError, ValueError."""
     if not isinstance(lease, timedelta):
         raise wrong("lease", "a timedelta, such as timedelta(minutes=5)", lease)
     if lease < _MS:

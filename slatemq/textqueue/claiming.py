@@ -1,8 +1,8 @@
-"""Giving each message to one worker at a time.
+"""Claims: each message goes to one worker at a time.
 
-What the claimer of a process has read past and not seen finished it remembers, so that a claim
-looks at those and then reads on, not at the whole file again. It begins anew when the file was
-rewritten.
+The claimer of a process remembers the unfinished messages that it has read past, so that a claim
+checks those and then reads on, instead of reading the whole file again. It starts over when the
+file was rewritten.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from slatemq.textqueue.holders import (
 from slatemq.textqueue.locks import How
 
 AHEAD_COUNT = 256
-"""Messages read ahead of those that can be claimed."""
+"""The most messages that are read ahead."""
 
 AHEAD_BYTES = 1 << 20
-"""Of these; more only of one that is longer."""
+"""The most bytes that are read ahead, unless one message is longer."""
 
 RESTARTS_MAX = 100
-"""Rewrites during one claim, after which it gives up."""
+"""Rewrites of the file during one claim, after which it fails."""
 
 RETRIES = "retries"
 ERROR = "error"
@@ -53,17 +53,16 @@ MUTEX = "mutex"
 
 BARE_FREE = "MUTEX"
 BARE_TAKEN = "M@"
-"""A mutex variable without a name; its five bytes have room for three letters of a token."""
+"""A mutex variable without a name; its five bytes have room for three characters of a token."""
 
 NO_RETRIES = "retries"
-"""What the `error` variable says of a message without retries left, if it says nothing yet."""
+"""The `error` of a message without retries left, unless it has a value."""
 
 
 class Claimer:
     """Claims messages of one file, for the workers of one process."""
 
     def __init__(self, file: QueueFile, owner: str, clock_ms: Callable[[], int]) -> None:
-        """Nothing is read yet."""
         self._file = file
         self._owner = plain(owner)[:OWNER_LENGTH_MAX]
         self._clock_ms = clock_ms
@@ -75,7 +74,7 @@ class Claimer:
 
     @contextmanager
     def threads(self, wait: bool) -> Iterator[None]:
-        """Keeps the other threads of this process from claiming. Raises Busy without `wait`."""
+        """Keep the other threads of this process from claiming. Raises Busy without `wait`."""
         if not self._threads.acquire(blocking=wait):
             raise Busy(f"{self._file.name} is used by another thread")
         try:
@@ -84,14 +83,16 @@ class Claimer:
             self._threads.release()
 
     def claim(self, lease_ms: int, tied: bool) -> tuple[Entry, Holder] | None:
-        """The first queued message that nobody holds. Raises FormatError, Rewritten, OSError."""
+        """Claim the first free queued message. Raises FormatError, Rewritten, OSError."""
         with self._threads:
             for _ in range(RESTARTS_MAX):
                 try:
                     return self._claim(lease_ms, tied)
                 except Rewritten:
                     self._start_over()
-            raise Rewritten(f"{self._file.name} is being rewritten all the time")
+            raise Rewritten(
+                f"{self._file.name} is rewritten again and again: stop the writer, and retry"
+            )
 
     @contextmanager
     def held(self, token: str) -> Iterator[tuple[int, Holders, Holder]]:
@@ -99,30 +100,30 @@ class Claimer:
         with self._file.holders() as holders:
             holder = holders.find(token)
             if holder is None:
-                raise ClaimLost(f"the claim {token} has ended, or was given to another")
+                raise ClaimLost(f"the claim {token} has ended; another worker may have its message")
             with self._file.opened(os.O_RDWR, How.SHARED) as descriptor:
                 yield descriptor, holders, holder
 
     def offsets(self) -> frozenset[int]:
-        """Where the messages begin that are claimed now. Raises OSError."""
+        """The offsets of claimed messages. Raises OSError."""
         with self._file.holders() as holders:
             return frozenset(self._held(holders))
 
     def find(self, token: str) -> tuple[Entry, Holder]:
-        """A claim that was made elsewhere. Raises ClaimLost, Rewritten (it has ended), OSError."""
+        """A claim by its token. Raises ClaimLost, Rewritten (the claim has ended), OSError."""
         with self.held(token) as (descriptor, holders, holder):
             try:
                 return _entry_of(descriptor, holder), holder
             except Rewritten:
-                # Whoever asks is told; nobody can finish it, and the message may be given again.
+                # The claim cannot be finished any more, and its message may be claimed again.
                 holders.drop(holder)
                 raise
 
     def finish(self, token: str, entry: Entry, change: Callable[[int, Entry], Entry]) -> Entry:
-        """Change the claimed message for the last time, and let it go.
+        """Change the claimed message for the last time, and end the claim.
 
-        Raises ClaimLost; Rewritten and AlreadyMarked, upon which the claim has ended too; and what
-        `change` raises otherwise, upon which nothing has changed.
+        Raises ClaimLost; Rewritten and AlreadyMarked, which end the claim, too; and other errors of
+        `change`, after which nothing has changed.
         """
         with self.held(token) as (descriptor, holders, holder):
             entry = Entry.of(entry.raw, holder.offset, entry.line)
@@ -161,7 +162,7 @@ class Claimer:
                 return None
 
     def _held(self, holders: Holders) -> dict[int, str]:
-        """Digests of messages whose claims go on, by offset: nothing of these has to be read."""
+        """Digests of claimed messages, by offset: these need not be read."""
         now_ms, held = self._clock_ms(), dict[int, str]()
         lives: dict[tuple[str, int, int], bool] = {}
         for holder in holders:
@@ -180,7 +181,7 @@ class Claimer:
         self._identity = identity
 
     def _read_on(self) -> bool:
-        """Remember more queued messages; False when there are none. Raises Rewritten."""
+        """Read further queued messages; False when there are none. Raises Rewritten."""
         before, start, found, taken_bytes = self._file.signature(), self._last, 0, 0
         try:
             for entry in self._after(start):
@@ -191,7 +192,7 @@ class Claimer:
                     if found == AHEAD_COUNT or taken_bytes >= AHEAD_BYTES:
                         break
         except FormatError:
-            # What stands before the broken line can be worked on.
+            # Messages before the broken line can be claimed.
             if not found:
                 raise
         if found:
@@ -199,12 +200,12 @@ class Claimer:
         if start is None or before == self._swept:
             self._swept = before
             return False
-        # Somebody may have put a message back before what was read: an editor, by hand.
+        # A person may have queued a message again, in an editor, before what was read.
         self._last = None
         return self._read_on()
 
     def _after(self, start: Entry | None) -> Iterator[Entry]:
-        """Entries after that one, which must still be where it was. Raises Rewritten."""
+        """Entries after `start`, which must still be where it was. Raises Rewritten."""
         entries = self._file.entries(start)
         if start is not None:
             try:
@@ -216,7 +217,7 @@ class Claimer:
         yield from entries
 
     def _free(self, descriptor: int, holders: Holders, entry: Entry) -> Entry | None:
-        """The message as it is now, unless it is finished, held, or out of retries."""
+        """The message as it is now; None when it is finished, claimed, or out of retries."""
         entry = again(descriptor, entry)
         if entry.state is not State.QUEUED:
             del self._known[entry.offset]
@@ -230,7 +231,7 @@ class Claimer:
         if retries is None or retries.strip("0"):
             return entry
         error = _variable(entry, ERROR)
-        # What a worker has put there says more.
+        # A code of a worker is kept.
         if error is not None and not error.value and error.width >= len(NO_RETRIES):
             fill(descriptor, entry, error.index, NO_RETRIES)
         mark(descriptor, entry, State.ERROR)
@@ -239,12 +240,12 @@ class Claimer:
         return None
 
     def _ended(self, descriptor: int, holders: Holders, entry: Entry) -> list[Holder] | None:
-        """Holders of this message whose claims have ended; None when one goes on."""
+        """Holders of this message whose claims have ended; None when one is alive."""
         ended, digest = [], entry.digest
         for holder in holders:
             if holder.digest != digest:
                 continue
-            # One whose message an editor has moved may be working on this very message.
+            # The message of a holder at another offset may have been moved here by an editor.
             if holder.offset != entry.offset and _is_in_place(descriptor, holder):
                 continue
             if holder.state(self._clock_ms()) is Hold.ALIVE:
@@ -267,7 +268,7 @@ class Claimer:
             deadline_ms=self._clock_ms() + lease_ms,
         )
         ended = self._ended(descriptor, holders, entry) or []
-        # Ours first: were we to end here, the mutex variable would still have its holder.
+        # Ours first: if we crash here, the mutex variable still has its holder.
         holders.put(holder)
         for other in ended:
             holders.drop(other)
@@ -297,12 +298,12 @@ def mutex_slot(entry: Entry) -> Variable | None:
 
 
 def slot_value(slot: Variable, token: str) -> str:
-    """What a mutex variable has while that claim holds it: as much of the token as it has room."""
+    """The value of a mutex variable during that claim: as much of the token as fits."""
     return (token if slot.name is not None else BARE_TAKEN + token[1:])[: slot.width]
 
 
 def clear_slot(descriptor: int, entry: Entry, token: str) -> Entry:
-    """Take our token out of the mutex variable."""
+    """Remove the token from the mutex variable."""
     slot = mutex_slot(entry)
     if slot is None or slot.value != slot_value(slot, token):
         return entry
@@ -312,11 +313,11 @@ def clear_slot(descriptor: int, entry: Entry, token: str) -> Entry:
 def taken_by_hand(entry: Entry) -> bool:
     """Whether a person has put a name into the mutex variable.
 
-    Of our tokens the sidecar alone tells whether they count: an editor may bring old ones back.
+    Tokens do not count: an editor may restore old ones, so only the sidecar says who claims.
     """
     slot = mutex_slot(entry)
     if slot is None or slot.name is None:
-        return False  # a bare one that has anything else in it is no mutex
+        return False  # a bare variable with any other value is not a mutex
     return slot.value not in ("", BARE_FREE) and not slot.value.startswith(TOKEN_BEGINS)
 
 
@@ -330,13 +331,13 @@ def count_down(descriptor: int, entry: Entry) -> Entry:
 
 
 def _one_less(digits: str) -> str:
-    """Digit by digit, since Python takes no numbers of thousands of digits."""
+    """On digits, because Python refuses numbers of thousands of digits."""
     head = digits.rstrip("0")
     return head[:-1] + str(int(head[-1]) - 1) + "9" * (len(digits) - len(head))
 
 
 def _retries(entry: Entry) -> str | None:
-    """How many claims are left, in digits; None where nothing bounds them."""
+    """The claims left, in digits; None for no limit."""
     variable = _variable(entry, RETRIES)
     if variable is None:
         return None

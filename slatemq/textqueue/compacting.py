@@ -1,4 +1,4 @@
-"""Leaving out what is finished: the file is written anew beside itself, and takes its own name."""
+"""Removing finished messages: a new file is written beside the old one, and takes its name."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ class Compacted:
 
 
 def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
-    """Leave out entries of those states, with their variables. Claims go on, at new offsets.
+    """Remove entries in those states. Claims stay valid, at new offsets; ended ones are dropped.
 
-    What the sidecar still has of claims that have ended goes too.
-
-    Raises FormatError, Rewritten (somebody wrote without the lock), OSError; nothing was changed.
+    Raises FormatError, Rewritten (the file was written to without the lock), OSError; then nothing
+    was changed.
     """
     written = beside(file.path)
     with file.holders() as holders, file.opened(os.O_RDWR, How.EXCLUSIVE) as old:
@@ -45,14 +44,14 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
         before = _state_of(old)
         new = os.open(written, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
-            # Before it has the name, so that nobody can use it until the claims have moved too.
+            # Before it has the name, so that it cannot be used until the claims have moved.
             fcntl.flock(new, fcntl.LOCK_EX)
             _look_alike(old, new)
             moved = {holder.offset: holder.offset for holder in holders}
             kept, removed, last = _copy(file, old, new, drop, moved)
             os.fsync(new)
             with listing(file.path, old) as log:
-                # What is left out is missed no more; what is kept is in both files.
+                # Removed messages leave the list; kept ones are in both files.
                 made = carried_over(log, new, last, now_ms)
                 if _state_of(old) != before or not is_named(old, file.path):
                     raise Rewritten(
@@ -75,7 +74,7 @@ def compact(file: QueueFile, drop: Collection[State], now_ms: int) -> Compacted:
 
 
 def beside(path: str) -> str:
-    """Where the new file is written; one that a crash left there is written over."""
+    """The path of the new file; one left by a crash is overwritten."""
     return path + ".compacting"
 
 
@@ -94,7 +93,7 @@ def _look_alike(old: int, new: int) -> None:
 def _copy(
     file: QueueFile, old: int, new: int, drop: Collection[State], moved: dict[int, int]
 ) -> tuple[int, int, Entry | None]:
-    """Copy what stays; fills in where it went for the offsets in `moved`. Gives the last, too."""
+    """Copy the other entries, and set their new offsets in `moved`; return counts and the last."""
     kept = removed = offset = 0
     last: tuple[bytes, int] | None = None
     buffer = bytearray()

@@ -1,4 +1,4 @@
-"""What an entry is, and the control character that says so."""
+"""The states of entries, and their control characters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """What an entry is, by its control character."""
+    """The state of an entry, by its control character."""
 
     QUEUED = "queued"
     PROCESSED = "processed"
@@ -25,6 +25,6 @@ CONTROLS = {
 STATES = {ord(control): state for state, control in CONTROLS.items()}
 
 BYTE_ORDER_MARK = "\ufeff"
-"""What some editors put before a file's first character, so that this begins no entry we know."""
+"""Some editors write it first, which makes the first entry one of an unknown kind."""
 
 MARK_ADVICE = "a byte order mark (BOM): save the file as UTF-8 without it"

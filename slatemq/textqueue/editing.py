@@ -1,7 +1,7 @@
-"""Changes of an open file that move nothing: one byte, or the reserved bytes of a variable.
+"""Changes of an open file in place: one byte, or the reserved bytes of a variable.
 
-Whoever calls these holds the file's lock, shared or exclusive. An entry is found again by its
-offset, and taken for the same while its text is: what an editor has moved is never written to.
+The caller holds the file's lock, shared or exclusive. An entry is found by its offset, and must
+still have the same text: what an editor has moved there is never written to.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import Read, scan
 
 ENTRY_BYTES = 4096
-"""Read first where one entry is wanted; more if it is longer."""
-
+"""Read first for a single entry; more if it is longer."""
 
 _MARKS = tuple(control.encode() for control in CONTROLS.values())
 
 _CONTINUING = (NEWLINE, b" ", b"\\")
-"""With what a line begins that belongs to the entry above it."""
+"""How a line begins that belongs to the entry above it."""
 
 
 def reader(descriptor: int, offset: int = 0) -> Read:
-    """Reads on from there, however the file is used meanwhile."""
+    """Read from that offset on, independently of the file's position."""
 
     def read(wanted: int) -> bytes:
         nonlocal offset
@@ -45,7 +44,7 @@ def reader(descriptor: int, offset: int = 0) -> Read:
 
 
 def entry_at(descriptor: int, offset: int) -> Entry:
-    """The entry that begins there. Raises NoSuchEntry, FormatError (lines counted from there)."""
+    """Raises NoSuchEntry, FormatError, with lines counted from there."""
     before = os.pread(descriptor, 1, offset - 1) if offset > 0 else NEWLINE
     first = os.pread(descriptor, 1, offset) if offset >= 0 else b""
     if before != NEWLINE or first in (b"", NEWLINE, b" ", b"\\"):
@@ -53,13 +52,13 @@ def entry_at(descriptor: int, offset: int) -> Entry:
     read = reader(descriptor, offset)
     entry = next(scan(read, offset=offset, line=0, chunk_bytes=ENTRY_BYTES), None)
     if entry is None:
-        # An editor that saves in place has emptied the file just now.
+        # An editor that saves in place has just emptied the file.
         raise NoSuchEntry(f"no entry begins at offset {offset} any more")
     return entry
 
 
 def again(descriptor: int, entry: Entry) -> Entry:
-    """The same entry as it is now. Raises Rewritten when something else is in its place."""
+    """The entry as it is now. Raises Rewritten when another text is in its place."""
     same = _unchanged(descriptor, entry)
     if same is not None:
         return same
@@ -73,7 +72,7 @@ def again(descriptor: int, entry: Entry) -> Entry:
 
 
 def _unchanged(descriptor: int, entry: Entry) -> Entry | None:
-    """The entry, if all its bytes are as they were but for a mark: most are, and need no scan."""
+    """The entry without a scan, if all its bytes but the mark are as before; else None."""
     raw, offset = entry.raw, entry.offset
     before = 1 if offset else 0
     read = os.pread(descriptor, before + len(raw) + 1, offset - before)
@@ -81,7 +80,7 @@ def _unchanged(descriptor: int, entry: Entry) -> Entry | None:
     is_whole = following not in _CONTINUING if raw.endswith(NEWLINE) else not following
     if not is_whole or (before and not read.startswith(NEWLINE)):
         return None
-    # Compared without a copy, of which a long entry would have one more.
+    # Compared without a copy, because the entry may be long.
     if read.startswith(raw, before):
         return Entry.of(raw, offset, entry.line) if raw[:1] in _MARKS else None
     control = read[before : before + 1]
@@ -91,17 +90,17 @@ def _unchanged(descriptor: int, entry: Entry) -> Entry | None:
 
 
 def _with(raw: bytes, place: int, content: bytes) -> bytes:
-    """The bytes of an entry, with others from that place on."""
+    """The bytes of an entry, with `content` written at that place."""
     rest = memoryview(raw)
     return b"".join((rest[:place], content, rest[place + len(content) :]))
 
 
 def queued(entry: Entry) -> Entry:
-    """The same. Raises AlreadyMarked, NotAMessage."""
+    """Raises AlreadyMarked, NotAMessage."""
     if entry.state in (State.PROCESSED, State.ERROR):
         raise AlreadyMarked(entry.offset, entry.control)
     if entry.state is not State.QUEUED:
-        raise NotAMessage(f"the entry at offset {entry.offset} is no message but {_what(entry)}")
+        raise NotAMessage(f"the entry at offset {entry.offset} is not a message but {_what(entry)}")
     return entry
 
 
@@ -114,7 +113,7 @@ def _what(entry: Entry) -> str:
 
 
 def mark(descriptor: int, entry: Entry, state: State) -> Entry:
-    """Make a queued message processed or an error. Raises AlreadyMarked, NotAMessage, Rewritten."""
+    """Mark a queued message. Raises AlreadyMarked, NotAMessage, Rewritten."""
     with message_lock(descriptor, entry.offset):
         now = queued(again(descriptor, entry))
         control = CONTROLS[state].encode()
@@ -123,7 +122,7 @@ def mark(descriptor: int, entry: Entry, state: State) -> Entry:
 
 
 def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
-    """Give a variable a value.
+    """Set a variable.
 
     Raises DoesNotFit, NoSuchVariable, BadText, Rewritten, NotAMessage (for unknown entries).
     """
@@ -139,7 +138,7 @@ def fill(descriptor: int, entry: Entry, key: str | int, value: str) -> Entry:
 
 
 def fitted(variable: Variable, value: str) -> bytes:
-    """The value in all the bytes that are reserved for it. Raises DoesNotFit, BadText."""
+    """The value, padded to the reserved bytes. Raises DoesNotFit, BadText."""
     content = encoded(checked_line(value, "a value"))
     if len(content) > variable.width:
         name = repr(variable.index if variable.name is None else variable.name)
@@ -148,16 +147,16 @@ def fitted(variable: Variable, value: str) -> bytes:
 
 
 def end_of(descriptor: int) -> int:
-    """Where the next entry begins: behind a last newline, which may be missing still."""
+    """Where the next entry begins: after the last newline, which may still be missing."""
     size = os.fstat(descriptor).st_size
     return size + (size > 0 and os.pread(descriptor, 1, size - 1) != NEWLINE)
 
 
 def add(descriptor: int, content: bytes) -> int:
-    """Append whole entries with one write; gives the offset of the first.
+    """Append whole entries with one write; return the offset of the first.
 
-    The descriptor is open for reading and appending. A last line that lacks its newline gets it in
-    the same write. When the disk takes only a part, that is taken back, and OSError raised.
+    The descriptor is open for reading and appending. A last line without a newline gets it in the
+    same write. Raises OSError when the disk takes only a part, which is removed.
     """
     missing = NEWLINE * (end_of(descriptor) - os.fstat(descriptor).st_size)
     written = os.write(descriptor, missing + content)

@@ -1,10 +1,10 @@
-r"""What a queue file consists of: entries, and the variables under them.
+r"""Entries of a queue file, and the variables below them.
 
 ::
 
     -first line of the text\n      control, text
      second line\n                 continuation: a newline and the line without its first space
-    \n                             a blank line: no part of the text, and ends nothing
+    \n                             a blank line: not part of the text, and ends nothing
     \retries=03  \n               variable: name, value, two reserved bytes
 """
 
@@ -20,19 +20,19 @@ from slatemq.textqueue.errors import BadText, NoSuchVariable
 from slatemq.textqueue.pages import NEWLINE, Page, alone
 
 PIECE_LENGTH = 1 << 16
-"""Of a long text, which is not to be in memory once more as bytes."""
+"""Characters of a long text that are encoded together, to save memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A line of fixed length under an entry.
+    """A line of fixed length below an entry.
 
     Attributes:
-        index: Its place under the entry, from 0.
-        name: What stands before the first `=`; None without one.
-        value: What stands after it, or the whole line, without the reserved spaces at its end.
+        index: From 0, among the variables of the entry.
+        name: The text before the first `=`; None without one.
+        value: The text after it, or the whole line, without the reserved spaces at its end.
         offset: Of the value's first byte in the file.
-        width: Bytes that the value may have.
+        width: The most bytes that the value can have.
     """
 
     index: int
@@ -43,16 +43,16 @@ class Variable:
 
 
 class Entry:
-    """A message, a comment, or an entry of a kind that this version does not know.
+    """A message, a comment, or an entry of an unknown kind.
 
-    Entries are equal when their bytes and their places are. One that a scan has given keeps some
-    64 KiB of the file in memory, together with its neighbours; `detached()` does not.
+    Entries are equal when their bytes and their places are. An entry of a scan keeps some 64 KiB of
+    the file in memory, which it shares with its neighbours; `detached()` does not.
 
     Attributes:
-        text: The text, exactly; lines after the first are joined by newlines.
+        text: The exact text; its lines are joined by newlines.
     """
 
-    # Set by scans without any call: a constructor would take longer than all the rest.
+    # Scans set these without a call: a constructor would take longer than all the rest.
     __slots__ = ("_page", "_place", "text")
 
     _page: Page
@@ -61,7 +61,7 @@ class Entry:
 
     @classmethod
     def of(cls, raw: bytes, offset: int, line: int = 0, text: str | None = None) -> Entry:
-        """An entry by itself; `line` is 0 where nobody has counted, `text` its own if known."""
+        """A single entry; `line` is 0 where lines were not counted, `text` its text if known."""
         made = cls()
         made._page, made._place = alone(raw, offset, line), 0
         if text is not None:
@@ -71,7 +71,7 @@ class Entry:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            """The text, where nobody has asked for one before."""
+            """The text, on first use."""
             if name != "text":
                 raise AttributeError(f"an entry has no {name!r}", name=name, obj=self)
             self.text = self._page.texts[self._place]
@@ -79,17 +79,17 @@ class Entry:
 
     @property
     def raw(self) -> bytes:
-        """All its bytes, up to where the next entry begins: blank lines after it included."""
+        """All its bytes, including blank lines after it."""
         return self._page.raw(self._place)
 
     @property
     def offset(self) -> int:
-        """Of its first byte in the file."""
+        """The offset of its first byte in the file."""
         return self._page.offset + self._page.starts[self._place]
 
     @property
     def line(self) -> int:
-        """Of the file, counted from 1; 0 when the entry was read by its offset alone."""
+        """Its line in the file, from 1; 0 when the entry was read by its offset."""
         return self._page.lines[self._place]
 
     @property
@@ -99,13 +99,11 @@ class Entry:
 
     @property
     def state(self) -> State:
-        """What the control character says."""
         page = self._page
         return page.state or page.states[self._place]
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """In the order of the file."""
         found: list[Variable] = []
         raw, offset = self.raw, self.offset
         place = raw.find(b"\n\\")
@@ -119,13 +117,13 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Offset of the byte after it."""
+        """The offset of the byte after it."""
         return self.offset + len(self.raw)
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits of its text: the same for the same text."""
-        import hashlib  # with OpenSSL, which no reader needs
+        """A hash of its text, 16 hexadecimal digits."""
+        import hashlib  # loads OpenSSL, which readers do not need
 
         text, digest = self.text, hashlib.blake2b(digest_size=8)
         for start in range(0, len(text), PIECE_LENGTH):
@@ -146,11 +144,11 @@ class Entry:
         return next((one.value for one in self.variables if one.name == name), default)
 
     def line_of(self, variable: Variable) -> int:
-        """Of the file, counted from 1, on which one of its variables stands; 0 as for `line`."""
+        """The line of one of its variables in the file, from 1; 0 as for `line`."""
         return self.line and self.line + self.raw.count(NEWLINE, 0, variable.offset - self.offset)
 
     def detached(self) -> Entry:
-        """The same, without the piece of the file that it was read with."""
+        """A copy that does not keep the part of the file that it was read with."""
         return Entry.of(self.raw, self.offset, self.line)
 
     def __eq__(self, other: object) -> bool:
@@ -180,13 +178,12 @@ def _variable(index: int, content: bytes, offset: int) -> Variable:
 
 
 Variables = Mapping[str, str] | Iterable[str]
-"""Of a new entry: values by name, or whole lines (not one alone: that is an iterable of letters).
-
-Spaces at the end are reserved."""
+"""Variables of a new entry: values by name, or a list of whole lines. Spaces at the end are
+reserved."""
 
 
 def reserve(width: int, value: str = "") -> str:
-    """A value with room for `width` bytes. Raises TypeError, and ValueError if it has more."""
+    """A value with room for `width` bytes. Raises TypeError, ValueError if it is longer."""
     needed = len(encoded(of_kind(value, str, "value")))
     if needed > width_of(width):
         raise ValueError(f"width must be {needed} bytes or more for {value!r:.60}, not {width}")
@@ -194,28 +191,28 @@ def reserve(width: int, value: str = "") -> str:
 
 
 def render(text: str, variables: Variables = (), state: State = State.QUEUED) -> bytes:
-    """The bytes of a new entry, a newline at the end. Raises BadText, ValueError for UNKNOWN.
+    """The bytes of a new entry, with a newline at the end.
 
-    Raises TypeError for what is no text, and where `variables` is a single one.
+    Raises BadText, ValueError for UNKNOWN, TypeError for arguments of other types.
     """
     if state_of(state) not in CONTROLS:
-        raise ValueError("entries of unknown kinds cannot be made")
+        raise ValueError("entries of unknown kinds cannot be created: choose another state")
     of_kind(text, str, "text")
     if isinstance(variables, Mapping):
         for name in texts_by_name(variables, "variables"):
             if "=" in name:
-                raise BadText(f"the name of a variable has no '=': {name!r}")
+                raise BadText(f"the name of a variable must not contain '=': {name!r}")
         variables = [f"{name}={value}" for name, value in variables.items()]
     lines = ["\\" + checked_line(content) for content in several(variables, "variables")]
     below = "\n".join(["", *lines, ""])
-    # In one step, of which a long text has as few copies as can be.
+    # In one step, to make as few copies of a long text as possible.
     return encoded("".join((CONTROLS[state], text.replace("\n", "\n "), below)))
 
 
 def checked_line(content: str, name: str = "a variable") -> str:
-    """The same. Raises TypeError, and BadText for a newline, which would end the variable."""
+    """Raises TypeError, BadText for a newline, which would end the variable."""
     if "\n" in of_kind(content, str, name):
-        raise BadText(f"{name} is one line: {content!r}")
+        raise BadText(f"{name} must be one line: {content!r}")
     return content
 
 

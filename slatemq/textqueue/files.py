@@ -1,6 +1,6 @@
-"""A queue file by its name: read, appended to, changed in place, and locked as a whole.
+"""A queue file by its path: reading, appending, changes in place, and the lock of the whole file.
 
-Where both the sidecar and the file are locked, the sidecar comes first.
+Where both the sidecar and the file are locked, the sidecar is locked first.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from slatemq.textqueue.reading import Reading
 T = TypeVar("T")
 
 Signature = tuple[int, ...]
-"""Differs when the file was changed since."""
+"""Differs after the file was changed."""
 
 
 class _Own(threading.local):
-    """What this thread has locked: descriptors of the file, and the sidecar's."""
+    """The locks of this thread: descriptors of the file, and the sidecar's."""
 
     def __init__(self) -> None:
         self.files: list[int] = []
@@ -50,26 +50,25 @@ class _Own(threading.local):
 
 
 class QueueFile:
-    """One queue file; any number of threads may use it.
+    """One queue file; any number of threads can use it.
 
     Attributes:
         path: Absolute, links resolved.
-        name: As it was given, for messages.
-        fsync: Whether changes reach the disk before a call returns.
+        name: As the caller gave it, for errors.
+        fsync: Whether changes are on the disk when a call returns.
         strict: Whether unknown control characters are errors.
     """
 
     def __init__(self, path: str | os.PathLike[str], fsync: bool, strict: bool) -> None:
-        """Nothing is opened yet."""
         self.name = os.fsdecode(path)
-        self.path = os.path.realpath(self.name)  # of links in a circle the opening tells
+        self.path = os.path.realpath(self.name)  # opening reports circular links
         self.fsync = fsync
         self.strict = strict
         self._own = _Own()
 
     @contextmanager
     def lock(self, wait: bool = True) -> Iterator[None]:
-        """The whole file for this thread alone. Raises Busy (without `wait`), OSError."""
+        """Lock the whole file for this thread. Raises Busy (without `wait`), OSError."""
         if self._own.files:
             yield
             return
@@ -87,13 +86,13 @@ class QueueFile:
                 self._own.files = []
 
     def keep_locked(self, descriptor: int) -> None:
-        """If this thread has the lock, it has it on that file too, which takes the name."""
+        """If this thread holds the lock, keep a lock also on the new file, which takes the name."""
         if self._own.files:
             self._own.files.append(os.dup(descriptor))
 
     @contextmanager
     def opened(self, flags: int, how: How) -> Iterator[int]:
-        """The file, open and locked, unless this thread has the lock already. Raises OSError."""
+        """The file, open, and locked unless this thread has locked it. Raises OSError."""
         if flags & os.O_CREAT:
             self._expect_file()
         else:
@@ -103,20 +102,20 @@ class QueueFile:
 
     @contextmanager
     def holders(self) -> Iterator[Holders]:
-        """Who works on which message; locked."""
+        """The holders of the claims; locked."""
         if self._own.files:
             yield Holders(self._own.sidecar)
             return
-        # No sidecar beside a name that means nothing.
+        # Only an existing file gets a sidecar.
         with opened_beside(sidecar(self.path), self._existing()) as descriptor:
             yield Holders(descriptor)
 
     def entries(
         self, after: Entry | None = None, *, hold_back: bool = False, controls: bytes = b""
     ) -> Iterator[Entry]:
-        """All entries, or from one of them on, itself included. Raises FormatError, OSError.
+        """All entries, or those from `after` on, inclusive. Raises FormatError, OSError.
 
-        With `controls` only those that begin with one of these characters.
+        With `controls`, only those that begin with one of these characters.
         """
         start, line = (after.offset, after.line) if after else (0, 1)
 
@@ -137,7 +136,7 @@ class QueueFile:
     def _scans(
         self, given: Callable[..., Iterator[T]], start: int, hold_back: bool
     ) -> Iterator[Iterator[T]]:
-        """One scan of the file, which is open meanwhile."""
+        """One scan of the file, which stays open meanwhile."""
         self._existing()
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
             if self._own.files:
@@ -156,7 +155,7 @@ class QueueFile:
             )
 
     def entry(self, offset: int) -> Entry:
-        """The entry that begins there. Raises NoSuchEntry, FormatError, OSError."""
+        """Raises NoSuchEntry, FormatError, OSError."""
         with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
             if offset >= finished(self.path, descriptor):
                 raise NoSuchEntry(f"no entry begins at offset {offset}")
@@ -174,20 +173,20 @@ class QueueFile:
         count: int = 1,
         text: str | None = None,
     ) -> int:
-        """Append whole entries; gives the offset of the first. Raises OSError.
+        """Append whole entries; return the offset of the first. Raises OSError.
 
-        There are `count` of them, and in `content` the last one begins at `last`; its text is
-        `text`, if the caller has it.
+        There are `count` entries, and the last one begins at `last` in `content`; `text` is its
+        text, if known.
         """
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         while True:
             is_new = not os.path.lexists(self.path)
             with self.opened(flags, How.EXCLUSIVE) as descriptor:
-                # Another may have made it meanwhile, and the list.
+                # Another process may have created it meanwhile, with the list.
                 is_new = is_new and not os.fstat(descriptor).st_size
                 if not is_new:
                     look(self.path, self.name, descriptor)
-                # Opened first: where that is refused nothing is to be appended.
+                # Opened first: without it nothing must be appended.
                 with listing(self.path, descriptor) as log:
                     if is_new:
                         rewrite(log, [])
@@ -196,14 +195,14 @@ class QueueFile:
                         self.sync(descriptor)
                     entry = Entry.of(content[last:], offset + last, text=text)
                     if not is_named(descriptor, self.path):
-                        # An editor has replaced the file meanwhile: what it read may have had this.
+                        # An editor has replaced the file; what it had read may include this entry.
                         there = copied(self.path, descriptor, entry)
                         if there is None:
                             continue
                         remember(log, there, count, now_ms)
                         offset = there.offset - last
                         break
-                    # An older copy may have been saved after our look.
+                    # An older copy may have been saved after `look`.
                     gone = taken(self.path, descriptor, log)
                     remember(log, entry, count, now_ms, gone)
                     break
@@ -212,7 +211,7 @@ class QueueFile:
         return offset
 
     def change(self, change: Callable[[int], Entry]) -> Entry:
-        """Change an entry in place, and see that it is where it was. Raises Rewritten, OSError."""
+        """Change an entry in place, and verify it. Raises Rewritten, OSError."""
         with self.opened(os.O_RDWR, How.SHARED) as descriptor:
             changed = change(descriptor)
             self.sync(descriptor)
@@ -220,30 +219,30 @@ class QueueFile:
             return changed
 
     def verify(self, descriptor: int, changed: Entry) -> None:
-        """Raises Rewritten when a change may have gone into what is no longer the file."""
+        """Raises Rewritten when a change may have gone to a replaced file."""
         if not is_named(descriptor, self.path):
             raise Rewritten(f"{self.name} was replaced while it was being changed: read again")
         again(descriptor, changed)
 
     def has_all_appends(self) -> bool:
-        """Whether what was appended is there; warns of AppendLost if not. Raises OSError."""
+        """Whether all appends are there; warns of AppendLost if not. Raises OSError."""
         with self.opened(os.O_RDONLY, How.SHARED) as descriptor:
             return look(self.path, self.name, descriptor)
 
     def signature(self) -> Signature:
-        """Tells whether anybody has changed the file. Raises OSError."""
+        """Raises OSError."""
         now = os.stat(self.path)
         return (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
     def _existing(self) -> os.stat_result:
-        """What there is. Raises OSError, also where there is nothing."""
+        """Raises OSError, also where the file does not exist."""
         status = self._expect_file()
         if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
         return status
 
     def _expect_file(self) -> os.stat_result | None:
-        """What there is, if anything. Raises OSError for a folder, a pipe or a device."""
+        """None where the file does not exist. Raises OSError for a folder, a pipe or a device."""
         try:
             result = os.stat(self.path)
         except FileNotFoundError:
@@ -251,16 +250,16 @@ class QueueFile:
         if stat.S_ISDIR(result.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
         if not stat.S_ISREG(result.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", self.name)
+            raise OSError(errno.EINVAL, "is not a regular file", self.name)
         return result
 
     def sync(self, descriptor: int) -> None:
-        """To the disk, where that is wanted."""
+        """Write changes to the disk, if `fsync`."""
         if self.fsync:
             os.fsync(descriptor)
 
     def sync_folder(self) -> None:
-        """The file's name to the disk."""
+        """Write the file's name to the disk."""
         with opened(os.path.dirname(self.path), os.O_RDONLY, How.NONE) as descriptor:
             os.fsync(descriptor)
 

@@ -1,13 +1,13 @@
-r"""The sidecar mutex file: who works on which message, by the message's offset.
+r"""The sidecar mutex file: which claim holds which message, by the message's offset.
 
-`FILE.mutex` is a row of slots, one for each message that is being worked on, each a JSON object and
-spaces, so that taking and freeing one is a single small write that no crash leaves half done::
+`FILE.mutex` has a slot for each claimed message, a JSON object padded with spaces, so that taking
+and freeing one is a single small write, which a crash does not leave half done::
 
     {"offset": 120, "token": "@k3jf9a2…", "place": "…", "pid": 4711, …}  \n    512 bytes
                                                                          \n    a free slot
 
-A holder has crashed when its process is gone, as far as we can see from here: processes of other
-machines and containers, and claims that outlive their process, end by their deadline alone.
+A holder has crashed when its process is gone, as far as we can see: claims of other machines and
+containers, and claims that outlive their process, end only by their deadline.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ FREE = b" " * (SLOT_BYTES - 1) + b"\n"
 
 
 class Hold(StrEnum):
-    """How it is with a holder."""
-
     ALIVE = "alive"
     CRASHED = "crashed"
     TIMED_OUT = "timed out"
@@ -42,16 +40,16 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a message.
+    """The holder of a claim.
 
     Attributes:
         offset: Of the message in the file.
-        digest: Of its text, to see when something else has come to stand there.
-        token: Names the claim.
-        owner: Whatever name the worker gave itself.
-        place: Machine, boot and process namespace, within which `pid` means something.
+        digest: Of its text, to detect another message at the offset.
+        token: Identifies the claim.
+        owner: The name that the worker gave itself.
+        place: Machine, boot and process namespace, within which `pid` is valid.
         pid: Of the process whose end ends the claim; 0 for none.
-        started: When that process started, in the kernel's ticks, since numbers are used again.
+        started: When that process started, in the kernel's ticks, because PIDs are reused.
         deadline_ms: Unix time at which the claim ends.
     """
 
@@ -65,7 +63,6 @@ class Holder:
     deadline_ms: int
 
     def state(self, now_ms: int) -> Hold:
-        """Whether the message is still its."""
         if self.pid and self.place == this_place():
             started = start_of(self.pid)
             if started < 0 or (started and started != self.started):
@@ -74,10 +71,9 @@ class Holder:
 
 
 class Holders:
-    """The slots of an open sidecar, which is locked for us."""
+    """The slots of an open sidecar, which the caller has locked."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read all slots."""
         self._descriptor = descriptor
         self._slots: list[Holder | None] = []
         content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
@@ -88,7 +84,6 @@ class Holders:
         return iter([holder for holder in self._slots if holder is not None])
 
     def find(self, token: str) -> Holder | None:
-        """The claim with that token."""
         return next((holder for holder in self if holder.token == token), None)
 
     def put(self, holder: Holder) -> None:
@@ -101,7 +96,7 @@ class Holders:
         self._write(self._slots.index(holder), None)
 
     def change(self, holder: Holder, *, offset: int | None = None, deadline_ms: int = 0) -> None:
-        """The same claim, with another offset or deadline."""
+        """Change the offset or deadline of a claim."""
         changed = replace(
             holder,
             offset=holder.offset if offset is None else offset,
@@ -126,7 +121,7 @@ def _read_slot(content: bytes) -> Holder | None:
         holder = Holder(**fields)
         whole = all(isinstance(fields[name], kind) for name, kind in _KINDS.items())
     except (ValueError, TypeError):
-        # Cut short by a power failure, or edited: nobody can hold anything by it.
+        # Truncated by a power failure, or edited: it holds no message.
         return None
     return holder if whole else None
 
@@ -138,20 +133,20 @@ _KINDS = {
 
 
 def sidecar(path: str) -> str:
-    """The name of a queue file's sidecar, which is made when it is needed and never removed."""
+    """The path of a queue file's sidecar, which is created on demand and never removed."""
     return path + ".mutex"
 
 
 def new_token() -> str:
-    """Names a claim; its beginning goes into the message's mutex variable."""
-    import secrets  # with what it loads, and no reader needs
+    """Identifies a claim; its beginning goes into the message's mutex variable."""
+    import secrets  # loads modules that readers do not need
 
     return TOKEN_BEGINS + "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
 
 
 @cache
 def this_place() -> str:
-    """Where a process ID of ours means our process."""
+    """The place within which our process IDs are valid."""
     try:
         boot = _content("/proc/sys/kernel/random/boot_id").strip()
         space = os.stat("/proc/self/ns/pid").st_ino
@@ -161,20 +156,20 @@ def this_place() -> str:
 
 
 def plain(text: str) -> str:
-    """Text of which each letter is one byte in a slot's JSON: others become question marks."""
+    """Text with a question mark for each character that is more than one byte in a slot's JSON."""
     return "".join(one if " " <= one <= "~" and one not in '"\\' else "?" for one in text)
 
 
 def start_of(pid: int) -> int:
-    """When that process started, in ticks since boot; -1 when there is none, 0 when unknown."""
+    """When a process started, in ticks since boot; -1 when it does not exist, 0 when unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return -1
     except PermissionError:
-        pass  # somebody else's, so it is there
+        pass  # another user's process, so it exists
     try:
-        # The name, in parentheses, may itself have spaces and parentheses.
+        # The name, in parentheses, may itself contain spaces and parentheses.
         fields = _content(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return 0

@@ -1,12 +1,12 @@
-r"""What an append is about to write, so that one that is killed half-way is found out.
+r"""The intent of an append, written before it, to detect one that was killed half-way.
 
-A write of several pages that is killed leaves some of them: the last message is cut short, and
-looks like a whole one. So the list of appends ends with this line while the file is written to::
+A write of several pages that is killed leaves some of them: the last message is truncated, and
+looks complete. So the list of appends ends with this line while the file is written to::
 
     ~{"first": 120, "end": 4711, "head": "2d726573697a65"}          \n     641 bytes
 
-The writer has the file's lock meanwhile. Whoever has it, and finds the line, knows that the writer
-is gone, and takes out the message that it has not finished. Nobody was told that it is there.
+The writer holds the file's lock meanwhile. A process that takes the lock and finds the line knows
+that the writer is gone, and removes the unfinished message, whose append never returned.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from slatemq.textqueue.pages import NEWLINE, last_beginning
 BEGINS = b"~"
 
 HEAD_BYTES = 64
-"""Of what is written, to tell it from what somebody else has put there since."""
+"""The beginning of the content, to recognize it in the file."""
 
 LINE_BYTES_MAX = 1024
 """Of any line in the list."""
 
 ROOM_BYTES = 640
-"""Of this line, its end filled with spaces: no line that takes its place when the append is done is
-longer, so that there is room for it on the disk."""
+"""Of this line, padded with spaces: the line of the append that replaces it is never longer, so the
+disk has room for it."""
 
 
 class Intent(NamedTuple):
-    """What was to be written.
+    """An intended write.
 
     Attributes:
-        first: Where in the file.
-        end: Where it was to end.
-        head: How it begins.
+        first: Its offset in the file.
+        end: The offset of its end.
+        head: Its first bytes.
     """
 
     first: int
@@ -50,7 +50,7 @@ class Intent(NamedTuple):
 
 @contextmanager
 def intended(log: int, first: int, content: bytes) -> Iterator[None]:
-    """The line is there while this is entered. Raises OSError, with nothing written."""
+    """Keep the line in the list during the block. Raises OSError, with nothing written."""
     place = os.fstat(log).st_size
     intent = {"first": first, "end": first + len(content), "head": content[:HEAD_BYTES].hex()}
     try:
@@ -61,7 +61,7 @@ def intended(log: int, first: int, content: bytes) -> Iterator[None]:
 
 
 def unfinished(descriptor: int, log: int) -> int | None:
-    """Where the entry begins that is being written, or was when its writer was killed."""
+    """The offset of an entry that is being written, or was when its writer was killed."""
     found = _find(log)
     if found is None or found[1] is None:
         return None
@@ -71,14 +71,14 @@ def unfinished(descriptor: int, log: int) -> int | None:
     written = os.pread(descriptor, size - intent.first, intent.first)
     if written[:HEAD_BYTES] != intent.head[: len(written)]:
         return None
-    # The entries before the last are whole.
+    # The entries before the last are complete.
     return intent.first + (last_beginning(written) or 0)
 
 
 def repair(path: str, descriptor: int, log: int) -> bool:
-    """Take out what a killed writer has not finished; False if we may not. Raises OSError.
+    """Remove what a killed writer has not finished; False if not permitted. Raises OSError.
 
-    Both files are locked for us; the list is open for writing.
+    The caller has locked both files; the list is open for writing.
     """
     found = _find(log)
     if found is None:
@@ -91,11 +91,11 @@ def repair(path: str, descriptor: int, log: int) -> bool:
 
 
 def _cut(path: str, descriptor: int, end: int) -> bool:
-    # By its name, since it may be open for reading alone.
+    # By its path, because it may be open only for reading.
     try:
         with opened(path, os.O_RDWR, How.NONE) as writable:
             if not os.path.samestat(os.fstat(writable), os.fstat(descriptor)):
-                return False  # replaced just now: whoever opens what is there now looks again
+                return False  # replaced just now: opening the new file looks again
             os.ftruncate(writable, end)
     except OSError as error:
         if error.errno not in (errno.ENOENT, *READ_ONLY):
@@ -105,7 +105,7 @@ def _cut(path: str, descriptor: int, end: int) -> bool:
 
 
 def _find(log: int) -> tuple[int, Intent | None] | None:
-    """Where the line is, and what it says; None where it was not written to its end."""
+    """The offset of the line and its intent, None if truncated; None without a line."""
     size = os.fstat(log).st_size
     start = max(0, size - LINE_BYTES_MAX)
     tail = os.pread(log, LINE_BYTES_MAX, start)

@@ -1,14 +1,14 @@
-"""Locks on a queue file: the kernel's, so that those of a process that dies are gone with it.
+"""Locks on a queue file: the kernel's, which end with their process.
 
 ::
 
     shared      flock LOCK_SH   reading the last entry; marking and setting variables in place
-    exclusive   flock LOCK_EX   appending; compacting; whatever a caller does under `lock()`
-    message     one byte        marking one message, beside others who mark other messages
+    exclusive   flock LOCK_EX   appending; compacting; everything under `lock()`
+    message     one byte        marking one message, in parallel with marks of others
 
-The first two are what the shell's `flock FILE COMMAND` takes. A lock is on a file, not on its name:
-where the name has come to mean another file meanwhile (an editor or a compaction has put a new one
-in its place), that one is opened and locked instead.
+The shell's `flock FILE COMMAND` takes the first two. A lock is on a file, not on its name: where
+the name means another file meanwhile (an editor or a compaction has replaced it), that one is
+opened and locked instead.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from slatemq.textqueue.errors import Busy
 FILE_MODE = 0o666
 
 OWN_MODE = 0o600
-"""Of files beside a queue at least: they are written to by whoever made them."""
+"""The least mode of files beside a queue: their owner writes to them."""
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""How the system refuses to write."""
+"""The errors of a refused write."""
 
 
 class How(IntEnum):
-    """Of a whole file."""
+    """The lock of a whole file."""
 
     NONE = 0
     SHARED = fcntl.LOCK_SH
@@ -43,7 +43,7 @@ class How(IntEnum):
 
 @contextmanager
 def opened(path: str, flags: int, how: How, *, wait: bool = True) -> Iterator[int]:
-    """The file of that name, open and locked. Raises Busy (without `wait`), OSError."""
+    """Open and lock a file. Raises Busy (without `wait`), OSError."""
     descriptor = _locked(path, flags, how, wait)
     try:
         yield descriptor
@@ -62,7 +62,7 @@ def _locked(path: str, flags: int, how: How, wait: bool) -> int:
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
-            raise Busy(f"{path} is locked by somebody else") from None
+            raise Busy(f"{path} is locked by another process or thread") from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -71,10 +71,9 @@ def _locked(path: str, flags: int, how: How, wait: bool) -> int:
 
 @contextmanager
 def opened_beside(path: str, like: os.stat_result | None, *, wait: bool = True) -> Iterator[int]:
-    """A file beside a queue, locked, and made where there is none. Raises Busy, OSError.
+    """Open and lock a file beside a queue, and create it if missing. Raises Busy, OSError.
 
-    It is for those whom the queue is for, if there is one: who may write that may write this, and
-    nobody else reads what is in it.
+    It gets the permissions of the queue file, if that exists: the same users can read and write it.
     """
     with opened(path, os.O_RDWR | os.O_CREAT, How.EXCLUSIVE, wait=wait) as descriptor:
         status = os.fstat(descriptor)
@@ -88,18 +87,18 @@ def _share(descriptor: int, value: os.stat_result, like: os.stat_result) -> None
     if stat.S_IMODE(value.st_mode) != mode:
         os.fchmod(descriptor, mode)
     if (value.st_uid, value.st_gid) != (like.st_uid, like.st_gid):
-        with suppress(PermissionError):  # a group that we are not in
+        with suppress(PermissionError):  # not a member of the group
             os.fchown(descriptor, like.st_uid if value.st_uid == 0 else -1, like.st_gid)
 
 
 def put(descriptor: int, content: bytes, place: int) -> None:
-    """Write all of it there, or, where the disk takes only a part, nothing. Raises OSError."""
+    """Write all of `content`, or nothing where the disk takes only a part. Raises OSError."""
     size = os.fstat(descriptor).st_size
     before = os.pread(descriptor, len(content), place)
     written = os.pwrite(descriptor, content, place)
     if written == len(content):
         return
-    # What is there has its room on the disk.
+    # The old bytes have room on the disk.
     os.pwrite(descriptor, before[:written], place)
     if place + written > size:
         os.ftruncate(descriptor, size)
@@ -107,7 +106,7 @@ def put(descriptor: int, content: bytes, place: int) -> None:
 
 
 def is_named(descriptor: int, path: str) -> bool:
-    """Whether the name still means the open file."""
+    """Whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -116,7 +115,7 @@ def is_named(descriptor: int, path: str) -> bool:
 
 @contextmanager
 def message_lock(descriptor: int, offset: int) -> Iterator[None]:
-    """The byte at which a message begins, for us alone; the descriptor must be open for writing."""
+    """Lock the byte at which a message begins; the descriptor must be open for writing."""
     _lock_byte(descriptor, fcntl.F_WRLCK, offset)
     try:
         yield
@@ -125,7 +124,7 @@ def message_lock(descriptor: int, offset: int) -> Iterator[None]:
 
 
 def _lock_byte(descriptor: int, kind: int, offset: int) -> None:
-    # An open file description lock: unlike lockf's it holds between threads as well, and is not
-    # lost when this process closes the file somewhere else.
+    # An open file description lock: unlike lockf's it also works between threads, and is not lost
+    # when this process closes another descriptor of the file.
     wanted = struct.pack("hhqqi", kind, os.SEEK_SET, offset, 1, 0)
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, wanted)

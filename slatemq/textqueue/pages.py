@@ -1,8 +1,8 @@
-r"""A piece of a file in memory, with what is known of all its entries together.
+r"""A part of a file in memory, with the properties of all its entries.
 
-An entry that a scan gives is no more than its page and its place among those that are wanted, so
-that there is next to nothing to do for each. What a program asks of one is found for all of the
-page, in a few calls; here where queued messages are wanted::
+An entry of a scan is only its page and its place among the wanted entries, so that a scan does
+next to nothing for each. A property is computed for all entries of the page in a few calls, on
+first use; here where queued messages are wanted::
 
     place 0                            place 1
     -a\n second line\n\v=1\n\n   =b\n  -c
@@ -23,43 +23,40 @@ from slatemq.textqueue.texts import EVERY, begin_marks, first_bytes, text_of, te
 NEWLINE = b"\n"
 
 _INNER = b" \\\n"
-"""With what a line does not begin an entry."""
-
+"""How a line begins that does not begin an entry."""
 
 _STATES = [STATES.get(first, State.UNKNOWN) for first in range(256)]
 """By the first byte."""
 
 
 class Wishes:
-    """What a program asks for while it reads, so that the pages to come have it ready.
+    """The properties that a program has used, which later pages compute in advance.
 
     Attributes:
-        texts: The entries' texts.
+        texts: Whether it has used texts.
     """
 
     __slots__ = ("texts",)
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.texts = False
 
 
 class Page:
-    """Whole and sound entries, one after the other, of which those in some states are wanted.
+    """Consecutive complete and valid entries, of which those in some states are wanted.
 
     Attributes:
         content: All their bytes.
         offset: Of the first byte in the file.
-        line: Of the file, counted from 1.
-        wanted: The states.
-        state: Of each entry, where it is known; else `states` tell.
+        line: Of the first entry in the file, from 1.
+        wanted: The wanted states.
+        state: Of all wanted entries, where that is one; else see `states`.
         wishes: Of the program that reads.
     """
 
     def __init__(
         self, content: bytes, offset: int, line: int, wanted: frozenset[State], wishes: Wishes
     ) -> None:
-        """The entries are not looked at before somebody asks."""
         self.content = content
         self.offset = offset
         self.line = line
@@ -69,59 +66,55 @@ class Page:
 
     @cached_property
     def firsts(self) -> bytes:
-        """The first byte of each line."""
         return first_bytes(io.BytesIO(self.content))
 
     @cached_property
     def marks(self) -> bytes:
-        """1 for each line that begins a wanted entry, 0 for the others."""
+        """1 for each line that begins a wanted entry, else 0."""
         return begin_marks(self.firsts, self.wanted)
 
     @cached_property
     def starts(self) -> Sequence[int]:
-        """Where in the content each entry begins."""
+        """The offset in the content of each wanted entry."""
         return self._wanted(self._bounds)
 
     @cached_property
     def ends(self) -> Sequence[int]:
-        """Where in the content each entry ends: where another begins, wanted or not."""
+        """The end in the content of each wanted entry: where the next entry begins."""
         return self._wanted(self._bounds[1:])
 
     @cached_property
     def lines(self) -> Sequence[int]:
-        """Of the file, on which each entry begins."""
+        """The line in the file of each wanted entry."""
         return array("Q", compress(count(self.line), self.marks))
 
     @cached_property
     def states(self) -> Sequence[State]:
-        """Of each entry."""
         return list(map(_STATES.__getitem__, compress(self.firsts, self.marks)))
 
     @cached_property
     def texts(self) -> list[str]:
-        """Of each entry."""
         self.wishes.texts = True
         return texts_in(self.content, self.wanted) or []
 
     def raw(self, place: int) -> bytes:
-        """The entry with all its bytes."""
         return self.content[self.starts[place] : self.ends[place]]
 
     @cached_property
     def _bounds(self) -> array[int]:
-        """Where in the content entries begin, wanted or not, and where one more would."""
+        """The offsets in the content of all entries, and its end."""
         offsets = accumulate(map(len, io.BytesIO(self.content)), initial=0)
         return array("Q", compress(offsets, begin_marks(self.firsts, EVERY) + b"\1"))
 
     def _wanted(self, every: array[int]) -> array[int]:
-        """Of what is known of every entry, what is of those that are wanted."""
+        """The items for wanted entries, of those for all entries."""
         if self.wanted == EVERY:
             return every
         return array("Q", compress(every, compress(self.marks, begin_marks(self.firsts, EVERY))))
 
 
 class _Single(Page):
-    """A page of one entry, which may be long: it is never split into lines."""
+    """A page of one entry, which is not split into lines, because it may be long."""
 
     @cached_property
     def texts(self) -> list[str]:
@@ -130,7 +123,7 @@ class _Single(Page):
 
 
 def last_beginning(content: bytes, start: int = 0) -> int | None:
-    """Where the last entry begins that has a newline before it, not before `start`."""
+    """The offset of the last entry after a newline, from `start` on."""
     end = len(content)
     while (place := content.rfind(NEWLINE, start, end)) >= 0:
         if place + 1 < len(content) and content[place + 1] not in _INNER:
@@ -140,7 +133,6 @@ def last_beginning(content: bytes, start: int = 0) -> int | None:
 
 
 def alone(raw: bytes, offset: int, line: int) -> Page:
-    """A page of one entry."""
     page = _Single(raw, offset, line, EVERY, Wishes())
     page.starts, page.ends, page.lines = (0,), (len(raw),), (line,)
     page.state = _STATES[raw[0]]

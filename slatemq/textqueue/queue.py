@@ -1,4 +1,4 @@
-"""The queue: what programs use."""
+"""The queue: the interface for programs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LEASE = timedelta(minutes=5)
-"""Of a claim. Long, since a worker that crashes is noticed at once on the same machine."""
+"""Of a claim. Long, because a crash of a worker on the same machine ends its claims anyway."""
 
 WRITE_BYTES = 1 << 20
-"""Of many messages together, in one write."""
+"""Of messages that are appended with one write."""
 
 
 def wall_ms() -> int:
-    """Unix time, in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class TextQueue:
-    """A queue file. Nothing is open between calls; threads and processes may share the file.
+    """A queue file. Nothing is open between calls; threads and processes can share the file.
 
     Iterating gives the queued messages. Raises FormatError where the file breaks the format, and
-    OSError for what the system refuses.
+    OSError where the system refuses.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class TextQueue:
         owner: str = "",
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """A queue file, which the first append makes.
+        """A queue file, which the first append creates.
 
         Args:
-            path: Its name. A link stays one; the sidecar is beside what it leads to.
-            fsync: Let no change return before it is on the disk.
+            path: Its path. A link stays a link; the sidecar is beside its target.
+            fsync: Write each change to the disk before the call returns.
             strict: Refuse unknown control characters; else such entries are skipped, and kept.
-            owner: A name for whoever claims, for people who look.
-            clock_ms: Unix time, by which claims end; the same for all who share the file.
+            owner: A name of the worker, for people who look.
+            clock_ms: Unix time, by which claims end; all processes that share the file must agree.
         """
         self._file = QueueFile(path, fsync, strict)
         self._clock_ms = clock_ms
@@ -72,10 +71,10 @@ class TextQueue:
         return self.entries()
 
     def entries(self, *states: State, hold_back: bool = False) -> Iterator[Entry]:
-        """Entries in these states, in order; the queued messages unless states are given.
+        """Entries in these states, in order; without states, the queued messages.
 
-        For the last entry it waits until no append is under way. With `hold_back` it never waits,
-        and leaves the last entry out: a writer without our lock may still be writing it.
+        Before the last entry it waits for an unfinished append. With `hold_back` it never waits,
+        and omits the last entry, which a writer without our lock may still be writing.
         """
         states = tuple(map(state_of, states))
         if State.UNKNOWN in states:
@@ -87,7 +86,7 @@ class TextQueue:
         return self._file.entries(hold_back=hold_back, controls=wanted.encode())
 
     def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
-        """The texts alone of what `entries` gives: up to three times as fast."""
+        """Only the texts of `entries`: up to three times as fast."""
         return self._file.texts(tuple(map(state_of, states)) or (State.QUEUED,), hold_back)
 
     def entry(self, offset: int) -> Entry:
@@ -97,18 +96,17 @@ class TextQueue:
     def append(self, text: str, variables: Variables = (), *, state: State = State.QUEUED) -> Entry:
         """Append one message (or comment), with one write. Raises BadText.
 
-        Variables are values by name, or whole lines (one alone in a list: a text by itself raises
-        TypeError). Give what will be filled in later its room:
-        `{"retries": "03", "error": reserve(20)}`.
+        Variables are values by name, or a list of whole lines. Reserve room for values that are set
+        later: `{"retries": "03", "error": reserve(20)}`.
         """
         content = render(text, variables, state)
         offset = self._file.append(content, self._clock_ms(), text=text)
         return Entry.of(content, offset, text=text)
 
     def append_all(self, texts: Iterable[str], variables: Variables = ()) -> int:
-        """Append many messages, about a mebibyte in a write; gives their number. Raises BadText.
+        """Append messages, about a mebibyte in a write; return their number. Raises BadText.
 
-        Raises TypeError where either is a single text.
+        Raises TypeError where `texts` or `variables` is a single text.
         """
         texts = several(texts, "texts")
         kept = variables
@@ -128,21 +126,20 @@ class TextQueue:
         return count
 
     def has_all_appends(self) -> bool:
-        """Whether all that was appended is in the file still; warns of AppendLost if not, once.
+        """Whether all appended messages are still in the file; warns once of AppendLost if not.
 
-        Appending, claiming and compacting look, too. Messages that are processed and compacted
-        are not missed.
+        Appending, claiming and compacting check this, too. Compacted messages do not count as lost.
         """
         return self._file.has_all_appends()
 
     def done(self, entry: Entry) -> Entry:
-        """Mark a queued message as processed: one byte. Raises AlreadyMarked, Rewritten."""
+        """Mark a queued message as processed. Raises AlreadyMarked, Rewritten."""
         return self._change(entry, lambda descriptor: mark(descriptor, entry, State.PROCESSED))
 
     def fail(self, entry: Entry, code: str = "") -> Entry:
         r"""Mark a queued message as an error; the code goes into its `\error=`, if it has one.
 
-        Raises AlreadyMarked, Rewritten, and DoesNotFit, upon which nothing is changed.
+        Raises AlreadyMarked, Rewritten, DoesNotFit; then nothing was changed.
         """
         return self._change(entry, lambda descriptor: _fail(descriptor, entry, code))
 
@@ -158,11 +155,10 @@ class TextQueue:
         return self._file.change(change)
 
     def claim(self, lease: timedelta = LEASE, *, tied: bool = True) -> Claim | None:
-        r"""The first queued message that nobody works on, now yours; None when there is none.
+        r"""Claim the first queued message that is not claimed; None when there is none.
 
-        Counts `\retries=NN` down, if the message has it; one that had none left becomes an error,
-        and the next is taken. The claim ends when its lease is over, or before that when this
-        process ends, unless it is not `tied` to it.
+        Counts `\retries=NN` down, if the message has it; one without retries left becomes an error,
+        and the next is taken. The claim ends with its lease, or, if `tied`, with this process.
         """
         taken = self._claimer.claim(milliseconds(lease), tied)
         if taken is None:
@@ -171,25 +167,26 @@ class TextQueue:
         return Claim(self, entry, holder.token, holder.deadline_ms)
 
     def claimed(self, token: str) -> Claim:
-        """A claim by its token, whoever made it. Raises ClaimLost; Rewritten, and it has ended."""
+        """A claim of any process, by its token. Raises ClaimLost, Rewritten; then it has ended."""
         entry, holder = self._claimer.find(of_kind(token, str, "token"))
         return Claim(self, entry, token, holder.deadline_ms)
 
     def claimed_offsets(self) -> frozenset[int]:
-        """Where the messages begin that somebody has claimed; under `lock()` it stays so."""
+        """The offsets of claimed messages, which do not change under `lock()`."""
         return self._claimer.offsets()
 
     @contextmanager
     def lock(self, *, wait: bool = True) -> Iterator[None]:
-        """The whole file for this thread alone, for several steps. Raises Busy without `wait`."""
-        # In the order in which a claim takes them: the threads of this queue, then the file.
+        """Lock the whole file for this thread. Raises Busy without `wait`."""
+        # In the order of a claim: the threads of this queue, then the file.
         with self._claimer.threads(wait), self._file.lock(wait):
             yield
 
     def compact(self, *, errors: bool = False) -> Compacted:
-        """Leave out processed messages, and those in error too if wanted; all else is kept.
+        """Remove processed messages, and with `errors` those in error; all others are kept.
 
-        Claims go on. Raises Rewritten when somebody wrote without the lock; nothing was changed.
+        Claims stay valid. Raises Rewritten, with nothing changed, when the file was written to
+        without the lock.
         """
         drop = {State.PROCESSED, State.ERROR} if errors else {State.PROCESSED}
         return compact(self._file, drop, self._clock_ms())
@@ -199,14 +196,14 @@ class TextQueue:
 class Claim:
     """A message that is yours until `deadline_ms`.
 
-    As a context manager it marks the message as processed, or gives it back when an exception
-    leaves it; either only if that has not been done by hand.
+    As a context manager it marks the message as processed, or releases it after an exception,
+    unless it was finished before.
 
     Attributes:
-        queue: Where it is from.
+        queue: The queue that the message is in.
         entry: The message, its retries counted down.
-        token: Names the claim, for other processes.
-        deadline_ms: Unix time at which others may have it.
+        token: Identifies the claim to other processes.
+        deadline_ms: Unix time at which others can claim the message.
     """
 
     queue: TextQueue
@@ -217,37 +214,35 @@ class Claim:
 
     @property
     def text(self) -> str:
-        """The message's text."""
         return self.entry.text
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The message's variables."""
         return self.entry.variables
 
     def done(self) -> None:
-        """Mark it as processed. Raises ClaimLost, AlreadyMarked, Rewritten: it ended otherwise."""
+        """Mark it as processed. Raises ClaimLost, AlreadyMarked, Rewritten."""
         self._finish(lambda descriptor, entry: mark(descriptor, entry, State.PROCESSED))
 
     def fail(self, code: str = "") -> None:
         r"""Mark it as an error; the code goes into its `\error=`, if it has one.
 
-        Raises ClaimLost, AlreadyMarked, Rewritten, and DoesNotFit, upon which it is still yours.
+        Raises ClaimLost, AlreadyMarked, Rewritten, DoesNotFit; after the last it is still yours.
         """
         self._finish(lambda descriptor, entry: _fail(descriptor, entry, code))
 
     def release(self) -> None:
-        """Give it back, still queued. Raises ClaimLost, Rewritten."""
+        """Release it, still queued. Raises ClaimLost, Rewritten."""
         self._finish(lambda descriptor, entry: clear_slot(descriptor, entry, self.token))
 
     def extend(self, lease: timedelta = LEASE) -> None:
-        """Keep it that long from now. Raises ClaimLost when it has ended."""
+        """Extend the claim to `lease` from now. Raises ClaimLost."""
         with self.queue._claimer.held(self.token) as (_, holders, holder):
             self.deadline_ms = self.queue._clock_ms() + milliseconds(lease)
             holders.change(holder, deadline_ms=self.deadline_ms)
 
     def set_variable(self, key: str | int, value: str) -> None:
-        """Write a variable's value. Raises ClaimLost, DoesNotFit, NoSuchVariable, Rewritten."""
+        """Set a variable. Raises ClaimLost, DoesNotFit, NoSuchVariable, BadText, Rewritten."""
         with self.queue._claimer.held(self.token) as (descriptor, _, holder):
             entry = Entry.of(self.entry.raw, holder.offset, self.entry.line)
             self.entry = fill(descriptor, entry, key, value)
@@ -272,7 +267,7 @@ class Claim:
         if error is None:
             self.done()
         else:
-            # If it is no longer ours, what went wrong before matters more.
+            # The first exception matters more than a lost claim.
             with suppress(TextQueueError):
                 self.release()
 
@@ -282,7 +277,7 @@ def _fail(descriptor: int, entry: Entry, code: str) -> Entry:
     entry = queued(again(descriptor, entry))
     variable = next((one for one in entry.variables if one.name == ERROR), None)
     if code and variable is not None:
-        # Looked at before anything is written; and written first, so that no `!` lacks its code.
+        # Checked before anything is written; and written first, so that no `!` lacks its code.
         fitted(variable, code)
         entry = fill(descriptor, entry, variable.index, code)
     return mark(descriptor, entry, State.ERROR)

@@ -1,8 +1,8 @@
-r"""Reading beside writers: nothing is read of an append before it is finished.
+r"""Reading beside writers: an append is read only once it is complete.
 
-What lies before the end of the file stays as it is, while appends come; but the last entry may be
-one that is being written, and its writer may be killed. So a reader goes as far as was finished
-when it looked, and looks again when it is there::
+Appends do not change what is before the end of the file; but the last entry may be incomplete, and
+its writer may be killed. So a reader goes as far as the file was complete when it looked, and looks
+again when it gets there::
 
     -older\n-newer\n-half of a mess
     ^ read on      ^ sound: wait for the lock, or end
@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from slatemq.textqueue.appends import finished, under_way
 
 LOOKS_MAX = 100
-"""Without a lock, while the file grows all the time."""
+"""Attempts without a lock while the file keeps growing."""
 
 
 class Reading:
-    """Reads on, as far as appends are finished. Raises OSError."""
+    """Reads as far as appends are complete. Raises OSError."""
 
     def __init__(self, path: str, descriptor: int, offset: int, waits: bool) -> None:
-        """Nothing is locked; `waits` means that `settle` is entered where `read` gives nothing."""
+        """Without a lock; `waits` means that the caller enters `settle` where `read` ends."""
         self._path = path
         self._descriptor = descriptor
         self._offset = offset
@@ -35,7 +35,6 @@ class Reading:
         self._look()
 
     def read(self, wanted: int) -> bytes:
-        """Up to so many of the next bytes."""
         if self._offset >= self._sound and not (self._waits or self._is_over):
             self._look()
         wanted = max(0, min(wanted, self._sound - self._offset))
@@ -45,7 +44,7 @@ class Reading:
 
     @contextmanager
     def settle(self) -> Iterator[None]:
-        """Wait for the append that is under way, and keep others away meanwhile."""
+        """Wait for an unfinished append, and keep writers away meanwhile."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         try:
             self._sound = finished(self._path, self._descriptor)
@@ -66,5 +65,5 @@ class Reading:
         elif self._waits:
             self._sound = begun
         else:
-            # Up to the byte that shows that another entry follows; what comes behind it may change.
+            # Up to the byte that shows that another entry follows; later bytes may change.
             self._sound, self._is_over = begun + 1, True

@@ -1,4 +1,4 @@
-"""Several files read as one queue: each writer appends to a file of its own, nobody waits."""
+"""Several files read as one queue: each writer appends to a file of its own, without waiting."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from slatemq.textqueue.holders import sidecar
 from slatemq.textqueue.queue import LEASE, Claim, TextQueue, wall_ms
 
 BESIDE = (sidecar(""), beside(""), appended(""))
-"""How the names of files end that are not queues, but beside one."""
+"""Suffixes of files beside a queue."""
 
 
 class SplitQueue:
-    """All files that a pattern matches, as one queue; new ones join as they come.
+    """All files that match a pattern, as one queue; new files are included.
 
-    Claims take from each file in turn, so that no writer's messages wait for those of all others.
-    Order is kept within a file only. Claims and entries are finished through the claim itself, or
+    Claims take from the files in turn, so that no writer's messages wait for those of all others.
+    Order is kept only within a file. Claims and entries are finished through the claim itself, or
     through the queue of their file.
     """
 
@@ -37,9 +37,9 @@ class SplitQueue:
         owner: str = "",
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """Read what the pattern matches, as in `jobs.*.tq`; append to `writer`, if one is given.
+        """Read files that match `pattern`, such as `jobs.*.tq`; append to the file `writer`.
 
-        The writer's file should match the pattern. The others are as for TextQueue.
+        The writer's file should match the pattern. The other arguments are those of TextQueue.
         """
         self._pattern = os.fspath(pattern)
 
@@ -53,7 +53,7 @@ class SplitQueue:
 
     @property
     def queues(self) -> list[TextQueue]:
-        """One for each file that is there now, by name."""
+        """A queue for each file that exists now, by name."""
         import glob
 
         names = sorted(name for name in glob.glob(self._pattern) if not name.endswith(BESIDE))
@@ -64,14 +64,14 @@ class SplitQueue:
         return self.entries()
 
     def entries(self, *states: State, hold_back: bool = False) -> Iterator[Entry]:
-        """Those of all files, one file after the other. Raises FormatError, OSError."""
+        """The entries of all files, one file after another. Raises FormatError, OSError."""
         for queue in self.queues:
-            # One that somebody has just taken away has none.
+            # A file that was just removed has none.
             with suppress(FileNotFoundError):
                 yield from queue.entries(*states, hold_back=hold_back)
 
     def texts(self, *states: State, hold_back: bool = False) -> Iterator[str]:
-        """Their texts alone, up to three times as fast. Raises FormatError, OSError."""
+        """Only their texts, up to three times as fast. Raises FormatError, OSError."""
         for queue in self.queues:
             with suppress(FileNotFoundError):
                 yield from queue.texts(*states, hold_back=hold_back)
@@ -79,13 +79,13 @@ class SplitQueue:
     def append(self, text: str, variables: Variables = ()) -> Entry:
         """Append to the writer's own file. Raises BadText, OSError, ValueError without a writer."""
         if self._writer is None:
-            raise ValueError("this queue was opened without a writer's file")
+            raise ValueError("this queue has no writer's file: open it with writer=")
         return self._writer.append(text, variables)
 
     def claim(self, lease: timedelta = LEASE, *, tied: bool = True) -> Claim | None:
-        """A message of the next file that has one.
+        """Claim a message of the next file that has one.
 
-        Where none has, but one cannot be read, raises FormatError, Rewritten, OSError.
+        Raises FormatError, Rewritten, OSError where no file has one and one cannot be read.
         """
         queues, problem = self.queues, None
         for step in range(len(queues)):
@@ -93,7 +93,7 @@ class SplitQueue:
             try:
                 claim = queues[place].claim(lease, tied=tied)
             except FileNotFoundError:
-                continue  # somebody has just taken it away
+                continue  # just removed
             except (TextQueueError, OSError) as error:
                 problem = problem or error
                 continue

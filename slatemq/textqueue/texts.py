@@ -1,14 +1,14 @@
-r"""The texts of many entries at once; no entry is looked at by itself.
+r"""The texts of many entries at once, without a look at each entry.
 
-One expression splits the content at all that stands between two wanted texts, which leaves these
-with their continuations as they are::
+One regular expression splits the content at everything between two wanted texts, which leaves the
+texts with their continuations::
 
     -a\n second line\n\v=1\n=unwanted\n-b\n
     [][            ][                 ][]       [ ]: what is split at
 
-Where lines are all alike, it is less: a newline and a character. Where they are long, so that
+Where all lines are alike, this is only a newline and a character. Where lines are long, so that
 looking at each byte takes longer than looking at each line, only the first characters of lines are
-looked at: here `-`, a space, `\`, `=` and `-`.
+used: here `-`, a space, `\`, `=` and `-`.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from slatemq.textqueue.controls import CONTROLS, State
 EVERY = frozenset(State)
 
 SAMPLE_LINES = 30
-"""At the beginning, which tell what kinds of lines there are."""
+"""At the beginning, to see the kinds of lines."""
 
 SAMPLE_BYTES = 4000
-"""Where lines are long there are fewer, but at least two."""
+"""Of these; fewer, but at least two, where lines are long."""
 
 ALIKE_SHARE = 0.8
-"""Of lines that begin wanted entries, where these have continuations, from which on it takes less
-time to fold them all; lines alone are all alike."""
+"""Where entries have continuations: the share of wanted entries from which on folding all is
+faster."""
 
 LONG_CONTINUED_BYTES, LONG_BYTES = 120, 250
-"""Of lines, from which on looking at each line takes less time than at each character."""
+"""Lengths of lines from which on looking at each line is faster than at each character."""
 
 _FOLD, _END = "\x1e", "\x1d"
-"""Before a continuation while it is folded, and then after each other line; rare in texts."""
+"""Before each folded continuation, and after each other line; rare in texts."""
 
 _FIRST = itemgetter(0)
 _WITHOUT_ENDS = itemgetter(slice(1, -1))
 
-# Where all is literal, a compiled expression is faster than str, for two characters.
+# For two literal characters, a compiled expression is faster than str.
 _CONTINUATION = re.compile(r"\n ")
 _APART = re.compile(r"\n\n++ ")
 """After blank lines."""
 
 _NEWLINES = b"\n" * 4096
-"""At the end of an entry; left out together where there are many."""
+"""Blank lines at the end of an entry, which are removed together."""
 
 _UNWANTED = re.compile(rb"\0[\0 ]*+")
-"""Entries with their continuations, and variables, in the kinds of lines."""
+"""Unwanted entries with their continuations, and variables, in the kinds of lines."""
 
 
 def first_bytes(lines: Iterable[bytes]) -> bytes:
-    """Of each line, its newline included; looking at all of them is fast."""
+    """The first byte of each line, which may be its newline."""
     return bytes(map(_FIRST, lines))
 
 
@@ -66,12 +66,12 @@ def is_late(firsts: bytes) -> bool:
 
 
 def begin_marks(firsts: bytes, states: frozenset[State]) -> bytes:
-    """1 for each line that begins an entry in one of these states, 0 for the others."""
+    """1 for each line that begins an entry in one of these states, else 0."""
     return firsts.translate(_kinds(states)).replace(b" ", b"\0").replace(b"\n", b"\0")
 
 
 def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> list[str] | None:
-    """The texts of the entries in these states; the content is whole entries.
+    """The texts of the entries in these states; the content must be complete entries.
 
     None where a continuation follows a variable. Raises UnicodeDecodeError.
     """
@@ -90,7 +90,7 @@ def texts_in(content: bytes | memoryview, states: frozenset[State] = EVERY) -> l
 
 
 def text_of(raw: bytes) -> str:
-    """The text of one sound entry; a long one is in memory twice more at most meanwhile."""
+    """The text of one valid entry, with at most two more copies of it in memory."""
     end = raw.find(b"\n\\")
     if end < 0:
         end = len(raw)
@@ -106,7 +106,7 @@ def text_of(raw: bytes) -> str:
 
 
 def _ends_count(kinds: bytes) -> int:
-    """After how many newlines each entry begins, if most are alike and wanted; else 0."""
+    """The newlines before each entry, if most are alike and wanted; else 0."""
     share = ALIKE_SHARE if b" " in kinds else 1
     kinds = kinds.replace(b" ", b"")
     if kinds.count(1) >= share * len(kinds):
@@ -117,7 +117,7 @@ def _ends_count(kinds: bytes) -> int:
 def _alike(
     text: str, states: frozenset[State], ends_count: int, is_continued: bool
 ) -> list[str] | None:
-    """Where hardly anything is between the texts but so many newlines; None where it is unclear."""
+    """The texts where almost only `ends_count` newlines separate them; None where ambiguous."""
     end = "\n"
     if is_continued:
         if _FOLD in text or _END in text:
@@ -133,7 +133,7 @@ def _alike(
 
 
 def _cut_off(parts: list[str], end: str, states: frozenset[State]) -> list[str] | None:
-    """The texts, where some have other lines behind them; lines end so."""
+    """The texts without other lines that follow some of them; lines end with `end`."""
     places = [place for place, part in enumerate(parts) if end in part]
     rest = end.join([_sentinel(states) + parts[place] for place in places])
     if end != "\n":
@@ -147,7 +147,7 @@ def _cut_off(parts: list[str], end: str, states: frozenset[State]) -> list[str] 
 
 
 def _mixed(text: str, states: frozenset[State], is_continued: bool) -> list[str] | None:
-    """None where a continuation follows a variable."""
+    """The texts among lines of all kinds; None where a continuation follows a variable."""
     texts = _between(states).split(f"\n{text}\n{_sentinel(states)}\n")
     if not texts.pop():
         parts = _APART.split(text)
@@ -160,7 +160,7 @@ def _mixed(text: str, states: frozenset[State], is_continued: bool) -> list[str]
 
 @lru_cache
 def _beginning(ends: str, states: frozenset[State]) -> re.Pattern[str]:
-    """Of an entry in one of these states, with the ends of lines before it."""
+    """The line ends before an entry in one of these states, and its first character."""
     if State.UNKNOWN in states:
         return re.compile(rf"{ends}[^ \\\n{ends}{_controls(EVERY - states)}]")
     return re.compile(f"{ends}[{_controls(states)}]")
@@ -168,9 +168,9 @@ def _beginning(ends: str, states: frozenset[State]) -> re.Pattern[str]:
 
 @lru_cache
 def _between(states: frozenset[State]) -> re.Pattern[str]:
-    """All from the end of a wanted text to the next one.
+    """Everything from the end of a wanted text to the next one.
 
-    Where a continuation is not directly below its text, it is all up to the end.
+    After a continuation that is not directly below its text, everything up to the end.
     """
     if State.UNKNOWN in states:
         known = _controls(EVERY - states)
@@ -193,17 +193,17 @@ def _between(states: frozenset[State]) -> re.Pattern[str]:
 
 
 def _sentinel(states: frozenset[State]) -> str:
-    """What begins an entry in one of these states."""
+    """The first character of an entry in one of these states."""
     return CONTROLS.get(next(iter(states)), "?")
 
 
 def _controls(states: frozenset[State]) -> str:
-    """What entries in these states begin with, between the brackets of an expression."""
+    """The first characters of entries in these states, for a set of an expression."""
     return "".join(re.escape(control) for state, control in CONTROLS.items() if state in states)
 
 
 def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
-    """As `texts_in`, for lines that are long, or of whatever kinds."""
+    """As `texts_in`, for lines that are long, or of any kind."""
     lines = io.BytesIO(content).readlines()
     if not content.endswith(b"\n"):
         lines[-1] += b"\n"
@@ -228,7 +228,7 @@ def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
     each_count = max(kinds.find(1, 1), 1)
     groups: Iterable[Sequence[bytes]]
     if kinds == (b"\1" + b" " * (each_count - 1)) * (len(kinds) // each_count):
-        # As many lines in each: taking them together is twice as fast.
+        # Each entry has as many lines: grouping them together is twice as fast.
         groups = zip(*[kept] * each_count, strict=True)
     else:
         starts = [place for place, kind in enumerate(kinds) if kind == 1]
@@ -238,7 +238,7 @@ def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
 
 @lru_cache
 def _kinds(states: frozenset[State]) -> bytes:
-    """To translate first bytes: 1 where an entry is wanted, a space, a newline, 0 for others."""
+    """A table to translate first bytes: 1 for wanted entries, space, newline, else 0."""
     kinds = bytearray([State.UNKNOWN in states] * 256)
     for state, control in CONTROLS.items():
         kinds[ord(control)] = state in states

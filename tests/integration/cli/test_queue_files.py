@@ -351,7 +351,7 @@ def test_an_import_that_is_refused_leaves_nothing_behind(cli: Cli, tmp_path: Pat
         (b"-a\n b\n\\encoding=rot13\n", ":3: the variable encoding"),
         (b"-%\n\\encoding=base64\n", ":1: the text is not base64"),
         (b"# x\n-a\n\\header-json={}\n", ":3: header-json"),
-        (b"-a\n\\header.x=1\n\n\\header.x=2\n", ":4: the header 'x' is there twice"),
+        (b"-a\n\\header.x=1\n\n\\header.x=2\n", ":4: the header 'x' is given twice"),
         (b"-a\n\\n=1\n\\retention=long\n", ":3: the variable retention"),
         (b"-a\n\\created_at=yesterday\n", ":2: the variable created_at"),
         (b"-a\xff\n", "not UTF-8"),

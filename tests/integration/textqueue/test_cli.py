@@ -160,7 +160,10 @@ def test_a_code_without_room_for_it_is_told(run: Terminal, file: Path) -> None:
 
     run("fail", "jobs.tq", offset, "--code", "E-1")
 
-    assert run.err == f"slatemq: {offset}: the code is not stored, because there is no variable error\n"
+    assert (
+        run.err
+        == f"slatemq: {offset}: the code is not stored, because there is no variable error\n"
+    )
     token = run("next", "jobs.tq", "--claim").split("\t")[0]
     run("fail", "jobs.tq", token, "--code", "E-1")
     assert run.err == ""

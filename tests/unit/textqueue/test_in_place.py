@@ -346,7 +346,7 @@ def test_states_go_by_name_too_and_others_are_refused(path: Path) -> None:
 def test_a_single_text_is_not_taken_for_its_letters(path: Path) -> None:
     queue = TextQueue(path)
 
-    with pytest.raises(TypeError, match="variables must be several texts, not one alone"):
+    with pytest.raises(TypeError, match="variables must be several texts, not a single one"):
         queue.append("a", "mutex=    ")
     with pytest.raises(TypeError, match="variables must be"):
         queue.append_all(["a"], "mutex=    ")

@@ -31,7 +31,7 @@ def test_writers_append_to_their_own_and_all_is_one_queue(tmp_path: Path) -> Non
 
 
 def test_without_a_file_of_its_own_nobody_appends(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="without a writer"):
+    with pytest.raises(ValueError, match="has no writer's file"):
         SplitQueue(tmp_path / "*.tq").append("a")
 
 
