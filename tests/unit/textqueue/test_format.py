@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
-from re import _parser as sre_parser  # type: ignore[attr-defined]
+from re import _parser as sre_parser
 from typing import Any
 
 import pytest
