@@ -4,8 +4,8 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import accumulate
-from re import _parser as sre_parser
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from slatemq.textqueue import State, parsing, render, reserve, texts
 from slatemq.textqueue.errors import BadText, FormatError, NoSuchVariable
 from slatemq.textqueue.parsing import parse, scan
+
+sre_parser: Any = import_module("re._parser")
 
 EXAMPLE = """\
 -A queued message begins with a '-' dash control character
