@@ -4,12 +4,12 @@ Where the records of a log entry begin is not written down: each ends where its 
 records of an entry were received at the same time, though, and that time stands in each at the same
 place. So the places where it stands are looked for in all entries at once; each record that would
 begin there is measured, and the entry is taken only if its records follow each other without a gap,
-from its first byte to its trailing arrays. Every other entry goes to the exact decoder.
+from its first byte to its trailing arrays. The records of every other entry are found one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from libs.storage.arrow.columns import Column, Ints, Mask, Places, Walk
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
-from libs.storage.records.metadata import MessageMetadata, decode_log_entry
+from libs.storage.records.metadata import decode_log_entry, record_spans
 from libs.storage.records.payloads import decode_payload
 
 __all__ = ["LOG_SCHEMA", "PAYLOAD_SCHEMA", "log_batches", "payload_batch"]
@@ -96,22 +96,28 @@ def log_batches(rows: Sequence[Row], schema: pa.Schema = LOG_SCHEMA) -> list[pa.
 
     With the columns of `schema` alone: the others cost little more than their places.
     """
-    found = _measure([value for _, value in rows])
+    found = _measure([value for _, value in rows], _records)
     odd = found.walk.odd
     if not odd.any():
         return [_batch(rows, found, schema)]
-    exact = [rows[index] for index in np.flatnonzero(odd).tolist()]
+    some = [rows[index] for index in np.flatnonzero(odd).tolist()]
+    exact = _measure([value for _, value in some], _exact_records)
+    for index in np.flatnonzero(exact.walk.odd).tolist():
+        decode_log_entry(some[index][1])  # says what is wrong
+        raise CorruptRecord("log entry", f"a message ID is above {MAX_MESSAGE_ID:#x}")
+    batches = [_batch(some, exact, schema)]
     usual = [rows[index] for index in np.flatnonzero(~odd).tolist()]
-    batches = [_exact_batch(exact, schema)]
     if usual:
-        batches.insert(0, _batch(usual, _measure([value for _, value in usual]), schema))
+        found = _measure([value for _, value in usual], _records)
+        batches.insert(0, _batch(usual, found, schema))
     return batches
 
 
-def _measure(values: Sequence[bytes]) -> _Found:
+def _measure(
+    values: Sequence[bytes], records: Callable[[Walk, Ints, Sequence[bytes]], tuple[Ints, Ints]]
+) -> _Found:
     walk = Walk(values)
-    counts = walk.counts()
-    starts, owner = _records(walk, counts)
+    starts, owner = records(walk, walk.counts(), values)
     heads = columns.rows_at(walk.data, starts, _HEAD)
     at, keys, texts = _headers(walk, starts, owner, heads)
     # Each record must end where the next begins; the last one, where the trailing arrays do.
@@ -129,7 +135,16 @@ def _measure(values: Sequence[bytes]) -> _Found:
     return _Found(walk, owner, heads, keys, texts, delays, sizes, queues)
 
 
-def _records(walk: Walk, counts: Ints) -> tuple[Ints, Ints]:
+def _exact_records(walk: Walk, counts: Ints, values: Sequence[bytes]) -> tuple[Ints, Ints]:
+    """As `_records`, entry by entry. Raises CorruptRecord."""
+    starts: list[int] = []
+    firsts = (walk.at - 2).tolist()
+    for first, count, value in zip(firsts, counts.tolist(), values, strict=True):
+        starts += [first + start for start, _ in record_spans(value, count)]
+    return np.array(starts, np.int64), columns.owners(counts)
+
+
+def _records(walk: Walk, counts: Ints, _: Sequence[bytes]) -> tuple[Ints, Ints]:
     """Where all records begin, and the entries that they belong to; marks entries as odd."""
     data, first = walk.data, walk.at
     heads = columns.rows_at(data, first, _HEAD)
@@ -180,6 +195,7 @@ def _headers(
 
 def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBatch:
     heads, data, delays = found.heads, found.walk.data, found.delays
+    message_ids, received_ms = heads["message_id"], heads["received_at"]
 
     def headers() -> pa.Array:
         keys = columns.texts("log entry", data, found.keys)
@@ -192,99 +208,26 @@ def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBa
         texts = columns.texts("log entry", data, found.queues)
         return columns.present(texts, found.queues[1])
 
-    return _assembled(
-        schema,
-        _Numbers(
-            heads["message_id"],
-            heads["created_at"],
-            heads["received_at"],
-            heads["visible_at"],
-            heads["retention_s"],
-            found.sizes,
-        ),
-        sequences=lambda: columns.last_numbers(rows)[found.owner],
-        delays=lambda: pa.array(delays, mask=delays == _NO_DELAY),
-        queues=queues,
-        headers=headers,
-    )
-
-
-def _exact_batch(rows: Iterable[Row], schema: pa.Schema) -> pa.RecordBatch:
-    """The same, message by message."""
-    items: list[tuple[int, MessageMetadata]] = []
-    for key, value in rows:
-        sequence = int.from_bytes(key[-8:], "big")
-        items += [(sequence, message) for message in decode_log_entry(value)]
-    messages = [message for _, message in items]
-    for message in messages:
-        if message.message_id > MAX_MESSAGE_ID:
-            raise CorruptRecord("log entry", f"{message.message_id:#x} is no message ID")
-    return _assembled(
-        schema,
-        _Numbers(
-            _numbers(message.message_id for message in messages),
-            _numbers(message.created_at_ms for message in messages),
-            _numbers(message.received_at_ms for message in messages),
-            _numbers(message.visible_at_ms for message in messages),
-            _numbers(message.retention_s for message in messages),
-            _numbers(message.payload_bytes for message in messages),
-        ),
-        sequences=lambda: _numbers(sequence for sequence, _ in items),
-        delays=lambda: pa.array([message.delay_ms for message in messages], pa.int64()),
-        queues=lambda: pa.array(
-            [message.direct_queue_id or None for message in messages], pa.string()
-        ),
-        headers=lambda: pa.array(
-            [list(message.headers.items()) for message in messages],
-            pa.map_(pa.string(), pa.string()),
-        ),
-    )
-
-
-def _numbers(numbers: Iterable[int]) -> Ints:
-    return np.fromiter(numbers, np.int64)
-
-
-class _Numbers(NamedTuple):
-    """Of all messages of a batch."""
-
-    message_ids: npt.NDArray[Any]
-    created_ms: npt.NDArray[Any]
-    received_ms: npt.NDArray[Any]
-    visible_ms: npt.NDArray[Any]
-    retention_s: npt.NDArray[Any]
-    sizes: npt.NDArray[Any]
-
-
-def _assembled(
-    schema: pa.Schema,
-    of: _Numbers,
-    *,
-    sequences: Callable[[], Ints],
-    delays: Column,
-    queues: Column,
-    headers: Column,
-) -> pa.RecordBatch:
     def deadlines() -> pa.Array:
         # A retention of 0 means for ever, as does a deadline of 0.
-        kept_s = of.retention_s.astype(np.int64)
-        within = np.clip(of.received_ms, columns.FIRST_MS, columns.LAST_MS)
+        kept_s = heads["retention_s"].astype(np.int64)
+        within = np.clip(received_ms, columns.FIRST_MS, columns.LAST_MS)
         return columns.times(np.where(kept_s > 0, within + 1000 * kept_s, 0), zero_is_none=True)
 
     made: dict[str, Column] = {
-        "message_id": lambda: pa.array(of.message_ids.astype(np.int64)),
-        "ingest_shard": lambda: shards(of.message_ids),
-        "entry_sequence": lambda: pa.array(sequences().astype(np.int64)),
-        "created_at": lambda: columns.times(of.created_ms),
-        "received_at": lambda: columns.times(of.received_ms),
-        "visible_at": lambda: columns.times(of.visible_ms, zero_is_none=True),
-        "retention_s": lambda: pa.array(of.retention_s.astype(np.int64)),
+        "message_id": lambda: pa.array(message_ids.astype(np.int64)),
+        "ingest_shard": lambda: shards(message_ids),
+        "entry_sequence": lambda: pa.array(columns.last_numbers(rows)[found.owner]),
+        "created_at": lambda: columns.times(heads["created_at"]),
+        "received_at": lambda: columns.times(received_ms),
+        "visible_at": lambda: columns.times(heads["visible_at"], zero_is_none=True),
+        "retention_s": lambda: pa.array(heads["retention_s"].astype(np.int64)),
         "retention_deadline": deadlines,
-        "delay_ms": delays,
-        "payload_bytes": lambda: pa.array(of.sizes.astype(np.int64)),
+        "delay_ms": lambda: pa.array(delays, mask=delays == _NO_DELAY),
+        "payload_bytes": lambda: pa.array(found.sizes.astype(np.int64)),
         "direct_queue": queues,
         "headers": headers,
-        "day": lambda: columns.days(of.received_ms),
+        "day": lambda: columns.days(received_ms),
     }
     return columns.batch(schema, made)
 

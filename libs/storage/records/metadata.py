@@ -261,14 +261,9 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
     make = partial(tuple.__new__, MessageMetadata)  # without a call of its own, for speed
     return [
         make((message_id, created, received, visible, retention, headers, delay, size, queue))
-        for (
-            first_id,
-            created,
-            received,
-            visible,
-            retention,
-        ), headers, log_run, sizes, queue in read_log_runs(data)
-        for delay in (None if log_run == NO_DELAY else log_run,)
+        for fields, headers, delay_ms, sizes, queue in read_log_runs(data)
+        for first_id, created, received, visible, retention in (fields,)
+        for delay in (None if delay_ms == NO_DELAY else delay_ms,)
         for message_id, size in enumerate(sizes, first_id)
     ]
 
@@ -308,7 +303,7 @@ def remove_messages(
     records: list[bytes] = []
     message_id, end, kept_from = 0, 2, 2
     id_at = _MESSAGE_ID.unpack_from
-    for place, (start, end) in enumerate(_spans(data, count)):
+    for place, (start, end) in enumerate(record_spans(data, count)):
         (message_id,) = id_at(data, start)
         if message_id not in ids:
             continue
@@ -343,12 +338,12 @@ def last_message_id(data: bytes) -> int:
     count = reader.number("count of records", "H")
     if not count:
         raise reader.corrupt("no messages")
-    ((start, _),) = deque(_spans(data, count), maxlen=1)
+    ((start, _),) = deque(record_spans(data, count), maxlen=1)
     return int(_BEFORE_HEADERS.unpack_from(data, start)[0])
 
 
-def _spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
-    """Where the records of a log entry begin and end."""
+def record_spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
+    """Where the `count` records of a log entry begin and end; CorruptRecord when it is not one."""
     end = 2
     known = b"\x00"  # the bytes of the last headers, from their count on
     read = {known}
