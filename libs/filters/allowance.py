@@ -43,7 +43,6 @@ class TooSlow(Exception):
     """
 
     def __init__(self, queue_id: str, reason: str) -> None:
-        """Keep both."""
         super().__init__(f"queue {queue_id}: {reason}")
         self.queue_id = queue_id
         self.reason = reason
@@ -72,7 +71,6 @@ class Allowance:
         cpu_ns: Callable[[], int] = time.thread_time_ns,
         debt_max_ns: float = DEBT_MAX_NS,
     ) -> None:
-        """Begin without debts, by these clocks."""
         self._debt_max_ns = debt_max_ns
         self.now_ns = now_ns
         self.mark_ns = self._mark_cpu_ns = 0

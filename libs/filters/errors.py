@@ -15,7 +15,6 @@ class FilterError(ValueError):
     """
 
     def __init__(self, message: str, position: tuple[int, int] = (1, 1), offset: int = 0) -> None:
-        """Keep what is wrong and where."""
         super().__init__(f"line {position[0]}, column {position[1]}: {message}")
         self.message = message
         self.position = position

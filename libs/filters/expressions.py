@@ -143,10 +143,7 @@ def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
 
 
 class Filter:
-    """A compiled filter."""
-
     def __init__(self, source: str, variables: Mapping[str, Type] = VARIABLES) -> None:
-        """Check and compile; raises FilterError."""
         self.checked = check(source, "bool", variables)
         self._program = cel.compile(source)
 
@@ -163,10 +160,7 @@ class Filter:
 
 
 class Priority:
-    """A compiled priority."""
-
     def __init__(self, source: str) -> None:
-        """Check and compile; raises FilterError."""
         self.checked = check(source, "int")
         self._program = cel.compile(source)
 

@@ -69,7 +69,6 @@ class OutOfTime(Exception):
     """
 
     def __init__(self, rest: Rest) -> None:
-        """Keep it."""
         super().__init__(f"{len(rest.candidates)} queues are still to be asked")
         self.rest = rest
 
@@ -78,7 +77,6 @@ class FilterIndex:
     """Queue IDs by one header pair of each alternative of their conditions."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._by_pair: dict[Pair, set[str]] = {}
         self._unindexed: set[str] = set()
         self._pairs: dict[str, set[Pair]] = {}
@@ -99,7 +97,6 @@ class FilterIndex:
         return chosen
 
     def remove(self, queue_id: str) -> None:
-        """Forget the queue, if it is here."""
         self._unindexed.discard(queue_id)
         for pair in self._pairs.pop(queue_id, ()):
             self._by_pair[pair].discard(queue_id)
@@ -187,7 +184,6 @@ class RuleSet:
     """
 
     def __init__(self, allowance: Allowance | None = None) -> None:
-        """Start empty."""
         self.fallbacks: list[str] = []
         self._allowance = allowance or Allowance()
         self._index = FilterIndex()
@@ -198,7 +194,6 @@ class RuleSet:
 
     @property
     def reads_ids(self) -> bool:
-        """See the class."""
         return bool(self._reading_ids)
 
     def replace(
@@ -224,7 +219,6 @@ class RuleSet:
         self._ways[queue_id] = _way(rule, self._index.add(queue_id, rule.filter.checked.equalities))
 
     def remove(self, queue_id: str) -> None:
-        """Forget the queue, if it is here."""
         self._seen = (None, [])
         self._allowance.forget(queue_id)
         self._reading_ids.discard(queue_id)

@@ -44,7 +44,6 @@ class _Outcomes(NamedTuple):
 
 
 def parts_of(node: Node) -> tuple[Part, ...]:
-    """The parts of a checked filter, all of which must be true for it to match."""
     nodes = node.parts if node.kind == "and" else (node,)
     return tuple(_part(one) for one in nodes)
 

@@ -76,7 +76,6 @@ class Node:
     value: Any = None
 
     def error(self, message: str) -> FilterError:
-        """The error that points here."""
         return FilterError(message, self.position, self.offset)
 
 

@@ -268,6 +268,5 @@ def times(milliseconds: npt.NDArray[Any], *, zero_is_none: bool = False) -> pa.A
 
 
 def days(milliseconds: npt.NDArray[Any]) -> pa.Array:
-    """The days, in UTC."""
     clipped = np.clip(milliseconds.astype(np.int64), FIRST_MS, LAST_MS)
     return pa.array((clipped // DAY_MS).astype(np.int32)).view(pa.date32())

@@ -256,7 +256,6 @@ def _in_flight(
 def done_batch(
     rows: Sequence[Row], place: Place, schema: pa.Schema = DONE_SCHEMA
 ) -> pa.RecordBatch:
-    """The messages of done buckets; CorruptRecord when one is damaged."""
     walk = _walk(rows)
     counts, done = walk.fixed(_FINISHED)
     consumers, claimed = walk.texts_beside(counts), walk.beside(counts, "<i8")
@@ -285,7 +284,6 @@ def _orders(rows: Sequence[Row], counts: Ints) -> pa.Array:
 def failed_batch(
     rows: Sequence[Row], place: Place, schema: pa.Schema = FAILED_SCHEMA
 ) -> pa.RecordBatch:
-    """The messages of failed buckets; CorruptRecord when one is damaged."""
     walk = _walk(rows)
     counts, failed = walk.fixed(_FINISHED)
     priorities, deadlines = walk.beside(counts, "u1"), walk.beside(counts, "<i8")
@@ -309,7 +307,6 @@ def failed_batch(
 def archived_batch(
     rows: Sequence[Row], place: Place, schema: pa.Schema = ARCHIVED_SCHEMA
 ) -> pa.RecordBatch:
-    """The messages of archived rows; CorruptRecord when one is damaged."""
     walk = _walk(rows)
     counts, archived = walk.fixed(_ARCHIVED)
     run_counts, runs = walk.texts()
@@ -341,7 +338,6 @@ def archived_batch(
 def attempts_batch(
     rows: Sequence[Row], place: Place, schema: pa.Schema = ATTEMPTS_SCHEMA
 ) -> pa.RecordBatch:
-    """The failed attempts of messages; CorruptRecord when a record is damaged."""
     walk = _walk(rows)
     counts, consumers = walk.texts()
     claimed, outcomes = walk.beside(counts, "<i8"), walk.texts_beside(counts)

@@ -71,7 +71,6 @@ class HybridClock:
 
     @property
     def stepped_ms(self) -> int:
-        """See Clock."""
         return self._stepped_ms
 
     def now_ms(self) -> int:

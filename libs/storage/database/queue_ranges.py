@@ -64,15 +64,12 @@ class Run(NamedTuple):
 
     @property
     def span(self) -> KeyRange:
-        """Their range of keys."""
         return KeyRange(self.key(self.first), self.key(self.last) + BEHIND_NUMBERS)
 
     def key(self, number: int) -> bytes:
-        """The key with this number."""
         return self.head + number.to_bytes(_NUMBER_BYTES, "big")
 
     def number(self, key: bytes) -> int:
-        """The number of a key of this run."""
         first = len(self.head)
         return int.from_bytes(key[first : first + _NUMBER_BYTES], "big")
 
@@ -90,12 +87,10 @@ class Waiting(NamedTuple):
 
 
 def log_run(first: int = 0, last: int = LAST_NUMBER) -> Run:
-    """The log entries with sequences from `first` to `last`."""
     return Run(log_key(0)[:-_NUMBER_BYTES], first, last)
 
 
 def payload_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
-    """The payloads of the messages from `first_id` to `last_id`."""
     return Run(payload_key(0)[:-_NUMBER_BYTES], first_id, last_id)
 
 
@@ -105,7 +100,6 @@ def pack_run(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
 
 
 def attempts_run(queue: str, first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> Run:
-    """The attempts records of a queue."""
     return Run(queue_head(RecordType.ATTEMPTS, queue), first_id, last_id)
 
 

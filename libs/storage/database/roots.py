@@ -143,7 +143,6 @@ class Root:
 
     @property
     def url(self) -> str:
-        """The root's URL without options; blob URIs start with it."""
         return self.address.url
 
     async def database(self, name: str, kind: Kind, tuning: Tuning | None = None) -> Database:

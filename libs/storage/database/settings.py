@@ -21,8 +21,6 @@ MIB: Final = 1 << 20
 
 
 class Kind(StrEnum):
-    """The two kinds of database."""
-
     INGEST = "ingest"
     BROKER = "broker"
 

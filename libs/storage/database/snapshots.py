@@ -152,7 +152,6 @@ class SnapshotReader:
         self.rows_read = 0
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value of `key`, or None."""
         with reading(f"reading a snapshot of {self._name}"):
             value = await CALLS.get(self._reader, key, READ_MEMORY)
         self.rows_read += value is not None
@@ -191,7 +190,6 @@ class SnapshotReader:
                 count = min(_next_count(count, rows), rows_max)
 
     async def close(self) -> None:
-        """Give back what it holds."""
         with reading(f"closing a snapshot of {self._name}"):
             await self._reader.shutdown()
 

@@ -47,8 +47,6 @@ class Order(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A bucket number taken apart."""
-
     priority: int
     kind: BucketKind
     order: int
@@ -61,7 +59,6 @@ def _within(name: str, number: int, maximum: int) -> int:
 
 
 def order_of(epoch: int, ms: int, n: int) -> int:
-    """The order made of these parts."""
     if not (0 <= epoch <= MAX_EPOCH and 0 <= ms <= MAX_ORDER_MS and 0 <= n <= MAX_ORDER_N):
         _within("epoch", epoch, MAX_EPOCH)
         _within("ms", ms, MAX_ORDER_MS)
@@ -75,7 +72,6 @@ def last_order(epoch: int) -> int:
 
 
 def split_order(order: int) -> Order:
-    """The inverse of `order_of`."""
     _within("order", order, MAX_ORDER)
     return Order(order >> 49, order >> 6 & MAX_ORDER_MS, order & MAX_ORDER_N)
 
@@ -91,7 +87,6 @@ def lane_order(kind: BucketKind, order: int, number: int = 0) -> int:
 
 
 def last_lane_order(kind: BucketKind, order: int) -> int:
-    """The highest lane order of an order."""
     return lane_order(kind, order, MAX_NUMBER)
 
 
@@ -101,7 +96,6 @@ def order_in_time(kind: BucketKind, lane_order: int) -> int:
 
 
 def bucket_number(priority: int, kind: BucketKind, order: int) -> int:
-    """The bucket number made of these parts."""
     if not (0 <= priority <= MAX_PRIORITY and 0 <= kind <= 2 and 0 <= order <= MAX_ORDER):
         _within("priority", priority, MAX_PRIORITY)
         _within("kind", kind, 2)

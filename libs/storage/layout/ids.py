@@ -36,7 +36,6 @@ class SeqBlock(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first sequence after this block."""
         return self.base + self.size
 
 
@@ -55,7 +54,6 @@ def shard_of(message_id: int) -> int:
 
 
 def sequence_of(message_id: int) -> int:
-    """The number of the message within its shard."""
     return message_id & MAX_SEQUENCE
 
 
@@ -72,15 +70,12 @@ def runs(numbers: Iterable[int], near: int) -> Iterator[list[int]]:
 
 
 def encode_seq_block(block: SeqBlock) -> bytes:
-    """SeqBlock value; ValueError when a number does not fit."""
     return _SEQ_BLOCK.pack(*block)
 
 
 def decode_seq_block(data: bytes) -> SeqBlock:
-    """SeqBlock value; CorruptRecord when it is not one."""
     reader = Reader("SeqBlock", data)
-    block = SeqBlock(*reader.fixed("block", _SEQ_BLOCK))
-    reader.finish()
+    block = SeqBlock(*reader.last("block", _SEQ_BLOCK))
     if not block.size:
         raise reader.corrupt("the block is empty")
     return block

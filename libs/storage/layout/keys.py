@@ -2,7 +2,8 @@
 
 A key starts with `version u8 = 01 | type u8`; every number in a key is big-endian, so that bytes
 sort like numbers. <queue> is the queue's ID in UTF-8 as TerminatedBytes, so no queue's keys lie
-among another's. Builders raise ValueError for a number out of bounds, parsers CorruptRecord.
+among another's. Builders raise ValueError for a number out of bounds, parsers CorruptRecord. A
+range includes both of its ends; minutes are since 1970.
 """
 
 from collections.abc import Collection
@@ -72,7 +73,6 @@ BEHIND_NUMBERS = b"\xff"
 
 
 def key_head(record_type: RecordType) -> bytes:
-    """The first two bytes of a key."""
     return bytes((KEY_VERSION, record_type))
 
 
@@ -93,7 +93,6 @@ def open_key(record: str, record_type: RecordType, key: bytes) -> Reader:
 
 
 def through(first: bytes, last: bytes) -> KeyRange:
-    """The keys from `first` to `last`, both included."""
     # The smallest key after `last` is `last` with a zero byte.
     return KeyRange(first, last + b"\x00")
 
@@ -113,26 +112,22 @@ _PAYLOAD_HEAD = key_head(RecordType.PAYLOAD)
 
 
 def payload_key(message_id: int) -> bytes:
-    """Key of a message's payload."""
     if not 0 <= message_id <= MAX_MESSAGE_ID:
         raise ValueError(f"message_id = {message_id} is not within 0..{MAX_MESSAGE_ID}")
     return _PAYLOAD_HEAD + message_id.to_bytes(8, "big")
 
 
 def payload_keys(message_ids: Collection[int]) -> list[bytes]:
-    """Keys of many payloads, in the same order."""
     for one in (min(message_ids, default=0), max(message_ids, default=0)):
         payload_key(one)  # all others are between them
     return [_PAYLOAD_HEAD + one.to_bytes(8, "big") for one in message_ids]
 
 
 def parse_payload_key(key: bytes) -> int:
-    """The message ID in a payload key."""
     return _read_message_id(open_key("payload key", RecordType.PAYLOAD, key))
 
 
 def payload_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
-    """The payloads of all messages from `first_id` to `last_id`, both included."""
     return through(payload_key(first_id), payload_key(last_id))
 
 
@@ -145,19 +140,15 @@ def log_key(sequence: int) -> bytes:
 
 
 def parse_log_key(key: bytes) -> int:
-    """The sequence in a log entry's key; CorruptRecord when it is of another log."""
     if len(key) == len(_LOG_HEAD) + NUMBER.size and key.startswith(_LOG_HEAD):
         return int.from_bytes(key[len(_LOG_HEAD) :], "big")
     reader = open_key("log key", RecordType.PAYLOAD, key)  # says what is wrong
     if terminated(reader.terminated("log key")) != _LOG_HEAD[2:]:
         raise reader.corrupt("another log")
-    (sequence,) = reader.fixed("sequence", NUMBER)
-    reader.finish()
-    return int(sequence)
+    return int(reader.last("sequence", NUMBER)[0])
 
 
 def log_range(first_sequence: int, last_sequence: int = LAST_NUMBER) -> KeyRange:
-    """The log entries from `first_sequence` to `last_sequence`, both included."""
     return through(log_key(first_sequence), log_key(last_sequence))
 
 
@@ -179,14 +170,12 @@ class BucketKey(NamedTuple):
 
 
 def queue_head(record_type: RecordType, queue: str) -> bytes:
-    """The beginning of a key that names a queue."""
     if not queue:
         raise ValueError("queue is empty")
     return key_head(record_type) + terminated(queue.encode())
 
 
 def queue_bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
-    """The key of a queue's bucket."""
     return queue_head(record_type, queue) + BUCKET.pack(bucket)
 
 
@@ -202,20 +191,16 @@ def read_queue(reader: Reader) -> str:
 
 
 def _read_message_id(reader: Reader) -> int:
-    (message_id,) = reader.fixed("message ID", _MESSAGE_ID)
-    reader.finish()
+    (message_id,) = reader.last("message ID", _MESSAGE_ID)
     if message_id > MAX_MESSAGE_ID:
-        raise reader.corrupt(f"{message_id:#x} is no message ID")
+        raise reader.corrupt(f"{message_id:#x} is not a message ID")
     return int(message_id)
 
 
 def parse_queue_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
-    """The queue and bucket of such a key."""
     reader = open_key(record, record_type, key)
     queue = read_queue(reader)
-    (bucket,) = reader.fixed("bucket", BUCKET)
-    reader.finish()
-    return BucketKey(queue, bucket)
+    return BucketKey(queue, *reader.last("bucket", BUCKET))
 
 
 def _bucket_range(record_type: RecordType, queue: str, first: int, last: int) -> KeyRange:
@@ -225,12 +210,10 @@ def _bucket_range(record_type: RecordType, queue: str, first: int, last: int) ->
 
 
 def active_key(queue: str, bucket: int) -> bytes:
-    """Key of one bucket of a queue's available and in-flight messages."""
     return queue_bucket_key(RecordType.ACTIVE, queue, bucket)
 
 
 def parse_active_key(key: bytes) -> BucketKey:
-    """The queue, bucket and number of an active key."""
     reader = open_key("active key", RecordType.ACTIVE, key)
     queue = read_queue(reader)
     (bucket,) = reader.fixed("bucket", BUCKET)
@@ -246,14 +229,12 @@ def waiting_tail(priority: int, kind: BucketKind, lane_order: int) -> bytes:
 
 
 def waiting_key(queue: str, priority: int, kind: BucketKind, lane_order: int) -> bytes:
-    """Key of one bucket of a queue's available messages."""
     return queue_head(RecordType.ACTIVE, queue) + waiting_tail(priority, kind, lane_order)
 
 
 def waiting_range(
     queue: str, priority: int, kind: BucketKind, first_order: int, last_order: int
 ) -> KeyRange:
-    """The buckets of a lane from one lane order to another, both included."""
     return through(
         waiting_key(queue, priority, kind, first_order),
         waiting_key(queue, priority, kind, last_order),
@@ -277,32 +258,26 @@ def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
 
 
 def done_key(queue: str, bucket: int) -> bytes:
-    """Key of one bucket of a queue's done messages."""
     return queue_bucket_key(RecordType.DONE, queue, bucket)
 
 
 def parse_done_key(key: bytes) -> BucketKey:
-    """The queue and bucket of a done key."""
     return parse_queue_bucket_key("done key", RecordType.DONE, key)
 
 
 def done_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
-    """The done buckets from `first_bucket` to `last_bucket`, both included."""
     return _bucket_range(RecordType.DONE, queue, first_bucket, last_bucket)
 
 
 def failed_key(queue: str, bucket: int) -> bytes:
-    """Key of one bucket of a queue's failed messages."""
     return queue_bucket_key(RecordType.FAILED, queue, bucket)
 
 
 def parse_failed_key(key: bytes) -> BucketKey:
-    """The queue and bucket of a failed key."""
     return parse_queue_bucket_key("failed key", RecordType.FAILED, key)
 
 
 def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
-    """The failed buckets from `first_bucket` to `last_bucket`, both included."""
     return _bucket_range(RecordType.FAILED, queue, first_bucket, last_bucket)
 
 
@@ -314,47 +289,38 @@ def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
 
 
 def attempts_key(queue: str, message_id: int) -> bytes:
-    """Key of the failed attempts of one message in one queue."""
     return queue_head(RecordType.ATTEMPTS, queue) + _MESSAGE_ID.pack(message_id)
 
 
 def attempts_range(queue: str, first_id: int, last_id: int) -> KeyRange:
-    """A queue's attempts records from message `first_id` to `last_id`, both included."""
     return through(attempts_key(queue, first_id), attempts_key(queue, last_id))
 
 
 def config_key(queue: str) -> bytes:
-    """Key of a queue's configuration."""
     return queue_head(RecordType.CONFIG, queue)
 
 
 def parse_config_key(key: bytes) -> str:
-    """The queue of a config key."""
     return parse_queue_key("config key", RecordType.CONFIG, key)
 
 
 def config_range(after: str | None = None) -> KeyRange:
-    """The configurations of all queues, or of those whose ID sorts after `after`."""
     return queue_range(RecordType.CONFIG, after)
 
 
 def queue_state_key(queue: str) -> bytes:
-    """Key of a queue's state record."""
     return queue_head(RecordType.QUEUE_STATE, queue)
 
 
 def parse_queue_state_key(key: bytes) -> str:
-    """The queue of a state key."""
     return parse_queue_key("queue state key", RecordType.QUEUE_STATE, key)
 
 
 def queue_state_range(after: str | None = None) -> KeyRange:
-    """The state records of all queues, or of those whose ID sorts after `after`."""
     return queue_range(RecordType.QUEUE_STATE, after)
 
 
 def parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
-    """The queue of a key that has nothing else."""
     reader = open_key(record, record_type, key)
     queue = read_queue(reader)
     reader.finish()

@@ -73,48 +73,34 @@ class RequestIdsKey(NamedTuple):
 
 
 def routing_cursor_key(log_shard: int) -> bytes:
-    """Key of a broker's position in the metadata log of one ingest shard."""
     return key_head(RecordType.ROUTING_CURSOR) + NUMBER.pack(log_shard)
 
 
 def parse_routing_cursor_key(key: bytes) -> int:
-    """The ingest shard of a routing cursor key."""
-    reader = open_key("routing cursor key", RecordType.ROUTING_CURSOR, key)
-    (log_shard,) = reader.fixed("log shard", NUMBER)
-    reader.finish()
-    return int(log_shard)
+    return _read_number("routing cursor key", RecordType.ROUTING_CURSOR, key)
 
 
 def routing_cursor_range() -> KeyRange:
-    """All routing cursors of a broker."""
     return through(routing_cursor_key(0), routing_cursor_key(LAST_NUMBER))
 
 
 def request_ids_key(minute: int, first_sequence: int) -> bytes:
-    """Key of the request IDs of one commit, by the minute since 1970 in which it was made."""
     return key_head(RecordType.REQUEST_IDS) + _IN_MINUTE.pack(minute, first_sequence)
 
 
 def parse_request_ids_key(key: bytes) -> RequestIdsKey:
-    """The minute and first sequence of a request IDs key."""
-    reader = open_key("request IDs key", RecordType.REQUEST_IDS, key)
-    parsed = RequestIdsKey(*reader.fixed("minute and sequence", _IN_MINUTE))
-    reader.finish()
-    return parsed
+    return RequestIdsKey(*_read_pair("request IDs key", RecordType.REQUEST_IDS, _IN_MINUTE, key))
 
 
 def request_ids_range(first_minute: int, last_minute: int) -> KeyRange:
-    """The request IDs rows of the minutes from `first_minute` to `last_minute`, both included."""
     return through(request_ids_key(first_minute, 0), request_ids_key(last_minute, LAST_NUMBER))
 
 
 def finished_leases_key(slot: int) -> bytes:
-    """Key of one slot in the ring of finished leases."""
     return key_head(RecordType.FINISHED_LEASES) + _SLOT.pack(slot)
 
 
 def finished_leases_range() -> KeyRange:
-    """All slots of finished leases of a broker."""
     return through(finished_leases_key(0), finished_leases_key(0xFFFF))
 
 
@@ -126,78 +112,58 @@ def dedupe_key(key: str) -> bytes:
 
 
 def dedupe_ends_key(minute: int, first_sequence: int) -> bytes:
-    """Key of the dedupe keys of one commit, by the minute since 1970 with which they all end."""
     return key_head(RecordType.DEDUPE_END) + _IN_MINUTE.pack(minute, first_sequence)
 
 
 def dedupe_ends_range(first_minute: int, last_minute: int) -> KeyRange:
-    """The dedupe ends of the minutes from `first_minute` to `last_minute`, both included."""
     return through(dedupe_ends_key(first_minute, 0), dedupe_ends_key(last_minute, LAST_NUMBER))
 
 
 def outbox_key(ingest_shard: int, number: int) -> bytes:
-    """Key of a push that waits to be sent to an ingest shard."""
     return key_head(RecordType.OUTBOX) + _OUTBOX.pack(ingest_shard, number)
 
 
 def parse_outbox_key(key: bytes) -> tuple[int, int]:
-    """The ingest shard and number of an outbox key."""
-    reader = open_key("outbox key", RecordType.OUTBOX, key)
-    ingest_shard, number = reader.fixed("ingest shard and number", _OUTBOX)
-    reader.finish()
-    return int(ingest_shard), int(number)
+    return _read_pair("outbox key", RecordType.OUTBOX, _OUTBOX, key)
 
 
 def outbox_range(ingest_shard: int, first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
-    """The pushes for an ingest shard from `first_number` to `last_number`, both included."""
     return through(outbox_key(ingest_shard, first_number), outbox_key(ingest_shard, last_number))
 
 
 def outbox_counter_key(ingest_shard: int) -> bytes:
-    """Key of the last number that a push to an ingest shard got."""
     return key_head(RecordType.OUTBOX_COUNTER) + NUMBER.pack(ingest_shard)
 
 
 def parse_outbox_counter_key(key: bytes) -> int:
-    """The ingest shard of an outbox counter key."""
     return _read_number("outbox counter key", RecordType.OUTBOX_COUNTER, key)
 
 
 def outbox_counter_range() -> KeyRange:
-    """All outbox counters of a broker."""
     return through(outbox_counter_key(0), outbox_counter_key(LAST_NUMBER))
 
 
 def refused_push_key(ingest_shard: int, number: int) -> bytes:
-    """Key of a push that an ingest shard refused, by the number that it had in the outbox."""
     return key_head(RecordType.REFUSED_PUSH) + _OUTBOX.pack(ingest_shard, number)
 
 
 def parse_refused_push_key(key: bytes) -> tuple[int, int]:
-    """The ingest shard and number of a refused push key."""
-    reader = open_key("refused push key", RecordType.REFUSED_PUSH, key)
-    ingest_shard, number = reader.fixed("ingest shard and number", _OUTBOX)
-    reader.finish()
-    return int(ingest_shard), int(number)
+    return _read_pair("refused push key", RecordType.REFUSED_PUSH, _OUTBOX, key)
 
 
 def refused_push_range() -> KeyRange:
-    """All refused pushes of a broker."""
     return through(refused_push_key(0, 0), refused_push_key(LAST_NUMBER, LAST_NUMBER))
 
 
 def outbox_progress_key(broker_shard: int) -> bytes:
-    """Key of the last number that ingest has stored of a broker shard's outbox."""
     return key_head(RecordType.OUTBOX_PROGRESS) + NUMBER.pack(broker_shard)
 
 
 def parse_outbox_progress_key(key: bytes) -> int:
-    """The broker shard of an outbox progress key."""
     return _read_number("outbox progress key", RecordType.OUTBOX_PROGRESS, key)
 
 
 def outbox_progress_range() -> KeyRange:
-    """The outbox progress of all broker shards."""
     return through(outbox_progress_key(0), outbox_progress_key(LAST_NUMBER))
 
 
@@ -209,7 +175,6 @@ def task_key(ulid: bytes) -> bytes:
 
 
 def parse_task_key(key: bytes) -> bytes:
-    """The ULID of a task key."""
     reader = open_key("task key", RecordType.TASK, key)
     ulid = reader.take("ULID", ULID_BYTES)
     reader.finish()
@@ -223,100 +188,81 @@ def task_range(after: bytes = b"") -> KeyRange:
 
 
 def events_key(first_number: int) -> bytes:
-    """Key of events that wait to be published, by the number of the first."""
     return key_head(RecordType.EVENTS) + NUMBER.pack(first_number)
 
 
 def parse_events_key(key: bytes) -> int:
-    """The number of the first event of an events key."""
     return _read_number("events key", RecordType.EVENTS, key)
 
 
 def events_range(first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
-    """The rows of events from `first_number` to `last_number`, both included."""
     return through(events_key(first_number), events_key(last_number))
 
 
 def delayed_key(queue: str, order: int) -> bytes:
-    """Key of the delayed messages that one commit has routed to a queue."""
     return queue_bucket_key(RecordType.DELAYED, queue, order)
 
 
 def parse_delayed_key(key: bytes) -> BucketKey:
-    """The queue and order of a delayed key."""
     return parse_queue_bucket_key("delayed key", RecordType.DELAYED, key)
 
 
 def delayed_range(queue: str, first_order: int, last_order: int = LAST_NUMBER) -> KeyRange:
-    """A queue's delayed rows from `first_order` to `last_order`, both included."""
     return through(delayed_key(queue, first_order), delayed_key(queue, last_order))
 
 
 def archived_key(queue: str, bucket: int) -> bytes:
-    """Key of one bucket of a queue's archived messages."""
     return queue_bucket_key(RecordType.ARCHIVED, queue, bucket)
 
 
 def parse_archived_key(key: bytes) -> BucketKey:
-    """The queue and bucket of an archived key."""
     return parse_queue_bucket_key("archived key", RecordType.ARCHIVED, key)
 
 
 def archived_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
-    """The archived buckets from `first_bucket` to `last_bucket`, both included."""
     return through(archived_key(queue, first_bucket), archived_key(queue, last_bucket))
 
 
 def replay_key(queue: str) -> bytes:
-    """Key of how far a queue's replay is."""
     return queue_head(RecordType.REPLAY, queue)
 
 
 def parse_replay_key(key: bytes) -> str:
-    """The queue of a replay key."""
     return parse_queue_key("replay key", RecordType.REPLAY, key)
 
 
 def replay_range() -> KeyRange:
-    """All replays of a broker."""
     return queue_range(RecordType.REPLAY, None)
 
 
 def redrive_key(number: int) -> bytes:
-    """Key of a redrive."""
     return key_head(RecordType.REDRIVE) + NUMBER.pack(number)
 
 
 def parse_redrive_key(key: bytes) -> int:
-    """The number of a redrive key."""
     return _read_number("redrive key", RecordType.REDRIVE, key)
 
 
 def redrive_range() -> KeyRange:
-    """All redrives of a broker."""
     return through(redrive_key(0), redrive_key(LAST_NUMBER))
 
 
 def executed_key(minute: int, number: int) -> bytes:
-    """Key of request IDs executed, by the minute since 1970; the number is unique in it."""
     return key_head(RecordType.EXECUTED) + _IN_MINUTE.pack(minute, number)
 
 
 def parse_executed_key(key: bytes) -> tuple[int, int]:
-    """The minute and number of an executed key."""
-    reader = open_key("executed key", RecordType.EXECUTED, key)
-    minute, number = reader.fixed("minute and number", _IN_MINUTE)
-    reader.finish()
-    return int(minute), int(number)
+    return _read_pair("executed key", RecordType.EXECUTED, _IN_MINUTE, key)
 
 
 def executed_range(first_minute: int, last_minute: int) -> KeyRange:
-    """The executed rows of the minutes from `first_minute` to `last_minute`, both included."""
     return through(executed_key(first_minute, 0), executed_key(last_minute, LAST_NUMBER))
 
 
 def _read_number(record: str, record_type: RecordType, key: bytes) -> int:
-    reader = open_key(record, record_type, key)
-    (number,) = reader.fixed("number", NUMBER)
-    reader.finish()
-    return int(number)
+    return int(open_key(record, record_type, key).last("number", NUMBER)[0])
+
+
+def _read_pair(record: str, record_type: RecordType, layout: Fixed, key: bytes) -> tuple[int, int]:
+    first, second = open_key(record, record_type, key).last(" and ".join(layout.names), layout)
+    return int(first), int(second)

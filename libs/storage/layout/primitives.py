@@ -182,7 +182,6 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything has been read."""
         return self._at == len(self._data)
 
     @property
@@ -192,7 +191,6 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes not yet read."""
         return len(self._data) - self._at
 
     def corrupt(self, detail: str) -> CorruptRecord:
@@ -205,7 +203,6 @@ class Reader:
             raise self.corrupt(f"{self.left} bytes too many")
 
     def take(self, field: str, size: int) -> bytes:
-        """The next `size` bytes."""
         if size > self.left:
             raise self.corrupt(f"ends within {field}: {size} bytes wanted, {self.left} left")
         start = self._at
@@ -213,8 +210,13 @@ class Reader:
         return self._data[start : self._at]
 
     def fixed(self, field: str, layout: Fixed) -> tuple[Any, ...]:
-        """One row of fixed fields."""
         return layout.unpack_from(self.take(field, layout.size), 0)
+
+    def last(self, field: str, layout: Fixed) -> tuple[Any, ...]:
+        """One row, behind which nothing may follow."""
+        row = self.fixed(field, layout)
+        self.finish()
+        return row
 
     def number(self, field: str, code: str) -> int:
         """One little-endian integer, `code` as in `number_array`."""
@@ -222,7 +224,6 @@ class Reader:
         return number
 
     def utf8(self, field: str) -> str:
-        """One Utf8."""
         data = self.take(field, self.number(f"length of {field}", "H"))
         try:
             return data.decode()
@@ -251,11 +252,9 @@ class Reader:
         return layout.iter_unpack(memoryview(self.take(field, count * layout.size)))
 
     def utf8_array(self, field: str) -> list[str]:
-        """Array<Utf8>."""
         return [self.utf8(field) for _ in range(self.number(f"count of {field}", "H"))]
 
     def number_array(self, field: str, code: str) -> tuple[int, ...]:
-        """Array of one integer type."""
         count = self.number(f"count of {field}", "H")
         return struct.unpack(f"<{count}{code}", self.take(field, count * _NUMBER_WIDTHS[code]))
 

@@ -122,11 +122,9 @@ class FileSync:
         self._synced: dict[str, tuple[int, int, int]] = {}
 
     async def sync(self) -> None:
-        """Everything in the data folder that was written before the call."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._sync)
 
     async def sync_file(self, path: Path) -> None:
-        """One file below the data folder and the folders that lead to it."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._sync_file, path)
 
     def _sync_file(self, path: Path) -> None:

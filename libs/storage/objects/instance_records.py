@@ -37,7 +37,6 @@ class InstanceRecords:
     """The records of one root. Every method raises StoreUnavailable."""
 
     def __init__(self, objects: Objects) -> None:
-        """Below the root of these objects."""
         self._objects = objects
 
     async def latest(self) -> InstanceRecord | None:

@@ -43,7 +43,6 @@ class QueueNames:
     """The names of one root. Every method raises StoreUnavailable."""
 
     def __init__(self, objects: Objects) -> None:
-        """Below the root of these objects."""
         self._objects = objects
 
     async def get(self, queue_id: str) -> NameClaim:

@@ -24,14 +24,10 @@ In reading order; a file imports only files above it:
                      ids.py)
 `execution_records`  The values of what executed commands leave behind: pushes on their way, and
                      request IDs
-`forgotten_revision` The value of a forgotten revision record: up to where a broker has forgotten
-                     deleted queues
 `log_bounds`         The value of a log bounds record: what the log's own rows no longer tell once
                      some are removed
 `log_gaps`           The value of a log gaps record: where a log's IDs jump, as a restart of its
                      ingest skips some
-`outbox_progress`    The value of an outbox progress record: how far ingest has stored a broker
-                     shard's outbox
 `payload_packs`      Payloads of one log entry that are stored together: a put costs far more than
                      a small payload
 `redrive_records`    The value of a redrive: which dead letters it moves where, and how far it is

@@ -38,7 +38,6 @@ class ArchivedMessage(NamedTuple):
 
     @classmethod
     def of(cls, dead_letter: FailedMessage, archived_at_ms: int, run: str) -> "ArchivedMessage":
-        """The same dead letter, archived."""
         return cls(
             dead_letter.message_id,
             dead_letter.failed_at_ms,
@@ -51,14 +50,12 @@ class ArchivedMessage(NamedTuple):
 
 
 def encode_archived(archived: Sequence[ArchivedMessage]) -> bytes:
-    """Archived value of one row; ValueError naming the field that does not fit."""
     runs = {run: place for place, run in enumerate(dict.fromkeys(one.run for one in archived))}
     rows = [(*one[:-1], runs[one.run]) for one in archived]
     return _ARCHIVED.pack_array("archived", rows) + utf8_array("runs", list(runs))
 
 
 def decode_archived(data: bytes) -> list[ArchivedMessage]:
-    """The archived messages of one row; CorruptRecord when it is not one."""
     reader = Reader("archived value", data)
     rows = list(reader.array("archived", _ARCHIVED))
     runs = reader.utf8_array("runs")

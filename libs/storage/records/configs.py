@@ -28,7 +28,6 @@ class QueueConfigRecord:
 
 
 def encode_config(config: QueueConfigRecord) -> bytes:
-    """Queue config value; ValueError naming what does not fit."""
     parts = [
         utf8("filter", config.filter),
         _FIXED.pack(config.max_attempts, config.done_retention_s),

@@ -23,16 +23,11 @@ class DedupeRecord(NamedTuple):
 
 
 def encode_dedupe(record: DedupeRecord) -> bytes:
-    """Dedupe key value."""
     return _DEDUPE.pack(*record)
 
 
 def decode_dedupe(data: bytes) -> DedupeRecord:
-    """Dedupe key value."""
-    reader = Reader("dedupe key", data)
-    record = DedupeRecord(*reader.fixed("message ID and end", _DEDUPE))
-    reader.finish()
-    return record
+    return DedupeRecord(*Reader("dedupe key", data).last("message ID and end", _DEDUPE))
 
 
 def encode_dedupe_ends(keys: Sequence[str]) -> bytes:
@@ -41,7 +36,6 @@ def encode_dedupe_ends(keys: Sequence[str]) -> bytes:
 
 
 def decode_dedupe_ends(data: bytes) -> list[str]:
-    """Dedupe ends value."""
     reader = Reader("dedupe ends", data)
     keys = reader.utf8_array("dedupe keys")
     reader.finish()

@@ -38,12 +38,10 @@ class DelayedMessage(NamedTuple):
 
 
 def encode_delayed(messages: Sequence[DelayedMessage]) -> bytes:
-    """Delayed value, of at most 65,535 messages."""
     return _DELAYED.pack_array("delayed messages", messages)
 
 
 def decode_delayed(data: bytes) -> list[DelayedMessage]:
-    """Delayed value."""
     reader = Reader("delayed messages", data)
     messages = [DelayedMessage(*row) for row in reader.array("messages", _DELAYED)]
     reader.finish()

@@ -16,21 +16,14 @@ _CURSOR = Fixed(stream="Q", message_id="Q", lost_count="Q")
 
 
 class EventCursorRecord(NamedTuple):
-    """Where to go on."""
-
     stream: int
     message_id: int
     lost_count: int = 0
 
 
 def encode_event_cursor(cursor: EventCursorRecord) -> bytes:
-    """Event cursor value; ValueError naming the number that does not fit."""
     return _CURSOR.pack(*cursor)
 
 
 def decode_event_cursor(data: bytes) -> EventCursorRecord:
-    """Event cursor value; CorruptRecord when it is not one."""
-    reader = Reader("event cursor", data)
-    cursor = EventCursorRecord(*reader.fixed("cursor", _CURSOR))
-    reader.finish()
-    return cursor
+    return EventCursorRecord(*Reader("event cursor", data).last("cursor", _CURSOR))

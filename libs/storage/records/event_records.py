@@ -40,7 +40,6 @@ class EventCounterRecord(NamedTuple):
 
 
 def encode_events(events: EventsRecord) -> bytes:
-    """Events value; ValueError naming the field that does not fit."""
     return b"".join(
         (
             _HEAD.pack(events.after, events.events_count, len(events.encoded)),
@@ -66,13 +65,8 @@ def decode_events(data: bytes) -> EventsRecord:
 
 
 def encode_event_counter(counter: EventCounterRecord) -> bytes:
-    """Event counter value; ValueError naming the number that does not fit."""
     return _COUNTER.pack(*counter)
 
 
 def decode_event_counter(data: bytes) -> EventCounterRecord:
-    """Event counter value; CorruptRecord when it is not one."""
-    reader = Reader("event counter", data)
-    counter = EventCounterRecord(*reader.fixed("counter", _COUNTER))
-    reader.finish()
-    return counter
+    return EventCounterRecord(*Reader("event counter", data).last("counter", _COUNTER))

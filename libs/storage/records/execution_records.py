@@ -82,7 +82,6 @@ class ExecutedRecord(NamedTuple):
 
 
 def encode_outbox(push: OutboxRecord) -> bytes:
-    """Outbox value."""
     fixed = _PUSH.pack(
         push.pushed_at_ms, push.retention_s, push.delay_ms, push.visible_at_ms, push.payload_bytes
     )
@@ -95,7 +94,6 @@ def encode_outbox(push: OutboxRecord) -> bytes:
 
 
 def decode_outbox(data: bytes) -> OutboxRecord:
-    """Outbox value."""
     reader = Reader("outbox value", data)
     pushed_at_ms, retention_s, delay_ms, visible_at_ms, payload_bytes = reader.fixed("push", _PUSH)
     queue_id = reader.utf8("queue ID")
@@ -123,13 +121,11 @@ def decode_outbox(data: bytes) -> OutboxRecord:
 
 
 def encode_outbox_counter(counter: OutboxCounter) -> bytes:
-    """Outbox counter value."""
     fixed = _COUNTER.pack(counter.last_number, counter.first_waiting, counter.waiting_bytes)
     return fixed + _OFFSET.pack(counter.offset) if counter.offset else fixed
 
 
 def decode_outbox_counter(data: bytes) -> OutboxCounter:
-    """Outbox counter value."""
     reader = Reader("outbox counter", data)
     fixed = reader.fixed("counter", _COUNTER)
     offset = 0 if reader.at_end else reader.fixed("offset", _OFFSET)[0]
@@ -141,7 +137,6 @@ def decode_outbox_counter(data: bytes) -> OutboxCounter:
 
 
 def encode_executed(executed: Sequence[ExecutedRecord]) -> bytes:
-    """Executed value: the request IDs of one commit."""
     parts = [count_prefix("executed", executed)]
     for request_id, fingerprint in executed:
         if len(fingerprint) != FINGERPRINT_BYTES:
@@ -151,7 +146,6 @@ def encode_executed(executed: Sequence[ExecutedRecord]) -> bytes:
 
 
 def decode_executed(data: bytes) -> list[ExecutedRecord]:
-    """Executed value."""
     reader = Reader("executed", data)
     found = [
         ExecutedRecord(reader.utf8("request ID"), reader.take("fingerprint", FINGERPRINT_BYTES))

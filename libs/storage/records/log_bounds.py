@@ -22,13 +22,8 @@ class LogBoundsRecord(NamedTuple):
 
 
 def encode_log_bounds(bounds: LogBoundsRecord) -> bytes:
-    """Log bounds value; ValueError naming the number that does not fit."""
     return _BOUNDS.pack(*bounds)
 
 
 def decode_log_bounds(data: bytes) -> LogBoundsRecord:
-    """Log bounds value; CorruptRecord when it is not one."""
-    reader = Reader("log bounds", data)
-    bounds = LogBoundsRecord(*reader.fixed("bounds", _BOUNDS))
-    reader.finish()
-    return bounds
+    return LogBoundsRecord(*Reader("log bounds", data).last("bounds", _BOUNDS))

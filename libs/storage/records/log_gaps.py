@@ -33,12 +33,10 @@ class LogGap(NamedTuple):
 
 
 def encode_log_gaps(gaps: Sequence[LogGap]) -> bytes:
-    """Log gaps value; ValueError naming the number that does not fit."""
     return _GAP.pack_array("gaps", gaps)
 
 
 def decode_log_gaps(data: bytes) -> list[LogGap]:
-    """Log gaps value; CorruptRecord when it is not one."""
     reader = Reader("log gaps", data)
     gaps = [LogGap(*row) for row in reader.array("gaps", _GAP)]
     reader.finish()

@@ -64,22 +64,17 @@ _KEY_HEAD: Final = key_head(RecordType.PAYLOAD_PACK)
 
 
 def pack_key(first_id: int) -> bytes:
-    """Key of the pack whose first message has this ID."""
     if not 0 <= first_id <= MAX_MESSAGE_ID:
         raise ValueError(f"first_id = {first_id} is not within 0..{MAX_MESSAGE_ID}")
     return _KEY_HEAD + first_id.to_bytes(8, "big")
 
 
 def parse_pack_key(key: bytes) -> int:
-    """The ID of the first message of a pack."""
     reader = open_key("payload pack key", RecordType.PAYLOAD_PACK, key)
-    (first_id,) = reader.fixed("first ID", NUMBER)
-    reader.finish()
-    return int(first_id)
+    return int(reader.last("first ID", NUMBER)[0])
 
 
 def pack_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
-    """The packs whose first messages have IDs from `first_id` to `last_id`, both included."""
     return through(pack_key(first_id), pack_key(last_id))
 
 

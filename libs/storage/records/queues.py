@@ -182,7 +182,6 @@ def encode_in_flight(
 
 
 def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMessage]]:
-    """The available and the in-flight messages of one bucket."""
     reader = Reader("active value", data)
     available = list(map(available_message, reader.array("available", _AVAILABLE)))
     rows = list(reader.array("in_flight", _IN_FLIGHT))
@@ -198,7 +197,6 @@ def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMes
 
 
 def encode_done(done: Sequence[tuple[Any, ...]]) -> bytes:
-    """Done value of one bucket, of DoneMessages, or of tuples of their fields."""
     columns = _columns(done, len(DoneMessage._fields))
     return b"".join(
         (
@@ -212,7 +210,6 @@ def encode_done(done: Sequence[tuple[Any, ...]]) -> bytes:
 
 
 def decode_done(data: bytes) -> list[DoneMessage]:
-    """The done messages of one bucket."""
     reader = Reader("done value", data)
     rows = list(reader.array("done", _DONE))
     columns = (
@@ -231,7 +228,6 @@ def decode_done_heads(data: bytes) -> list[tuple[int, int, int]]:
 
 
 def encode_failed(failed: Sequence[FailedMessage]) -> bytes:
-    """Failed value of one bucket."""
     columns = _columns(failed, len(FailedMessage._fields))
     return b"".join(
         (
@@ -244,7 +240,6 @@ def encode_failed(failed: Sequence[FailedMessage]) -> bytes:
 
 
 def decode_failed(data: bytes) -> list[FailedMessage]:
-    """The failed messages of one bucket."""
     reader = Reader("failed value", data)
     rows = list(reader.array("failed", _FAILED))
     columns = (

@@ -45,8 +45,6 @@ class RedriveState(IntEnum):
 
 
 class RedriveRecord(NamedTuple):
-    """A redrive."""
-
     queue_revision: int
     state: RedriveState
     rate: int
@@ -70,7 +68,6 @@ _NUMBERS = len(_FIXED.names)
 
 
 def encode_redrive(redrive: RedriveRecord) -> bytes:
-    """Redrive value."""
     return b"".join(
         (
             _FIXED.pack(*redrive[:_NUMBERS]),
@@ -85,7 +82,6 @@ def encode_redrive(redrive: RedriveRecord) -> bytes:
 
 
 def decode_redrive(data: bytes) -> RedriveRecord:
-    """Redrive value."""
     reader = Reader("redrive", data)
     revision, state, *numbers = reader.fixed("numbers", _FIXED)
     texts = [

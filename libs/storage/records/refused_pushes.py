@@ -24,13 +24,11 @@ class RefusedPushRecord(NamedTuple):
 
 
 def encode_refused_push(push: RefusedPushRecord) -> bytes:
-    """Refused push value; ValueError naming the field that does not fit."""
     head = _HEAD.pack(push.refused_at_ms, len(push.outbox))
     return b"".join((head, utf8("reason", push.reason), push.outbox))
 
 
 def decode_refused_push(data: bytes) -> RefusedPushRecord:
-    """Refused push value; CorruptRecord when it is not one."""
     reader = Reader("refused push", data)
     refused_at_ms, outbox_bytes = reader.fixed("head", _HEAD)
     reason = reader.utf8("reason")

@@ -58,7 +58,6 @@ class ReplayRange(NamedTuple):
 
 
 def encode_replay(ranges: Sequence[ReplayRange]) -> bytes:
-    """Replay value."""
     for one in ranges:
         if not one.start <= one.cursor <= one.end or (not one.is_found and one.cursor):
             raise ValueError(
@@ -69,7 +68,6 @@ def encode_replay(ranges: Sequence[ReplayRange]) -> bytes:
 
 
 def decode_replay(data: bytes) -> list[ReplayRange]:
-    """Replay value."""
     reader = Reader("replay", data)
     ranges = [ReplayRange(*row) for row in reader.array("ranges", _RANGE)]
     reader.finish()

@@ -13,15 +13,21 @@
                            | failed garbage: first order u64 | last order u64 |
     Archived               | count u64 | oldest order u64 | garbage: first order u64
                            | last order u64 |
-    routing cursor 0x41    | message ID u64 |
+    routing cursor 0x41    | message ID u64 |         the last message that was routed, perhaps
+                                                     inside a log entry
     request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
                            | fingerprint 16 bytes)>
                            | duplicates: Array<(request u16 | place u32 | message ID u64)>,
                            left out where there are none |
     purge epoch 0x46       | epoch u64 |
-    clock 0x48             | milliseconds i64 |
-    config revision 0x49   | revision u64 |
+    clock 0x48             | milliseconds i64 |       the owner's time at the commit, since 1970
+    config revision 0x49   | revision u64 |           raised by every change of a queue's config
     finished leases 0x4A   | sequence u64 | leases: Array<u64> | outcomes: Array<u8> |
+    outbox progress 0x50   | last number u64 |        the last row of a broker shard's outbox that
+                                                     ingest has stored, in its message's batch
+    format 0x56            | number u32 |             of the layouts of a database's records
+    forgotten revision     | config revision u64 |    the highest of a queue that was deleted and
+                    0x59                             whose last row is gone; no row: none is
 
 Little-endian. How they grow: a new field goes to the end, and a value that ends exactly where a
 later field would begin reads as that field's default; where that is not enough, the queue state
@@ -31,7 +37,7 @@ are refused: it would lose them when it writes the record again.
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -67,9 +73,7 @@ _STATE_USUAL = Fixed(**_HEAD, garbage_epochs_count="H", **_BODY, lanes_count="H"
 _LANE_EPOCH = Fixed(lane_epoch="B")
 _GARBAGE = Fixed(done_first="Q", done_last="Q", failed_first="Q", failed_last="Q")
 _ARCHIVED = Fixed(archived_count="Q", oldest_archived="Q", archived_first="Q", archived_last="Q")
-_U32 = Fixed(number="I")
 _U64 = Fixed(number="Q")
-_I64 = Fixed(milliseconds="q")
 _REQUEST = Fixed(first_message_id="Q", message_count="I")
 _DUPLICATE = Fixed(request="H", place="I", message_id="Q")
 
@@ -178,7 +182,6 @@ class FinishedLeasesRecord:
 
 
 def encode_queue_state(state: QueueStateRecord) -> bytes:
-    """Queue state value."""
     epoch, deleted, last_order, garbage_epochs, *body, lanes, purges, archived = state
     head = (QUEUE_STATE_VERSION, epoch, deleted, last_order)
     if len(lanes) == 1 and not (deleted or garbage_epochs or purges or archived):
@@ -216,7 +219,6 @@ def _encode_purges(purges: PurgesRecord) -> bytes:
 
 
 def decode_queue_state(data: bytes) -> QueueStateRecord:
-    """Queue state value."""
     reader = Reader("queue state", data)
     version = reader.number("version", "B")
     if version != QUEUE_STATE_VERSION:
@@ -267,7 +269,6 @@ def _lane(reader: Reader, row: tuple[Any, ...]) -> LaneRecord:
 
 
 def encode_request_ids(requests: Sequence[RequestIdRecord]) -> bytes:
-    """Request IDs value: the publishes of one commit."""
     parts = [count_prefix("request IDs", requests)]
     for request in requests:
         if len(request.fingerprint) != FINGERPRINT_BYTES:
@@ -286,7 +287,6 @@ def encode_request_ids(requests: Sequence[RequestIdRecord]) -> bytes:
 
 
 def decode_request_ids(data: bytes) -> list[RequestIdRecord]:
-    """Request IDs value."""
     reader = Reader("request IDs", data)
     requests = []
     for _ in range(reader.number("count of requests", "H")):
@@ -319,7 +319,6 @@ def encode_finished_leases(finished: FinishedLeasesRecord) -> bytes:
 
 
 def decode_finished_leases(data: bytes) -> FinishedLeasesRecord:
-    """Finished leases value."""
     reader = Reader("finished leases", data)
     sequence = reader.number("sequence", "Q")
     leases = reader.number_array("leases", "Q")
@@ -334,58 +333,24 @@ def decode_finished_leases(data: bytes) -> FinishedLeasesRecord:
     return FinishedLeasesRecord(sequence, leases, outcomes)
 
 
-def encode_routing_cursor(log_sequence: int) -> bytes:
-    """Routing cursor value: the last message that has been routed, perhaps inside a log entry."""
-    return _U64.pack(log_sequence)
+def _number(
+    record: str, field: str, code: str
+) -> tuple[Callable[[int], bytes], Callable[[bytes], int]]:
+    """The encoder and the decoder of a value that is one number."""
+    layout = Fixed(**{field: code})
+
+    def decode(data: bytes) -> int:
+        return int(Reader(record, data).last(field, layout)[0])
+
+    return layout.pack, decode
 
 
-def decode_routing_cursor(data: bytes) -> int:
-    """Routing cursor value."""
-    return _single("routing cursor", "Q", data)
-
-
-def encode_purge_epoch(epoch: int) -> bytes:
-    """Purge epoch value."""
-    return _U64.pack(epoch)
-
-
-def decode_purge_epoch(data: bytes) -> int:
-    """Purge epoch value."""
-    return _single("purge epoch", "Q", data)
-
-
-def encode_clock(now_ms: int) -> bytes:
-    """Clock value: the owner's time at the commit, milliseconds since 1970."""
-    return _I64.pack(now_ms)
-
-
-def decode_clock(data: bytes) -> int:
-    """Clock value."""
-    return _single("clock", "q", data)
-
-
-def encode_format(number: int) -> bytes:
-    """Format value: which layouts the records of a database have."""
-    return _U32.pack(number)
-
-
-def decode_format(data: bytes) -> int:
-    """Format value."""
-    return _single("format", "I", data)
-
-
-def encode_config_revision(revision: int) -> bytes:
-    """Config revision value: raised by every change of any queue's config."""
-    return _U64.pack(revision)
-
-
-def decode_config_revision(data: bytes) -> int:
-    """Config revision value."""
-    return _single("config revision", "Q", data)
-
-
-def _single(record: str, code: str, data: bytes) -> int:
-    reader = Reader(record, data)
-    number = reader.number("number", code)
-    reader.finish()
-    return number
+encode_routing_cursor, decode_routing_cursor = _number("routing cursor", "number", "Q")
+encode_purge_epoch, decode_purge_epoch = _number("purge epoch", "epoch", "Q")
+encode_clock, decode_clock = _number("clock", "milliseconds", "q")
+encode_config_revision, decode_config_revision = _number("config revision", "revision", "Q")
+encode_outbox_progress, decode_outbox_progress = _number("outbox progress", "last_number", "Q")
+encode_format, decode_format = _number("format", "number", "I")
+encode_forgotten_revision, decode_forgotten_revision = _number(
+    "forgotten revision", "revision", "Q"
+)

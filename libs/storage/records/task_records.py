@@ -79,7 +79,6 @@ TaskRecord = AppliedTask | FailedTaskRecord | WaitingTask
 
 
 def encode_task_record(task: TaskRecord) -> bytes:
-    """Task value; ValueError naming the field that does not fit."""
     if isinstance(task, WaitingTask):
         return _HEAD.pack(_WAITING, task.at_ms) + _HAS_FAILED.pack(task.has_failed)
     if isinstance(task, FailedTaskRecord):
@@ -95,7 +94,6 @@ def encode_task_record(task: TaskRecord) -> bytes:
 
 
 def decode_task_record(data: bytes) -> TaskRecord:
-    """Task value; CorruptRecord when it is not one."""
     reader = Reader("task", data)
     kind, at_ms = reader.fixed("head", _HEAD)
     task: TaskRecord

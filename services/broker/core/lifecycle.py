@@ -12,9 +12,8 @@ from libs.storage.layout.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_
 from libs.storage.layout.keys import active_key, config_key, done_key, failed_key, queue_state_key
 from libs.storage.layout.own_keys import FORGOTTEN_REVISION_KEY
 from libs.storage.records.configs import encode_config
-from libs.storage.records.forgotten_revision import encode_forgotten_revision
 from libs.storage.records.queues import encode_active, encode_done, encode_failed
-from libs.storage.records.states import QueueStateRecord
+from libs.storage.records.states import QueueStateRecord, encode_forgotten_revision
 from services.broker.core.lists.storable import storable
 from services.broker.core.queue import Queue, Row
 from services.broker.core.settings import QueueSettings

@@ -46,7 +46,6 @@ from libs.storage.layout.own_keys import (
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.configs import decode_config
 from libs.storage.records.execution_records import decode_executed, decode_outbox_counter
-from libs.storage.records.forgotten_revision import decode_forgotten_revision
 from libs.storage.records.queues import decode_active
 from libs.storage.records.redrive_records import decode_redrive
 from libs.storage.records.refused_pushes import decode_refused_push
@@ -56,6 +55,7 @@ from libs.storage.records.states import (
     decode_clock,
     decode_config_revision,
     decode_finished_leases,
+    decode_forgotten_revision,
     decode_queue_state,
     decode_routing_cursor,
 )

@@ -17,7 +17,7 @@ from libs.storage.layout.own_keys import (
     outbox_progress_range,
     parse_outbox_progress_key,
 )
-from libs.storage.records.outbox_progress import decode_outbox_progress, encode_outbox_progress
+from libs.storage.records.states import decode_outbox_progress, encode_outbox_progress
 from slatemq.errors import FailedPrecondition
 
 __all__ = ["Outboxes", "Push"]

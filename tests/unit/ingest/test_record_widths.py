@@ -31,9 +31,13 @@ from libs.storage.records.event_cursor import EventCursorRecord, encode_event_cu
 from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.records.log_gaps import GAPS_MAX, LogGap, encode_log_gaps
 from libs.storage.records.metadata import encode_headers, encode_log_columns
-from libs.storage.records.outbox_progress import encode_outbox_progress
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, encode_inline, encode_uri
-from libs.storage.records.states import FINGERPRINT_BYTES, RequestIdRecord, encode_request_ids
+from libs.storage.records.states import (
+    FINGERPRINT_BYTES,
+    RequestIdRecord,
+    encode_outbox_progress,
+    encode_request_ids,
+)
 from libs.storage.records.task_records import (
     AppliedTask,
     FailedTaskRecord,

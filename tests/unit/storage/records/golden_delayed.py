@@ -4,10 +4,9 @@ from libs.storage.layout import keys, own_keys
 from libs.storage.records import (
     delayed_records,
     event_cursor,
-    forgotten_revision,
     log_bounds,
     log_gaps,
-    outbox_progress,
+    states,
 )
 from tests.unit.storage.records.golden import Row
 from tests.unit.storage.records.golden_own import ORDER
@@ -54,10 +53,10 @@ VALUES = [
     Row(
         "outbox progress value",
         "outbox progress",
-        outbox_progress.decode_outbox_progress,
+        states.decode_outbox_progress,
         258,
         "0201000000000000",
-        lambda: outbox_progress.encode_outbox_progress(258),
+        lambda: states.encode_outbox_progress(258),
     ),
     Row(
         "log bounds value",
@@ -86,9 +85,9 @@ VALUES = [
     Row(
         "forgotten revision value",
         "forgotten revision",
-        forgotten_revision.decode_forgotten_revision,
+        states.decode_forgotten_revision,
         6,
         "0600000000000000",
-        lambda: forgotten_revision.encode_forgotten_revision(6),
+        lambda: states.encode_forgotten_revision(6),
     ),
 ]
