@@ -1,4 +1,4 @@
-"""Every error that the storage library raises on its own account."""
+"""The errors of the storage library."""
 
 import re
 import struct
@@ -7,15 +7,14 @@ from contextlib import contextmanager
 
 
 class StorageError(Exception):
-    """Base of all errors of this package; catch it to catch them all."""
+    """Base of all errors of this package."""
 
 
 class CorruptRecord(StorageError):
     """The bytes of a key or value are not what its layout says.
 
     `record` names the record ("active value", "payload key", ...), `detail` says what is wrong and
-    where. Nothing was changed; the caller must not guess at a meaning, but report the record and
-    stop using it.
+    where. Nothing was changed. Report the record and stop using it; do not guess its meaning.
     """
 
     def __init__(self, record: str, detail: str) -> None:
@@ -29,7 +28,7 @@ class SequenceExhausted(StorageError):
 
 
 def readable(message: str) -> str:
-    """A store's own message, on one line, without URL queries (which may hold signatures)."""
+    """A store's message on one line, without URL queries, which may contain signatures."""
     code = re.search(r"<Code>(\w+)</Code>", message)
     first = re.sub(r"\?[^\s\"')]*", "", message.strip().partition("<?xml")[0].partition("\n")[0])
     return f"{first.strip()} {code[1]}" if code else first
@@ -39,19 +38,19 @@ class StoreUnavailable(StorageError):
     """The object store cannot be used now: unreachable, no such bucket, or credentials refused.
 
     Nothing is known to be damaged. At start: report it and stop. Later: the database is unusable,
-    the process restarts. The message never holds credentials.
+    restart the process. The message never contains credentials.
     """
 
 
 class StoreFailed(StorageError):
     """A write or flush failed, or the database is closed. Memory may be ahead of the disk.
 
-    The database object is unusable from here on; the process restarts from what is durable.
+    The database object is unusable from here on; restart the process from what is durable.
     """
 
 
 class Unstorable(StoreFailed):
-    """A record cannot be encoded, which checks of what comes in should have prevented.
+    """A record cannot be encoded, which checks of requests should have prevented.
 
     Nothing of its commit is stored. The message names the record and what does not fit.
     """
@@ -59,7 +58,7 @@ class Unstorable(StoreFailed):
 
 @contextmanager
 def encoding(record: str) -> Iterator[None]:
-    """Names the record of a commit that cannot be encoded, in Unstorable."""
+    """Raise Unstorable, naming the record, where it cannot be encoded."""
     try:
         yield
     except (ValueError, struct.error) as error:
@@ -69,23 +68,23 @@ def encoding(record: str) -> Iterator[None]:
 class Fenced(StoreFailed):
     """Another process opened this database for writing; this one may never commit again.
 
-    Stop, with the exit code of its own that no supervisor restarts.
+    Stop, with the exit code for which supervisors do not restart a process.
     """
 
 
 class DamagedStore(StorageError):
-    """SlateDB found its own files missing or damaged. Do not go on; restore or inspect by hand."""
+    """SlateDB found its own files missing or damaged. Stop; restore or inspect them."""
 
 
 class OtherFormat(StorageError):
     """A database was written in a format that this version does not read.
 
-    Its records are as they were. The message says what to do.
+    Its records are unchanged. The message says what to do.
     """
 
 
 class UnsafeStore(StorageError):
-    """The store ignores create-if-absent, so two writers could both believe they own a database."""
+    """The store ignores create-if-absent, so two writers could both own a database."""
 
 
 class ClockAhead(StorageError):
@@ -102,7 +101,7 @@ class ClockAhead(StorageError):
 
 
 class ClockOutOfRange(StorageError):
-    """The clock of this machine is beyond the last time that records can have; correct it."""
+    """This machine's clock is beyond the last time that records can have; correct it."""
 
     def __init__(self, now_ms: int, last_ms: int) -> None:
         super().__init__(
@@ -112,7 +111,7 @@ class ClockOutOfRange(StorageError):
 
 
 class ObjectNotFound(StorageError):
-    """There is no object under this path or URI; `path` names it."""
+    """No object has this path or URI; `path` names it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"no object at {path}")
@@ -120,7 +119,7 @@ class ObjectNotFound(StorageError):
 
 
 class SnapshotNotFound(StorageError):
-    """There is no such snapshot: it was released, or its lifetime has ended.
+    """The snapshot was released, or its lifetime has ended.
 
     Take a new one and begin again. `snapshot_id` names it.
     """

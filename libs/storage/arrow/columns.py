@@ -1,12 +1,11 @@
-"""Many values at once, as columns: NumPy looks at all of them in one pass, Arrow takes the texts.
+"""Many values as columns: NumPy reads a field of all of them in one pass, Arrow takes the texts.
 
-The values of a batch lie one behind the other in one buffer. A `Walk` has a cursor into each of
-them, and reads the same field of all with a few operations on whole columns: no Python runs per
-message. What does not look like the usual layout is only marked (`odd`); the exact decoder of that
-record then reads it, or says what is wrong with it. So a column is never wrong, only sometimes
-slow.
+The values of a batch lie one after the other in one buffer. A `Walk` has a cursor into each of
+them, and reads the same field of all with a few operations on whole columns: no Python runs for
+each message. A value that does not have the usual layout is marked (`odd`), and the caller reads it
+exactly, or reports the damage. So a column is never wrong, only sometimes slow.
 
-Nothing here knows a record of its own. Numbers are little-endian, as in all values.
+Nothing here depends on a kind of record. Numbers are little-endian, as in all values.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from libs.storage.errors import CorruptRecord
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Places: TypeAlias = tuple[Ints, Ints]
-"""Where texts lie in the buffer: starts, ascending, and lengths in bytes."""
+"""The places of texts in the buffer: ascending starts, and lengths in bytes."""
 Column: TypeAlias = Callable[[], pa.Array]
-"""Makes a column, if it is asked for."""
+"""Makes a column, called only if the column is wanted."""
 
 JOINED_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 """Offsets of Arrow's texts are i32. A scan's batch is 8 MiB, of packs 32 MiB when they are
 decompressed, and one value at most 100 MB."""
 
 _PAD: Final = bytes(256)
-"""Behind the last value, so that a fixed row read at its end stays inside the buffer."""
+"""Added after the last value, so that a row read at its end stays inside the buffer."""
 
 _IN_STEP: Final = 8
-"""Arrays of up to so many texts are read in step with each other, longer ones one by one."""
+"""Arrays of up to this many texts are read together, longer ones one by one."""
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 FIRST_MS: Final = -62_135_596_800_000
 LAST_MS: Final = 253_402_300_799_999
-"""The years 1 to 9999: beyond them neither Spark nor Python has names."""
+"""The years 1 to 9999, the ones that Spark and Python can represent."""
 DAY_MS: Final = 86_400_000
 
 
 def join(values: Sequence[bytes]) -> tuple[bytes, Ints, Ints]:
-    """All values in one buffer, with where each starts and ends."""
+    """All values in one buffer, and the start and end of each."""
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
     if len(values) and ends[-1] > JOINED_BYTES_MAX:
-        raise ValueError(f"{ends[-1]} bytes at once, at most {JOINED_BYTES_MAX} can be told apart")
+        raise ValueError(f"{ends[-1]} bytes in one batch; at most {JOINED_BYTES_MAX} fit")
     data = b"".join((*values, _PAD))
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(values) else ends
     return data, starts, ends
@@ -69,12 +68,12 @@ U16: Final = np.dtype("<u2")
 
 
 def owners(counts: Ints) -> Ints:
-    """For each element, which value it belongs to."""
+    """The value that each element belongs to."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def elements(starts: Ints, counts: Ints, size: int) -> Ints:
-    """Where each element of size `size` lies, of arrays whose elements begin at `starts`."""
+    """The place of each element of `size` bytes, of arrays whose elements begin at `starts`."""
     firsts = np.cumsum(counts) - counts
     return np.repeat(starts - size * firsts, counts) + size * np.arange(int(counts.sum()))
 
@@ -84,9 +83,9 @@ class Walk:
 
     Attributes:
         data: The buffer with all of them.
-        at: Where each cursor stands.
-        ends: Where each value ends.
-        odd: Those that the exact decoder must look at; nothing that was read of them counts.
+        at: The place of each cursor.
+        ends: The end of each value.
+        odd: The values to be read exactly; what was read of them so far does not count.
     """
 
     def __init__(self, values: Sequence[bytes]) -> None:
@@ -94,19 +93,19 @@ class Walk:
         self.odd: Mask = np.zeros(len(values), np.bool_)
 
     def counts(self) -> Ints:
-        """The count that opens an array: one of each value."""
+        """The counts that open an array, one for each value."""
         counts = rows_at(self.data, self.at, U16).astype(np.int64)
         self.at = self.at + 2
         return self._within(counts)
 
     def fixed(self, layout: np.dtype[Any]) -> tuple[Ints, npt.NDArray[Any]]:
-        """Array of fixed rows: how many each value has, and all of them in a row."""
+        """Array of fixed rows: the count in each value, and the rows of all values."""
         counts = self.counts()
         places = self._take(counts, layout.itemsize)
         return counts, rows_at(self.data, places, layout)
 
     def beside(self, counts: Ints, code: str, default: int = 0) -> npt.NDArray[Any]:
-        """A trailing array of numbers beside one of these counts; `default` where it is missing."""
+        """A trailing array of numbers, parallel to `counts` elements; `default` where missing."""
         layout = np.dtype(code)
         found = self._beside(counts)
         numbers = rows_at(self.data, self._take(found, layout.itemsize), layout)
@@ -117,20 +116,20 @@ class Walk:
         return spread
 
     def texts(self) -> tuple[Ints, Places]:
-        """Array<Utf8>: how many each value has, and where all of them lie."""
+        """Array<Utf8>: the count in each value, and the places of all texts."""
         counts = self.counts()
         return counts, self._text_places(counts, counts)
 
     def texts_beside(self, counts: Ints) -> Places:
-        """A trailing Array<Utf8> beside one of these counts; empty where it is missing."""
+        """A trailing Array<Utf8>, parallel to `counts` elements; empty where missing."""
         return self._text_places(self._beside(counts), counts)
 
     def finish(self) -> None:
-        """Nothing may follow."""
+        """Mark values with bytes after the cursor."""
         self.odd |= self.at != self.ends
 
     def _beside(self, counts: Ints) -> Ints:
-        """The count of a trailing array: that of its list, or 0 where it is missing or empty."""
+        """The counts of a trailing array: those given, or 0 where it is missing or empty."""
         there = self.at < self.ends
         found = np.where(there, rows_at(self.data, self.at, U16), 0).astype(np.int64)
         self.at = self.at + 2 * there
@@ -138,7 +137,7 @@ class Walk:
         return self._within(np.where(found == counts, found, 0))
 
     def _within(self, counts: Ints) -> Ints:
-        """Stops the cursors that ran over their ends."""
+        """Stop the cursors that ran past their ends."""
         over = self.at > self.ends
         self.odd |= over
         self.at = np.where(over, self.ends, self.at)
@@ -179,9 +178,9 @@ class Walk:
 
 
 def _long_array(data: bytes, at: int, end: int, starts: Ints, lengths: Ints) -> int:
-    """Fills in where the texts of one long array lie; gives the end of the array.
+    """Fill in the places of the texts of one long array; return the end of the array.
 
-    A consumer, a reason or a queue mostly stands many times in a row: a run is found at a stroke.
+    The same consumer, reason or queue often repeats: its run is found in one step.
     """
     done, count = 0, len(starts)
     while done < count and at + 2 <= end:
@@ -198,7 +197,7 @@ def _long_array(data: bytes, at: int, end: int, starts: Ints, lengths: Ints) -> 
 
 
 def _run(data: bytes, at: int, size: int, most: int) -> int:
-    """How many times, `most` at most, the same bytes stand in a row."""
+    """How many times the same bytes repeat, `most` at most."""
     if most < 2 or data[at : at + size] != data[at + size : at + 2 * size]:
         return min(most, 1)
     rows = np.frombuffer(data, np.uint8, most * size, at).reshape(most, size)
@@ -215,16 +214,16 @@ def batch(schema: pa.Schema, made: Mapping[str, Column]) -> pa.RecordBatch:
 
 
 def pieces(record: str, data: bytes, places: Places, kind: pa.DataType) -> pa.Array:
-    """The bytes at these places, as binary or as strings, which are not looked at."""
+    """The bytes at these places, as binary or as strings that are not validated."""
     starts, lengths = places
     if not len(starts):
         return pa.array([], kind)
-    # The buffer cut at every start and end: what is wanted is every second piece, copied by Arrow.
+    # The buffer is cut at every start and end; Arrow copies every second piece.
     cuts = np.empty(2 * len(starts) + 1, np.int32)
     cuts[0:-1:2], cuts[1::2] = starts, starts + lengths
     cuts[-1] = cuts[-2]
     if (np.diff(cuts) < 0).any():
-        raise RuntimeError(f"what {record} holds does not lie in order")
+        raise RuntimeError(f"the pieces of {record} are not in ascending order")
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
     all_pieces = pa.Array.from_buffers(kind, 2 * len(starts), buffers)
     return all_pieces.take(pa.array(np.arange(0, 2 * len(starts), 2)))
@@ -253,15 +252,15 @@ def where(wanted: Mask, column: pa.Array) -> pa.Array:
 
 
 def last_numbers(rows: Sequence[Row]) -> Ints:
-    """The number with which each key ends: a message ID, a sequence, a bucket; big-endian u64.
+    """The number at the end of each key: a message ID, a sequence, a bucket; big-endian u64.
 
-    A bucket over 2^63 comes out negative: its bits are the same.
+    A bucket of 2^63 or more comes out negative, with the same bits.
     """
     return np.frombuffer(b"".join([key[-8:] for key, _ in rows]), ">u8").astype(np.int64)
 
 
 def times(milliseconds: npt.NDArray[Any], *, zero_is_none: bool = False) -> pa.Array:
-    """Timestamps; beyond the year 9999 they stand at its end, and 0 may mean none."""
+    """Timestamps, clamped to the years 1 to 9999; 0 may mean none."""
     microseconds = np.clip(milliseconds.astype(np.int64), FIRST_MS, LAST_MS) * 1000
     mask = milliseconds == 0 if zero_is_none else None
     return pa.array(microseconds, mask=mask).view(TIMESTAMP)

@@ -1,4 +1,4 @@
-"""What the keys of many active buckets say, as columns."""
+"""The keys of active buckets as columns."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from libs.storage.layout.keys import RecordType, queue_head
 
 
 class ActiveKeys(NamedTuple):
-    """Of each bucket: its order, whether it is timed, and its own number, which is 0 if not."""
+    """For each bucket: its order, whether it is timed, and its number, 0 unless it is timed."""
 
     orders: Ints
     timed: npt.NDArray[np.bool_]
     numbers: Ints
 
     def at(self, places: Ints) -> ActiveKeys:
-        """Those of the buckets in these places."""
         return ActiveKeys(self.orders[places], self.timed[places], self.numbers[places])
 
 
 def active_keys(rows: Sequence[Row], queue: str) -> ActiveKeys:
-    """What the keys of a queue's active buckets say."""
     head = len(queue_head(RecordType.ACTIVE, queue))
-    # Behind the bucket number there is another one where the bucket is timed.
+    # The key of a timed bucket has another number after the bucket number.
     words = b"".join([key[head:].ljust(16, b"\x00") for key, _ in rows])
     buckets, numbers = np.frombuffer(words, ">u8").astype(np.int64).reshape(-1, 2).T
     timed = np.equal(buckets >> ORDER_BITS & 3, BucketKind.TIMED)

@@ -1,10 +1,10 @@
 """The metadata log and the payload records as Arrow columns; layouts: metadata.py, payloads.py.
 
-Where the records of a log entry begin is not written down: each ends where its headers do. All
-records of an entry were received at the same time, though, and that time stands in each at the same
-place. So the places where it stands are looked for in all entries at once; each record that would
-begin there is measured, and the entry is taken only if its records follow each other without a gap,
-from its first byte to its trailing arrays. The records of every other entry are found one by one.
+A log entry does not store where its records begin: each ends where its headers do. But all records
+of an entry were received at the same time, which each has at the same offset. So one search finds
+that time in all entries, each record that would begin there is measured, and an entry is accepted
+only if its records follow each other without a gap, from its first byte to its trailing arrays. The
+records of every other entry are found one by one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _HEAD: Final = np.dtype(
     ]
 )
 _RECEIVED: Final = 16
-"""Where a record has the time of receipt."""
+"""The offset of the time of receipt in a record."""
 
 _RARE: Final = 4
-"""The byte of that time to look for: the same for 49 days, and of 0x80 or more, so not in ASCII,
-until 2039."""
+"""The byte of that time to search for: the same for 49 days, and 0x80 or more until 2039, so that
+ASCII text does not contain it."""
 
 _I64: Final = np.dtype("<i8")
 _NO_DELAY: Final = -1
 _NEAR: Final = 65_535
-"""How far the ID of a record may be from that of its entry's first."""
+"""The ID of a record is less than this above that of its entry's first record."""
 
 LOG_SCHEMA: Final = pa.schema(
     [
@@ -65,7 +65,7 @@ LOG_SCHEMA: Final = pa.schema(
         pa.field("day", pa.date32(), nullable=False),
     ]
 )
-"""A message as the log has it: times in UTC, null where there is none; the day of its receipt."""
+"""A message of the log: times in UTC, null where there is none; `day` is that of its receipt."""
 
 PAYLOAD_SCHEMA: Final = pa.schema(
     [
@@ -75,11 +75,11 @@ PAYLOAD_SCHEMA: Final = pa.schema(
         pa.field("uri", pa.string()),
     ]
 )
-"""A payload, or in its place the URI of the object that holds it."""
+"""A payload, or the URI of the object that holds it."""
 
 
 class _Found(NamedTuple):
-    """What is known of all messages of a batch."""
+    """The columns of a batch, and the places of its texts."""
 
     walk: Walk
     owner: Ints  # of each message, its entry
@@ -94,7 +94,7 @@ class _Found(NamedTuple):
 def log_batches(rows: Sequence[Row], schema: pa.Schema = LOG_SCHEMA) -> list[pa.RecordBatch]:
     """The messages of log entries; CorruptRecord when one of the entries is damaged.
 
-    With the columns of `schema` alone: the others cost little more than their places.
+    Only the columns of `schema` are made.
     """
     found = _measure([value for _, value in rows], _records)
     odd = found.walk.odd
@@ -120,7 +120,7 @@ def _measure(
     starts, owner = records(walk, walk.counts(), values)
     heads = columns.rows_at(walk.data, starts, _HEAD)
     at, keys, texts = _headers(walk, starts, owner, heads)
-    # Each record must end where the next begins; the last one, where the trailing arrays do.
+    # Each record must end where the next one begins, the last one where the trailing arrays begin.
     last = np.ones(len(starts), np.bool_)
     last[:-1] = owner[1:] != owner[:-1]
     walk.odd[owner[:-1][(at[:-1] != starts[1:]) & ~last[:-1]]] = True
@@ -145,7 +145,7 @@ def _exact_records(walk: Walk, counts: Ints, values: Sequence[bytes]) -> tuple[I
 
 
 def _records(walk: Walk, counts: Ints, _: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """Where all records begin, and the entries that they belong to; marks entries as odd."""
+    """The starts of all records, and the entry of each; marks entries as odd."""
     data, first = walk.data, walk.at
     heads = columns.rows_at(data, first, _HEAD)
     marks = np.unique(heads["received_at"] >> (8 * _RARE) & 0xFF)
@@ -175,7 +175,7 @@ def _records(walk: Walk, counts: Ints, _: Sequence[bytes]) -> tuple[Ints, Ints]:
 def _headers(
     walk: Walk, starts: Ints, owner: Ints, heads: npt.NDArray[Any]
 ) -> tuple[Ints, Places, Places]:
-    """Where each record ends, and where its headers' keys and values lie."""
+    """The end of each record, and the places of its headers' keys and values."""
     counts = heads["header_count"].astype(np.int64)
     firsts = np.cumsum(counts) - counts
     ends = walk.ends[owner]
@@ -209,7 +209,7 @@ def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBa
         return columns.present(texts, found.queues[1])
 
     def deadlines() -> pa.Array:
-        # A retention of 0 means for ever, as does a deadline of 0.
+        # A retention of 0 means for ever, and so does a deadline of 0.
         kept_s = heads["retention_s"].astype(np.int64)
         within = np.clip(received_ms, columns.FIRST_MS, columns.LAST_MS)
         return columns.times(np.where(kept_s > 0, within + 1000 * kept_s, 0), zero_is_none=True)
@@ -233,7 +233,7 @@ def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBa
 
 
 def shards(message_ids: Ints) -> pa.Array:
-    """The ingest shards that gave these IDs."""
+    """The ingest shards that assigned these IDs."""
     return pa.array((message_ids >> SEQUENCE_BITS).astype(np.int32))
 
 
@@ -244,9 +244,9 @@ _INLINE, _URI = 1, 2
 
 
 def payload_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.RecordBatch:
-    """Payload records; CorruptRecord when one is damaged, and more than its key is asked for.
+    """Payload records; CorruptRecord when one is damaged.
 
-    With the columns of `schema` alone: where they are those of the keys, contents are left alone.
+    Only the columns of `schema` are made; values are read only if one of them needs a value.
     """
     ids = columns.last_numbers(rows)
     made: dict[str, Column] = {
@@ -266,7 +266,7 @@ def _contents(rows: Sequence[Row]) -> dict[str, Column]:
     whole = starts + _PAYLOAD_HEAD.itemsize + sizes == ends
     for odd in np.flatnonzero(~whole | ~(inline | uri)).tolist():
         decode_payload(rows[odd][1])  # says what is wrong
-        raise CorruptRecord("payload value", "is read in another way by the exact decoder")
+        raise CorruptRecord("payload value", "columns and exact decoder disagree")
     begins = starts + _PAYLOAD_HEAD.itemsize
 
     def column(wanted: Mask, kind: pa.DataType) -> Any:

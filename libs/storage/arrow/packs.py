@@ -1,7 +1,7 @@
 """Stored payloads as Arrow columns; the layouts of both kinds: payloads.py, payload_packs.py.
 
-The messages of a pack are told by its key and their places, so no Python runs per message; a pack
-that is compressed is decompressed by one call.
+A message of a pack follows from the pack's key and the message's place in it, so no Python runs for
+each message; a compressed pack is decompressed by one call.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def stored_payloads(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> 
 def pack_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.RecordBatch:
     """The payloads of packs; CorruptRecord when one is damaged.
 
-    With the columns of `schema` alone; which messages a pack has stands in its value, though, so
-    that is always looked at.
+    Only the columns of `schema` are made; values are always read, since only they say which
+    messages a pack has.
     """
     data, starts, ends = columns.join([plain_pack(value) for _, value in rows])
     heads = columns.rows_at(data, starts, _HEAD)
@@ -74,8 +74,8 @@ def pack_batch(rows: Sequence[Row], schema: pa.Schema = PAYLOAD_SCHEMA) -> pa.Re
 
 
 def _refuse(rows: Sequence[Row], odd: Mask) -> None:
-    """Raises for the first odd one what the exact decoder says of it."""
+    """Raise the exact decoder's error for the first odd row."""
     for at in np.flatnonzero(odd).tolist():
         key, value = rows[at]
         decode_pack(parse_pack_key(key), value)
-        raise CorruptRecord("payload pack", "is read in another way by the exact decoder")
+        raise CorruptRecord("payload pack", "columns and exact decoder disagree")

@@ -1,8 +1,8 @@
 """The lists of a queue as Arrow columns; layouts: queues.py.
 
-The rows given to a function are all of one queue; columns that `schema` lacks are not made. Every
-form of a value that may be stored is read here; one that does not fit goes to the exact decoder of
-its record, which says what is wrong.
+All rows of a call belong to one queue. Only the columns of `schema` are made. CorruptRecord when a
+row is damaged: a value that does not fit its layout goes to the exact decoder of its record, which
+says what is wrong.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ ACTIVE_SCHEMA: Final = pa.schema(
         _field("bucket_number", pa.int64()),
     ]
 )
-"""A message that is available (or delayed), or in flight; without its lease."""
+"""A message that is available, delayed or in flight; without its lease, which is secret."""
 
 DONE_SCHEMA: Final = pa.schema(
     [
@@ -114,7 +114,7 @@ DONE_SCHEMA: Final = pa.schema(
         _field("day", pa.date32()),
     ]
 )
-"""A message that was acked, or transferred to another queue; the day on which."""
+"""A message that was acked or transferred to another queue; `day` is the day of that."""
 
 FAILED_SCHEMA: Final = pa.schema(
     [
@@ -128,7 +128,7 @@ FAILED_SCHEMA: Final = pa.schema(
         _field("day", pa.date32()),
     ]
 )
-"""A dead letter; the day on which it failed."""
+"""A dead letter; `day` is the day on which it failed."""
 
 ARCHIVED_SCHEMA: Final = pa.schema(
     [
@@ -143,7 +143,7 @@ ARCHIVED_SCHEMA: Final = pa.schema(
         _field("day", pa.date32()),
     ]
 )
-"""A dead letter whose content is in the archive; the day on which it was archived."""
+"""A dead letter whose content is in the archive; `day` is the day on which it was archived."""
 
 ATTEMPTS_SCHEMA: Final = pa.schema(
     [
@@ -155,11 +155,11 @@ ATTEMPTS_SCHEMA: Final = pa.schema(
         _field("failed_in", pa.string()),
     ]
 )
-"""A failed attempt; the first recorded one is 1. `failed_in` is the queue in which it was made."""
+"""A failed attempt, counted from 1. `failed_in` is the queue in which it failed."""
 
 
 class Place(NamedTuple):
-    """Whose rows they are."""
+    """The queue that rows belong to, and its broker shard."""
 
     queue: str
     broker_shard: int
@@ -174,8 +174,7 @@ def active_batches(
 ) -> list[pa.RecordBatch]:
     """The messages of active buckets: those available, then those in flight.
 
-    Without the first `head_offset` of the bucket `head_order`, if that comes first.
-    CorruptRecord when a bucket is damaged.
+    Leaves out the first `head_offset` messages of the bucket `head_order`, if that comes first.
     """
     walk = _walk(rows)
     counts, waiting = walk.fixed(_WAITING)
@@ -371,13 +370,13 @@ def _finish(
     walk.finish()
     for index in np.flatnonzero(walk.odd).tolist():
         decode(rows[index][1])  # says what is wrong
-        raise CorruptRecord(record, "only its exact decoder can read it: its columns must learn it")
+        raise CorruptRecord(record, "columns and exact decoder disagree")
 
 
 def _batch(
     chosen: pa.Schema, schema: pa.Schema, place: Place, message_ids: Any, *rest: Any
 ) -> pa.RecordBatch:
-    """Those chosen of the columns of a schema; what is called for its column has its type."""
+    """The chosen columns of a schema. A column is numbers to cast, or a function that makes it."""
     size = len(message_ids)
     found = (
         lambda: pa.repeat(place.queue, size),

@@ -228,7 +228,7 @@ class _Semaphores:
 
 
 class DirectCalls(PublicCalls):
-    """The same calls on the known version: one copy for each argument, rows lifted in one pass."""
+    """The calls on the known version: one copy for each argument, rows lifted in one pass."""
 
     def __init__(self, library: _Library) -> None:
         self._library = library
@@ -308,9 +308,9 @@ class Committer:
     It sleeps in a semaphore of the C library, which SlateDB's own threads post, so that no thread
     needs the interpreter before a step is over, and then only this one does, for microseconds.
 
-    UniFFI reports "ready" or "poll again" to the callback of a poll; a semaphore cannot tell them
-    apart. So once it was posted, the future is polled again with a callback in Python: a future
-    that is ready, as nearly always, calls it at once, any other calls it later.
+    UniFFI passes "ready" or "poll again" to the callback of a poll; a semaphore loses which. So
+    once it was posted, the future is polled again with a callback in Python: a future that is
+    ready, as nearly always, calls it immediately, any other calls it later.
     """
 
     def __init__(

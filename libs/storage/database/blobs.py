@@ -1,6 +1,6 @@
-"""Payloads too large for a record: one object each, below `blobs/`, under a random name.
+"""Payloads too large for a record: an object each, below `blobs/`, under a random name.
 
-A blob is durable before its URI is handed out, and the URI is what the payload record holds:
+A blob is durable before `put` returns its URI, which the payload record then holds:
 `<root URL>/blobs/<2 hex>/<30 hex>`, without options or credentials.
 """
 
@@ -15,23 +15,23 @@ from libs.storage.errors import ForeignUri
 __all__ = ["FOLDER", "Blobs"]
 
 FOLDER: Final = "blobs"
-"""Below the root; what is in it lies in 256 folders."""
+"""The folder of all blobs; it has 256 folders."""
 
 _NAME_BYTES: Final = 16
 _HEX: Final = frozenset("0123456789abcdef")
 
 
 class Blobs:
-    """The payload objects of one root. Methods raise StoreUnavailable when the store is away."""
+    """The payload objects of one root. Every method raises StoreUnavailable."""
 
     def __init__(self, root: Root) -> None:
         self._objects = root.objects
         self._base = root.url if root.url.endswith("/") else f"{root.url}/"
 
     async def put(self, payload: bytes) -> str:
-        """Store `payload` under a fresh name; durable on return. Gives its URI."""
+        """Store `payload` under a new name, durably, and return its URI."""
         name = secrets.token_hex(_NAME_BYTES)
-        # 256 folders: a local one with millions of entries gets slow.
+        # 256 folders: a local folder with millions of entries is slow.
         path = f"{FOLDER}/{name[:2]}/{name[2:]}"
         await self._objects.put(path, payload)
         return self.uri_of(path)
@@ -41,11 +41,11 @@ class Blobs:
         return await self._objects.get(self._path(uri))
 
     async def get_slowly(self, uri: str, silence_s: float) -> bytes:
-        """The same, however long it takes; TimeoutError when no byte came for `silence_s`."""
+        """As `get`, however long it takes; TimeoutError when no byte arrives for `silence_s`."""
         return await self._objects.get_slowly(self._path(uri), silence_s)
 
     async def stored_ms(self, uri: str) -> int:
-        """When the payload was stored, by the store's clock, in ms. Raises as `get` does."""
+        """When the payload was stored, by the store's clock, in ms. Raises the errors of `get`."""
         return await self._objects.modified_ms(self._path(uri))
 
     async def delete(self, uri: str) -> None:
@@ -53,11 +53,10 @@ class Blobs:
         await self._objects.delete(self._path(uri))
 
     def uri_of(self, path: str) -> str:
-        """The URI of the object at a path below the root."""
         return self._base + path
 
     def owns(self, uri: str) -> bool:
-        """Whether the URI is one that `put` of this root may have given."""
+        """Whether `put` of this root may have returned the URI."""
         try:
             self._path(uri)
         except ForeignUri:

@@ -1,4 +1,4 @@
-"""Time that never goes back, and the wait that SlateDB asks for after a clock that did."""
+"""Time that never goes back, and the wait that SlateDB needs after the wall clock went back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STEP_MS: Final = 1000
 """A wall clock further ahead than this has stepped: by hand, by NTP, or a suspended machine."""
 
 STEP_HOLD_S: Final = 30.0
-"""How long a step must last before it is followed: one that is taken back by then ends nothing."""
+"""How long a step must last before it is followed; one that is undone sooner has no effect."""
 
 
 LAST_MS: Final = MAX_ORDER_MS - (1 << 21)
-"""The last time, in 2248: the keys of records have room for it, and for what they count beyond."""
+"""The last time, in 2248, that the keys of records can have."""
 
 
 class Clock(Protocol):
@@ -34,21 +34,21 @@ class Clock(Protocol):
 
     @property
     def stepped_ms(self) -> int:
-        """By how much this clock has followed steps of the wall clock so far, in all.
+        """The sum of the steps of the wall clock that this clock has followed.
 
-        Whoever measures by it how long somebody has had takes account of a step.
+        Subtract its growth from a duration measured by `now_ms`.
         """
 
     def now_ms(self) -> int:
-        """The time now."""
+        """The time in ms since 1970, never less than a value returned before."""
 
 
 class HybridClock:
-    """max(last + monotonic time passed, wall clock), going on from the last value that was kept.
+    """max(last + monotonic time passed, wall clock), starting from the last value that was stored.
 
-    It never goes back, whatever the wall clock does, and never stands still while that is behind. A
-    step ahead by more than STEP_MS is followed when it has lasted for STEP_HOLD_S, unless it leads
-    beyond LAST_MS. `wall` gives seconds since the epoch, `monotonic` seconds from anywhere.
+    It never goes back, and does not stand still while the wall clock is behind. A step ahead by
+    more than STEP_MS is followed when it has lasted for STEP_HOLD_S, unless it leads beyond
+    LAST_MS. `wall` returns seconds since the epoch, `monotonic` seconds from any origin.
 
     Raises ClockOutOfRange where it would begin beyond LAST_MS.
     """
@@ -74,7 +74,6 @@ class HybridClock:
         return self._stepped_ms
 
     def now_ms(self) -> int:
-        """The time now; at least every value given before."""
         at = self._monotonic()
         now = min(self._base_ms + int((at - self._base_at) * 1000), LAST_MS)
         ahead_ms = int(self._wall() * 1000) - now
@@ -111,11 +110,11 @@ async def wait_until_past(
     wall: Callable[[], float] = time.time,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Returns once the wall clock is past `last_ms`, the time of the last commit.
+    """Return once the wall clock is past `last_ms`, the time of the last commit.
 
-    SlateDB refuses writes behind its own last tick and then closes the database, so nothing may be
-    written before this returns. `waiting(behind_ms)` is called before each sleep of at most a
-    second: log it, and answer NOT_SERVING until this returns.
+    SlateDB refuses a write with a tick before its last one and then closes the database, so write
+    nothing before this returns. `waiting(behind_ms)` is called before each sleep of at most a
+    second.
     """
     while True:
         behind_ms = last_ms - int(wall() * 1000)

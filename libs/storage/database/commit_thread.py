@@ -1,7 +1,7 @@
-"""Small commits in a thread: write, flush and sync one after the other, and one return to the loop.
+"""Small commits in a thread: write, flush and sync, and one return to the event loop.
 
-On an event loop each of these steps ends in a wake-up that waits behind all that the loop has to do
-by then: under a burst of small publishes a commit took ten times as long as its steps.
+On the event loop each of these steps would end in a wake-up that waits behind everything else that
+the loop has to do: under a burst of small publishes a commit took ten times as long as its steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Job = tuple[Any, "asyncio.Future[Any]"]
 
 
 class CommitThread:
-    """Makes commits of one database, one after the other. Use it from one event loop."""
+    """Commits to one database, one after the other. Use it from one event loop."""
 
     def __init__(self, committer: Committer, sync: Callable[[], None], name: str) -> None:
         """After each commit of `committer`, call `sync`."""

@@ -1,6 +1,6 @@
-"""Group commit: changes apply in memory at once, one loop makes them durable, then answers go out.
+"""Group commit: changes apply in memory, one loop makes them durable, then responses are sent.
 
-    mark_dirty ──▶ gathering ──drain──▶ written (in memory) ──flush, sync──▶ durable ──▶ answers
+    mark_dirty ──▶ gathering ──drain──▶ written (in memory) ──flush, sync──▶ durable ──▶ responses
                        ▲                      at most two, in order                │
                        └──────────── the next commit gathers meanwhile ◀───────────┘
 
@@ -34,23 +34,21 @@ MAX_IN_FLIGHT: Final = 2
 """Commits written and not yet durable: one being synced while the next is written."""
 
 AT_ONCE_BYTES: Final = 256 << 10
-"""Up to here a commit that finds no other in flight is made in one step, off the event loop, and
-the next one gathers until it is durable. Larger ones overlap: their bytes take longer than wakes.
-"""
+"""Commits up to this size that find no other in flight are made in one step, off the event loop.
+Larger ones overlap: copying their bytes takes longer than waking up for each step."""
 
 
 class Source(Protocol):
-    """What is committed: the owner's changed records."""
+    """The owner of the records to commit."""
 
     async def drain(self, batch: Batch) -> None:
         """Put everything that changed since the last drain.
 
-        Others may have turns meanwhile, and what they change belongs to this commit: the last step
+        Other tasks may run meanwhile, and what they change belongs to this commit: the last step
         puts all of it. What takes long to encode is put in steps, or later (`Batch.put_later`).
 
-        `batch.commit` is the number of this commit, the one its `on_durable` hooks will get. Put
-        nothing if nothing changed: the hooks hear of no such commit. Must not raise: an error here
-        counts as a failed commit.
+        `batch.commit` is the number of this commit, which is passed to the `on_durable` hooks. Put
+        nothing if nothing changed: the hooks are not called then. An error here fails the commit.
         """
 
 
@@ -93,9 +91,9 @@ class GroupCommit:
         self._gathering: _Commit | None = None
         self._gathered_bytes = 0
         self.hold = asyncio.Lock()
-        """No commit begins while it is held: for what belongs into one, and is made in steps.
+        """No commit begins while it is held: for changes made in steps that belong into one commit.
 
-        Whoever holds it must not wait for a commit.
+        Do not wait for a commit while holding it.
         """
         self._closing = False
         self._running = False
@@ -107,10 +105,11 @@ class GroupCommit:
     def mark_dirty(
         self, size_bytes: int = 0, failed: Callable[[StorageError], None] | None = None
     ) -> None:
-        """Something changed in memory: the next commit will drain it.
+        """Note that something changed in memory, for the next commit to drain.
 
-        `size_bytes` counts towards `uncommitted_bytes` until the drain, which then knows better.
-        With `failed`, which is called if that commit fails, raises the error of one before.
+        `size_bytes` counts towards `uncommitted_bytes` until the drain measures the real size.
+        `failed` is called if that commit fails; where an earlier one has failed, its error is
+        raised here.
         """
         if failed is not None and self.failed is not None:
             raise self.failed
@@ -122,9 +121,9 @@ class GroupCommit:
             self._gathering.done.add_done_callback(partial(_pass_failure_on, failed))
 
     async def durable(self) -> None:
-        """Wait for the newest commit that could hold anything applied so far; none: return at once.
+        """Wait for the newest commit that can contain what was applied so far, if there is one.
 
-        Raises the error of a failed commit. Cancelling one waiter disturbs no other.
+        Raises the error of a failed commit. Cancelling one waiter does not affect the others.
         """
         newest = self.newest()
         if newest is not None:
@@ -133,9 +132,9 @@ class GroupCommit:
     async def prove_ownership(self) -> None:
         """Wait for a commit that begins after this call: only the database's owner can make one.
 
-        A process that was replaced may not know it yet, and reads on from what it remembers. So
-        prove it before an answer that ends something: "there is none", "it is too late". Raises the
-        error of a failed commit, Fenced among them.
+        A process that was replaced may not know it yet, and still read from its memory. So prove
+        ownership before a response that is final, such as "there is none" or "it is too late".
+        Raises the error of a failed commit, Fenced among them.
         """
         self.mark_dirty()
         if self._gathering is not None:
@@ -143,7 +142,7 @@ class GroupCommit:
         await self.durable()
 
     def newest(self) -> asyncio.Future[None] | None:
-        """The end of that commit, for whoever attaches a callback; not to be cancelled.
+        """The future of that commit, to attach callbacks to; do not cancel it.
 
         Raises the error of a failed commit.
         """
@@ -155,7 +154,7 @@ class GroupCommit:
     def on_durable(self, callback: Callable[[int], None]) -> None:
         """Call `callback(commit number)` after each durable commit, before its waiters go on.
 
-        Not after one for which the source had nothing (see `prove_ownership`).
+        It is not called for a commit without changes (see `prove_ownership`).
         """
         self._hooks.append(callback)
 
@@ -167,11 +166,11 @@ class GroupCommit:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Bytes gathered or in flight, not durable yet: what back-pressure is judged by."""
+        """Bytes gathered or in flight, not durable yet: the measure for back-pressure."""
         return self._gathered_bytes + sum(commit.size_bytes for commit in self._in_flight)
 
     async def run(self) -> None:
-        """Commit until closed. Raises the cause when a commit fails; then the process must stop."""
+        """Commit until closed. Raises the error of a failed commit; the process must stop then."""
         self._running = True
         try:
             while self.failed is None:
@@ -192,9 +191,9 @@ class GroupCommit:
             self._finished.set()
 
     async def close(self) -> None:
-        """Make durable what is still dirty, then end `run`. Never raises: look at `failed`.
+        """Commit what is still dirty, then end `run`. Never raises: look at `failed`.
 
-        Await `run`'s task afterwards; a `run` that has not begun yet does its work there.
+        Await the task of `run` afterwards.
         """
         self._closing = True
         self._wake.set()
@@ -202,7 +201,7 @@ class GroupCommit:
             await self._finished.wait()
 
     async def _commit(self, commit: _Commit) -> None:
-        await asyncio.sleep(0)  # what is ready to run now may still join this commit
+        await asyncio.sleep(0)  # tasks that are ready to run may still join this commit
         if self.failed is not None:
             return
         started = time.monotonic()
@@ -211,7 +210,7 @@ class GroupCommit:
         try:
             async with self.hold:
                 await self._source.drain(batch)
-        except Exception as error:  # noqa: BLE001 - a half-drained source must never commit again
+        except Exception as error:  # noqa: BLE001 - a half-drained source must not commit again
             self._fail(error)
             return
         if self._gathering is None:
@@ -270,7 +269,7 @@ class GroupCommit:
         self._slots.release()
 
     def _release_empty(self, commit: _Commit) -> None:
-        """Nothing had changed: its waiters wait for what is in flight, if anything is."""
+        """Let the waiters of an empty commit wait for the commits in flight, if there are any."""
         if not self._in_flight:
             commit.done.set_result(None)
             return
@@ -303,7 +302,7 @@ class GroupCommit:
         for one in waiting:
             if not one.done.done():
                 one.done.set_exception(self.failed)
-                one.done.exception()  # nobody may be waiting: that is no error of its own
+                one.done.exception()  # marks it as retrieved: there may be no waiter
         self._wake.set()
         self._slots.release()
 

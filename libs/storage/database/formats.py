@@ -1,7 +1,7 @@
 """The format of a database: one number for all layouts of its records, written when it is made.
 
-Records grow in ways that older readers stop at or refuse by themselves. A change that they would
-misread without noticing raises FORMAT; then every reader and writer refuses what it does not know.
+Most changes of a record are refused by older readers without help. A change that they would misread
+raises FORMAT, and then every reader and writer refuses a database of another format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BEHIND_KEYS: Final = b"\xff"
 
 
 def check_format(value: bytes | None, what: str) -> None:
-    """Raises OtherFormat unless the format record of `what` names the one that is read here."""
+    """Raise OtherFormat unless this format record of `what` has FORMAT."""
     if value is None:
         raise OtherFormat(
             f"{what} has records and no format: it was written before 0.1. Export its messages "
@@ -37,7 +37,7 @@ def check_format(value: bytes | None, what: str) -> None:
 
 
 async def settle_format(database: Database, what: str) -> None:
-    """Writes the format into a database without records. Raises OtherFormat for one of another."""
+    """Write the format into a new database. Raises OtherFormat for a database of another format."""
     value = await database.get(FORMAT_KEY)
     if value is None and await _is_empty(database):
         batch = Batch()

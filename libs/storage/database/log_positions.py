@@ -1,4 +1,4 @@
-"""Where in a metadata log a time stands: found by halving, as times never go back along a log."""
+"""The place of a time in a metadata log, found by bisection: times never go back in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LogStore", "position_before"]
 
 
 class LogStore(Protocol):
-    """What is needed of a database or a snapshot."""
+    """A database or a snapshot."""
 
     def scan(self, start: bytes, end: bytes, limit: int | None = None) -> AsyncIterator[list[Row]]:
         """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
@@ -23,15 +23,15 @@ class LogStore(Protocol):
 async def position_before(
     store: LogStore, end_sequence: int, received_at_ms: int, first_sequence: int = 1
 ) -> int:
-    """The last sequence up to the end whose messages were all received before this time.
+    """The last sequence, up to the end, whose messages were all received before this time.
 
-    0: there is none. All messages of an entry are received at the same time. Costs some fifty reads
-    of one row, however long the log is. No entry stands before `first_sequence`: what was removed
-    there is not passed again and again.
+    Returns 0 if there is none. All messages of an entry are received at the same time. Reads a row
+    about fifty times, however long the log is. There is no entry before `first_sequence`, so that
+    removed rows are not scanned again and again.
     """
     if received_at_ms <= 0:
         return 0
-    # Entries up to `before` were, those above `after` were not.
+    # Entries up to `before` were received before the time, those above `after` were not.
     position, after = 0, end_sequence
     before = min(max(after - sequence_of(after), first_sequence - 1), after)
     while before < after:
@@ -45,7 +45,7 @@ async def position_before(
 
 
 async def _first_after(store: LogStore, position: int, last: int) -> tuple[int, int]:
-    """Sequence and time of the first entry behind a position, up to the last one; or 0, 0."""
+    """Sequence and time of the first entry after a position and up to `last`; 0, 0: none."""
     span = log_range(position + 1, last)
     async for rows in store.scan(span.start, span.end, limit=1):
         key, value = rows[0]

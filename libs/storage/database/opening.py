@@ -1,9 +1,8 @@
-"""Opening a database takes as long as it makes progress: no clock ends it while the store answers.
+"""Opening a database, which may take as long as it makes progress.
 
-A start replays what the last owner had not yet moved into sorted tables: a HEAD and a GET for each
-WAL object. How long that takes depends on the store. An opening that is given up makes no progress
-at all and leaves one more WAL object behind, so a limit in seconds would be a crash loop on every
-store that is too slow for it.
+Opening replays what the last owner had not yet moved into sorted tables: a HEAD and a GET for each
+WAL object. How long that takes depends on the store. An abandoned opening has made no progress and
+leaves one more WAL object behind, so a time limit would be a crash loop on every slower store.
 
 ::
 
@@ -12,8 +11,8 @@ store that is too slow for it.
                              └─ no, for a while ─► ask the store ─┬──► it answers: wait on
                                                                   └──► StoreUnavailable
 
-SlateDB begins no request of the replay before one has been answered, and asks for its manifest
-every second all along; so the number stands still only where the store is silent.
+SlateDB starts the requests of a replay one after the other, and reads its manifest every second; so
+the number stands still only while the store does not respond.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Opening:
     """One opening of the database `name` for writing."""
 
     def __init__(self, builder: DbBuilder, admin: Admin, objects: Objects, name: str) -> None:
-        """Watch what this builder does; `admin` and `objects` are used for the log alone."""
+        """Watch this builder; `admin` and `objects` are only used for the progress in the log."""
         self._builder = builder
         self._admin = admin
         self._objects = objects
@@ -52,9 +51,9 @@ class Opening:
         builder.with_metrics_recorder(self._recorder)
 
     async def build(self, stall_s: float, check: Callable[[], Awaitable[None]]) -> Db:
-        """The open database. Raises SlateDB's errors, and what `check` raises.
+        """The open database. Raises SlateDB's errors, and those of `check`.
 
-        `check` asks the store for a sign of life; it is called whenever no request was begun for
+        `check` sends the store a request; it is called whenever no request was started for
         `stall_s` seconds.
         """
         building = asyncio.ensure_future(self._builder.build())
@@ -69,7 +68,7 @@ class Opening:
     ) -> None:
         requests, looks, still_looks = 0, 0, 0
         look_s = min(LOOK_S, stall_s)
-        # Looks are counted, not seconds: a process that was stopped meanwhile has not waited.
+        # Counts looks, not seconds: a process that was stopped meanwhile has not waited.
         while True:
             done, _ = await asyncio.wait([building], timeout=look_s)
             if done:
@@ -92,7 +91,7 @@ class Opening:
             _log.info("opened %s after %d requests to the store", self._name, self._requests())
 
     def _requests(self, api: str = "") -> int:
-        """Requests to the store begun so far, of one kind or of all."""
+        """Requests to the store started so far, of one kind or of all."""
         return sum(
             _count(metric.value)
             for metric in self._recorder.metrics_by_name(_REQUESTS)
@@ -113,7 +112,7 @@ class Opening:
         )
 
     async def _count_wal_objects(self) -> int | None:
-        """How many WAL objects this start replays; None while that cannot be read."""
+        """How many WAL objects there are to replay; None while that cannot be read."""
         try:
             async with asyncio.timeout(LOG_EVERY_LOOKS * LOOK_S):
                 manifest = await self._admin.read_manifest(None)

@@ -1,8 +1,8 @@
-"""Which rows of a database are alive, as runs of keys: for whoever reads one from outside.
+"""The ranges of keys that are not garbage, for readers of a snapshot.
 
-A broker never scans from a queue's beginning, and neither may others: what lies before a list's
-head or in another epoch is garbage that waits to be removed. Where the lists begin is in the state
-record of the queue.
+Rows before the head of a list or of another epoch are garbage that waits to be removed, so no
+reader may scan from the beginning of a queue. The state record of a queue says where its lists
+begin.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ __all__ = [
 ]
 
 LATE_MS: Final = 60_000
-"""How long after its time a message is in its row of a done or failed list at the latest: commands
-may wait for the store, and so may commits."""
+"""The longest time from the end of a message to the row of the done or failed list that has it:
+commands may wait for the store, and so may commits."""
 
 _NUMBER_BYTES: Final = 8
 
 
 class Run(NamedTuple):
-    """The rows whose keys are a head and then a number within `first`..`last`, u64 big-endian.
+    """The rows whose keys are a head and a number within `first`..`last`, u64 big-endian.
 
-    The keys of timed buckets have another number behind it.
+    The keys of timed buckets have another number after it.
     """
 
     head: bytes
@@ -146,7 +146,7 @@ def archived_run(
 def _finished(
     record_type: RecordType, queue: str, epoch: int, oldest: int, from_ms: int, until_ms: int | None
 ) -> Run | None:
-    """A row is written after what is in it was finished: no earlier order, and not much later."""
+    """The rows of a list: each was written after its messages were finished, by LATE_MS at most."""
     if not oldest:
         return None
     first = max(oldest, order_of(epoch, _within(from_ms), 0))

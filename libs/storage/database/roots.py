@@ -1,14 +1,14 @@
-"""A root: the one place, named by a URL, that holds everything of one SlateMQ instance.
+"""A root: the place, named by a URL, that holds everything of one SlateMQ instance.
 
     file:///folder                     a folder of this machine, made if absent
-    memory:///                         this process only; gone with the Root object
+    memory:///                         in this process only, as long as the Root object lives
     s3://bucket/prefix?endpoint=&region=&allow_http=true
     gs://bucket/prefix
     az://container/prefix?endpoint=&allow_http=true
 
 Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`, `topology/`,
 `instance/`, `janitor/`.
-Credentials come from the environment variables usual for each store, never from the URL.
+Credentials come from the usual environment variables of each store, never from the URL.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from libs.storage.objects.small_objects import Objects, open_objects
 __all__ = ["Address", "Root", "open_root", "parse_root"]
 
 SILENCE_S: Final = 10.0
-"""How long a store may be silent before it counts as unreachable. Opening a database may take far
+"""How long a store may not respond before it counts as unreachable. Opening a database may take far
 longer: see libs.storage.database.opening."""
 
 _OPTIONS: Final = {
@@ -97,7 +97,7 @@ def parse_root(url: str) -> Address:
     if "@" in parts.netloc:
         raise ValueError("root URL: credentials belong in the environment, not in the URL")
     if parts.fragment:
-        raise ValueError("root URL: a fragment (#...) means nothing here")
+        raise ValueError("root URL: it has a fragment (#...), which has no meaning here: remove it")
     options = parse_qsl(parts.query, keep_blank_values=True)
     for name, value in options:
         if name not in _OPTIONS[scheme]:
@@ -115,17 +115,17 @@ def parse_root(url: str) -> Address:
         return Address(scheme, "", "", Path(path).resolve(), ())
     if scheme == "memory":
         if parts.netloc:
-            raise ValueError("root URL: memory:// takes no host, write memory:///")
+            raise ValueError("root URL: memory:// takes no host: write memory:///")
     elif not parts.netloc:
         raise ValueError(f"root URL: {scheme}:// needs a bucket, as in {scheme}://bucket/prefix")
     segments = [segment for segment in path.split("/") if segment]
     if any(segment in (".", "..") for segment in segments):
-        raise ValueError("root URL: the path holds . or ..")
+        raise ValueError("root URL: the path contains . or ..")
     return Address(scheme, parts.netloc, "/".join(segments), None, tuple(options))
 
 
 class Root:
-    """One instance's place in a store; makes databases and gives small objects. `open_root`."""
+    """The place of an instance in a store: its databases and small objects. See `open_root`."""
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class Root:
     async def database(self, name: str, kind: Kind, tuning: Tuning | None = None) -> Database:
         """Open the database `name` (such as `ingest/0`) for writing; fences an older writer.
 
-        Takes as long as the store needs to give what is to be replayed. Raises StoreUnavailable
-        once the store does not answer within the root's timeout, DamagedStore where SlateDB cannot
-        read its own files, and OtherFormat.
+        Takes as long as the replay needs. Raises StoreUnavailable when the store does not respond
+        within the root's timeout, DamagedStore when SlateDB cannot read its own files, and
+        OtherFormat.
         """
         chosen = tuning or tuning_of(kind, self.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
@@ -172,7 +172,6 @@ class Root:
         return database
 
     def snapshots(self, database: Database) -> Snapshots:
-        """What takes snapshots of a database that was opened here."""
         return Snapshots(database, AdminBuilder(self._path(database.name), self._store).build())
 
     async def open_snapshot(self, name: str, snapshot_id: str) -> SnapshotReader:
@@ -226,10 +225,10 @@ def _slatedb_store(address: Address) -> ObjectStore:
 
 
 def open_root(url: str, *, timeout_s: float = SILENCE_S, sync: bool = True) -> Root:
-    """The root at `url`; touches the store only to make a file:// folder.
+    """The root at `url`; sends the store nothing, but makes the folder of a file:// URL.
 
-    `timeout_s` is how long the store may be silent. `sync=False` leaves out the syncs of file://
-    (for measurements: answers then survive a crash of the process, not a power failure). Raises
+    `timeout_s` is how long the store may not respond. `sync=False` leaves out the syncs of file://
+    (for measurements: commits then survive a crash of the process, not a power failure). Raises
     ValueError for a bad URL, StoreUnavailable for a folder that cannot be made or a store that
     refuses its configuration.
     """

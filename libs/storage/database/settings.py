@@ -1,8 +1,8 @@
-"""The one table of SlateDB settings, for each kind of database, every value with its reason.
+"""The table of SlateDB settings for each kind of database, every value with its reason.
 
 Names and forms are SlateDB's own (`Settings`, 0.17.0); dotted names reach into nested options. What
-is not named here stays at its default. Two things are no `Settings` but belong to the same budget,
-a service under 400 MB resident at full publishing speed: the block cache and the metadata cache.
+is not named here keeps its default. The block cache and the metadata cache are not `Settings`, but
+belong to the same budget: a service under 400 MB resident at full publishing speed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Kind(StrEnum):
 class ReplayBound:
     """When the memtable is flushed, so that a start after a crash has few WAL objects to replay.
 
-    SlateDB's own bound (max_wal_flushes_before_l0_flush) may not be set below 4,096: a second from
-    a disk, minutes from S3 (a HEAD and a GET each). At its first commit a database is flushed, too:
-    what a start has replayed is not left to the next.
+    SlateDB's own bound (max_wal_flushes_before_l0_flush) cannot be set below 4,096, which take a
+    second from a disk and minutes from S3 (a HEAD and a GET each). The first commit of a process is
+    flushed too, so that what one start has replayed is not left to the next.
 
     Attributes:
-        commits: After so many.
-        age_s: Once the oldest that is not flushed is so old, busy or idle.
+        commits: Flush after this many commits.
+        age_s: Flush when the oldest commit in the memtable is this old.
     """
 
     commits: int
@@ -47,13 +47,13 @@ class Tuning:
     """Everything that one kind of database is opened with."""
 
     block_cache_bytes: int
-    """Blocks of sorted tables; shared by nobody."""
+    """Cache for blocks of sorted tables; each database has its own."""
 
     meta_cache_bytes: int
-    """Indexes and filters of sorted tables; without it every cold get reads them anew."""
+    """Cache for indexes and filters of sorted tables, which every cold get would read otherwise."""
 
     replay: ReplayBound
-    """How much a start after a crash has to replay."""
+    """Bounds what a start after a crash has to replay."""
 
     settings: Mapping[str, object]
     """SlateDB's settings by dotted name."""
@@ -90,12 +90,12 @@ _BOTH: Final[Mapping[str, object]] = {
     "garbage_collector_options.compacted_options.interval": "60s",
     "garbage_collector_options.manifest_options.interval": "60s",
     "garbage_collector_options.compactions_options.interval": "60s",
-    # Off for good: with it a paused old writer got OK for a commit that exists nowhere.
+    # Always off: with it a paused old writer got OK for a commit that exists nowhere.
     "garbage_collector_options.wal_fence_options.dry_run": True,
-    # What tells a collector where the live data begins; must stay on where it can be used.
+    # The files that mark for a collector where live data begins; on wherever they can be used.
     "garbage_collector_options.boundary_files_enabled": True,
-    # A store that is away for longer than these retries last fails the commit, and the process
-    # restarts from disk: better than answers that never come. Measured: 16 s until the error.
+    # A store that is down for longer than these retries fails the commit, and the process restarts
+    # from disk: better than never responding. Measured: 16 s until the error.
     "object_store_max_retries": 3,
 }
 
@@ -116,8 +116,8 @@ _NO_CONDITIONAL_UPDATE: Final[Mapping[str, object]] = {
     # SlateDB moves a boundary by a conditional update, which folders do not have: its collector
     # removed manifests once, and never again (16 more files a minute under a steady load).
     "garbage_collector_options.boundary_files_enabled": False,
-    # What the boundary is for: an owner that stood still between two steps for longer than this,
-    # while another one went on, could take a number anew that was in use.
+    # The boundary's purpose: an owner that stood still between two steps for longer than this,
+    # while another one went on, could use a number a second time.
     "garbage_collector_options.manifest_options.min_age": "21600s",
     "garbage_collector_options.compactions_options.min_age": "21600s",
 }

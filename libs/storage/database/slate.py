@@ -1,10 +1,10 @@
-"""One SlateDB database, opened for writing: the only place that calls SlateDB's read and write API.
+"""One SlateDB database, opened for writing.
 
-A write is in memory at once and durable only after `flush`. Reads default to memory; ask for
-`durable=True` wherever an answer must not rest on what a crash would take back.
+A write is visible in memory when it returns, and durable only after `flush`. Reads default to
+memory; ask for `durable=True` wherever a response must not rest on what a crash would undo.
 
 After a failed write or flush, memory is ahead of the disk and the object stays failed: every later
-write or flush raises the same error, and the process is expected to stop and restart from disk.
+write or flush raises the same error. Stop the process and restart it from disk.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BATCH_ROWS: Final = 1000
 """Rows per call into SlateDB: 1.1 MB of 1 KiB payloads, a few milliseconds of the event loop."""
 
 STATUS_POLL_S: Final = 1.0
-"""How often `wait_closed` looks; SlateDB itself learns of a newer writer once a second."""
+"""How often `wait_closed` polls; SlateDB itself notices a newer writer once a second."""
 
 FILL_NS: Final = 10_000_000
 """How long one step of the event loop copies rows into SlateDB's batch."""
@@ -97,9 +97,9 @@ class Batch:
         self._size_bytes += _OVERHEAD_BYTES * len(rows)
 
     def put_later(self, rows: Iterable[Change], size_bytes: int) -> None:
-        """The same for rows that are made while the batch is written, of about this size.
+        """As `put_all`, for rows that are made while the batch is written, of about this size.
 
-        They count as one operation, and come after all others.
+        They count as one operation, and are written after all others.
         """
         self._later.append(rows)
         self._size_bytes += size_bytes
@@ -118,7 +118,7 @@ class Batch:
         return self._size_bytes
 
     async def fill(self) -> Any:
-        """The binding's own batch with all of it, filled in steps; once."""
+        """The binding's own batch, filled in steps. Call it once."""
         filled = WriteBatch()
         rows = chain(self._rows, *self._later)
         until_ns = time.perf_counter_ns() + FILL_NS
@@ -137,7 +137,7 @@ def _read_options(durable: bool) -> ReadOptions:
 
 @cache
 def scan_options(*, durable: bool, short: bool, descending: bool) -> ScanOptions:
-    """How rows are read one after the other; a scan that is short reads less ahead."""
+    """Options of a scan; a short one reads less ahead."""
     return ScanOptions(
         durability_filter=DurabilityLevel.REMOTE if durable else DurabilityLevel.MEMORY,
         dirty=False,
@@ -155,7 +155,7 @@ _FLUSH_MEMTABLE = FlushOptions(flush_type=FlushType.MEM_TABLE)
 
 
 def translate(error: Error, what: str) -> StorageError:
-    """The storage error for one of SlateDB's; `what` says what was being done."""
+    """The storage error for an error of SlateDB; `what` says what failed."""
     if isinstance(error, Error.Closed):
         if error.reason is CloseReason.FENCED:
             return Fenced(f"{what}: another process has opened this database")
@@ -178,7 +178,7 @@ def _translated(what: str) -> Iterator[None]:
 
 
 class Database:
-    """A database of ours, opened for writing. Made by `Root.database`.
+    """A database, opened for writing. Made by `Root.database`.
 
     Every method raises `Fenced` once another writer has taken over and this one has noticed,
     `StoreUnavailable` or `StoreFailed` when the store fails, `DamagedStore` on damage.
@@ -197,10 +197,10 @@ class Database:
         self._closed = False
         self.name = name
         self.failed: StorageError | None = None
-        """Why nothing can be written any more; None while all is well."""
+        """Why nothing can be written any more; None while it can."""
 
     async def get(self, key: bytes, durable: bool = False) -> bytes | None:
-        """The value of `key`, or None; `durable` hides what a crash would take back."""
+        """The value of `key`, or None; `durable` hides what a crash would undo."""
         options = _READ_DURABLE if durable else READ_MEMORY
         with _translated(f"reading from {self.name}"):
             return await CALLS.get(self._db, key, options)
@@ -208,15 +208,15 @@ class Database:
     async def written_ms(self, key: bytes) -> int | None:
         """When `key` was last put, by SlateDB's own clock (its tick), in ms; None if absent.
 
-        For the clock record, which goes with every commit, that is the tick of the last commit: no
-        write is taken before the wall clock is past it.
+        Every commit has the clock record, so its time is that of the last commit: SlateDB accepts
+        no write before the wall clock is past it.
         """
         with _translated(f"reading from {self.name}"):
             row = await self._db.get_key_value_with_options(key, _READ_DURABLE)
         return None if row is None else int(row.create_ts)
 
     async def get_many(self, keys: Iterable[bytes], durable: bool = False) -> list[bytes | None]:
-        """The values of `keys`, in their order, read at the same time; None where absent."""
+        """The values of `keys`, in their order, read concurrently; None where absent."""
         return await asyncio.gather(*(self.get(key, durable) for key in keys))
 
     async def scan(
@@ -229,7 +229,8 @@ class Database:
     ) -> AsyncIterator[list[Row]]:
         """Rows with start ≤ key < end in key order (or backwards), in non-empty lists.
 
-        At most `limit` rows in all. Never start before deleted rows: each costs 1.5 µs, every time.
+        At most `limit` rows in all. Do not start before deleted rows: each costs 1.5 µs, every
+        time.
         """
         if start >= end or limit == 0:
             return
@@ -249,10 +250,10 @@ class Database:
                     left -= len(rows)
 
     async def write(self, batch: Batch, alone: bool = False) -> bool:
-        """Apply `batch`, as one, and use it up. Returns whether it is durable, not in memory only.
+        """Apply `batch` atomically; a batch is written once. Returns whether it is durable already.
 
-        With `alone`, for a small batch that finds no other on its way to the disk, it is made
-        durable too where that is one step in a thread. Anything else is durable after `flush`.
+        With `alone`, for a small batch while no other is on its way to the disk, a commit thread
+        makes it durable too, where there is one. Otherwise it is durable after `flush`.
         """
         self._check()
         with self._changing(f"writing to {self.name}"):
@@ -288,12 +289,12 @@ class Database:
         self._bound_replay()
 
     async def commit(self, batch: Batch) -> None:
-        """Write `batch` and make it durable. Wait for it before what must be written after it."""
+        """Write `batch` and make it durable. Await it before writing what must come later."""
         if not await self.write(batch, alone=True):
             await self.flush()
 
     async def flush_memtable(self) -> None:
-        """Move everything into sorted tables, so that a checkpoint contains it; durable after."""
+        """Move everything into sorted tables, durably, so that a checkpoint contains it."""
         self._check()
         with self._changing(f"flushing the memtable of {self.name}"):
             await self._db.flush_with_options(_FLUSH_MEMTABLE)
@@ -320,7 +321,7 @@ class Database:
         if self._bounding is None or self._bounding.done():
             self._unflushed_commits = 0
             self._bounding = asyncio.create_task(self._flush_behind())
-        else:  # It may have begun before the last commit, and there may be none after that.
+        else:  # It may have begun before the last commit, and that may stay the last one.
             self._arm_flush()
 
     async def _flush_behind(self) -> None:
@@ -334,12 +335,12 @@ class Database:
 
     @property
     def closed_reason(self) -> str | None:
-        """None while open, else `clean`, `fenced`, `panic` or `unknown`. Reads the live status."""
+        """None while open, else `clean`, `fenced`, `panic` or `unknown`."""
         reason = self._db.status().close_reason
         return None if reason is None else str(reason.name).lower()
 
     async def wait_closed(self) -> str:
-        """Returns the reason once this database is fenced or closed; looks about once a second."""
+        """Return the reason once this database is fenced or closed; polls once a second."""
         while True:
             reason = self.closed_reason
             if reason is not None:
@@ -347,9 +348,9 @@ class Database:
             await asyncio.sleep(STATUS_POLL_S)
 
     async def close(self) -> None:
-        """Flush and close. Never raises for a database that is closed, fenced or failed already.
+        """Flush and close. Does not raise for a database that is closed, fenced or failed already.
 
-        A failed one is closed without a flush: what memory has beyond the disk was never answered.
+        A failed one is closed without a flush: what only memory has was never acknowledged.
         """
         if self._closed:
             return
@@ -386,7 +387,7 @@ class Database:
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """Whatever fails in it, the database stays failed; `what` says what is being done."""
+        """Any error in it makes the database fail permanently; `what` says what is being done."""
         try:
             with _translated(what):
                 yield

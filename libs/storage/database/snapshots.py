@@ -1,10 +1,11 @@
 """Snapshots: states of a database that stay readable from anywhere while its owner goes on.
 
-A snapshot is a SlateDB checkpoint with a lifetime. Its owner flushes the memtable before it takes
-one, as a checkpoint lacks what is durable in the WAL alone; so everything that was committed before
-`take` was called is in it. An owner that was replaced and has not noticed has nothing to flush, and
-its snapshot would lack what its successor has in the WAL: so there is always something to flush,
-which fails then. Whoever has the store can read a snapshot, by the database's name and its ID.
+A snapshot is a SlateDB checkpoint with a lifetime. A checkpoint lacks what is durable in the WAL
+alone, so the owner flushes the memtable first, and the snapshot contains everything that was
+committed before `take` was called. An owner that was replaced and has not noticed could have
+nothing to flush, and its snapshot would lack what its successor has in the WAL. So `take` always
+writes something first, which fails for such an owner. Any process that can read the store can read
+a snapshot, by the database's name and the snapshot's ID.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ __all__ = [
 ]
 
 SNAPSHOTS_MAX: Final = 64
-"""Alive at once: each is an entry in the manifest, and pins the tables of its time."""
+"""Snapshots at a time: each is an entry in the manifest, and keeps the tables of its time."""
 
 STORE_TIMEOUT_S: Final = 30.0
 """How long the store may take for one change of the manifest."""
 
 NAME: Final = "slatemq-snapshot"
-"""Tells our checkpoints from those that others made with SlateDB's own tools."""
+"""The name of our checkpoints; those made with SlateDB's own tools have others."""
 
 NEVER_PUT: Final = CLOCK_KEY + b"\xff"
-"""A key that nothing has: deleting it is a write that changes nothing."""
+"""A key that is never put: deleting it is a write that changes nothing."""
 
 BATCH_BYTES: Final = 8 << 20
-"""What one batch of a scan is aimed at: enough to decode at a stroke, little for an executor."""
+"""The size that batches of a scan aim at: enough for columns, little for an executor."""
 
 BATCH_ROWS_MIN: Final = 16
 BATCH_ROWS_MAX: Final = 8192
@@ -70,14 +71,14 @@ T = TypeVar("T")
 
 
 class TooManySnapshots(Exception):
-    """SNAPSHOTS_MAX snapshots of the database are alive; release one, or wait for their ends."""
+    """The database has SNAPSHOTS_MAX snapshots; release one, or wait until one expires."""
 
 
 class Snapshots:
-    """The snapshots of one database, for its owner. `Root.snapshots` makes it.
+    """The snapshots of one database, for its owner. Made by `Root.snapshots`.
 
-    Every method raises StoreUnavailable or StoreFailed when the store fails; `take` what a commit
-    raises, too.
+    Every method raises StoreUnavailable or StoreFailed when the store fails; `take` also raises the
+    errors of a commit.
     """
 
     def __init__(
@@ -94,10 +95,10 @@ class Snapshots:
         return self._database.name
 
     async def take(self, lifetime_ms: int) -> str:
-        """The ID of a new snapshot, with all that was committed before. Raises TooManySnapshots.
+        """The ID of a new snapshot of all that was committed before. Raises TooManySnapshots.
 
         Commits go on meanwhile. SlateDB counts lifetimes in whole seconds. Raises Fenced when
-        another process has the database, even if nothing else was written since.
+        another process owns the database.
         """
         async with self._taking:
             if len(await self._alive()) >= SNAPSHOTS_MAX:
@@ -111,13 +112,13 @@ class Snapshots:
             return str(made.id)
 
     async def renew(self, snapshot_id: str, lifetime_ms: int) -> None:
-        """Let it live for `lifetime_ms` from now. Raises SnapshotNotFound."""
+        """Let the snapshot expire `lifetime_ms` from now. Raises SnapshotNotFound."""
         if snapshot_id not in await self._alive():
             raise SnapshotNotFound(snapshot_id)
         await self._call("renewing", self._admin.refresh_checkpoint(snapshot_id, lifetime_ms))
 
     async def release(self, snapshot_id: str) -> None:
-        """End it; no error if it is gone."""
+        """End the snapshot; no error if it has ended."""
         if snapshot_id in await self._alive():
             await self._call("releasing", self._admin.delete_checkpoint(snapshot_id))
 
@@ -140,10 +141,10 @@ class Snapshots:
 
 
 class SnapshotReader:
-    """Reads one snapshot. `Root.open_snapshot` makes it; close it at the end.
+    """Reads one snapshot. Made by `Root.open_snapshot`; close it.
 
     Attributes:
-        rows_read: How many rows scans and gets have given so far.
+        rows_read: How many rows scans and gets have returned so far.
     """
 
     def __init__(self, reader: DbReader, name: str) -> None:
@@ -167,7 +168,7 @@ class SnapshotReader:
     ) -> AsyncIterator[list[Row]]:
         """Rows with start ≤ key < end in key order (or backwards), in lists of some BATCH_BYTES.
 
-        A list has `rows_max` rows at most: it may follow small ones, and all its rows be large.
+        A list has `rows_max` rows at most: after small rows all the next ones may be large.
         """
         if start >= end or limit == 0:
             return
@@ -202,7 +203,7 @@ def _next_count(count: int, rows: list[Row]) -> int:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise our errors in place of SlateDB's; `what` says what is being done."""
+    """Translate SlateDB's errors; `what` says what is being done."""
     try:
         yield
     except Error as error:

@@ -3,16 +3,16 @@
     bucket (u64)      | priority u8 (56-63) | kind 2 bits (54-55) | order 54 bits (0-53) |
     order (54 bits)   | epoch 5 bits (49-53) | milliseconds 43 bits (6-48) | n 6 bits (0-5) |
 
-Numbers compare as (priority, kind, epoch, ms, n) do. Done and failed buckets have priority and
-kind 0. All functions raise ValueError for a part out of bounds.
+Numbers sort like (priority, kind, epoch, ms, n). Done and failed buckets have priority and kind 0.
+All functions raise ValueError for a part out of bounds.
 
 The milliseconds of a timed bucket are the time at which its messages fall due, and many commits may
-add messages to one time. So the key of a timed bucket has a second number behind the bucket number,
-which its queue gives out once: a new bucket can never meet one that is stored.
+add messages for one time. So the key of a timed bucket has a second number after the bucket number,
+which its queue uses once: a new bucket never has the key of a stored one.
 
     lane order (103 bits)  | order 54 bits (49-102), with n = 0 | number 49 bits (0-48) |
 
-In memory both are one lane order; of ready buckets the lane order is the order.
+In memory both are one lane order; the lane order of a ready bucket is its order.
 """
 
 from enum import IntEnum
@@ -31,7 +31,7 @@ MAX_LANE_ORDER = (1 << ORDER_BITS + NUMBER_BITS) - 1
 
 
 class BucketKind(IntEnum):
-    """What an active bucket holds. 3 is not in use."""
+    """What an active bucket contains. 3 is not in use."""
 
     READY = 0
     TIMED = 1
@@ -77,12 +77,12 @@ def split_order(order: int) -> Order:
 
 
 def number_of(order: int) -> int:
-    """The order without its epoch: as a number that a queue gives out once in each epoch."""
+    """The order without its epoch, as a number that a queue uses once in each epoch."""
     return order & MAX_NUMBER
 
 
 def lane_order(kind: BucketKind, order: int, number: int = 0) -> int:
-    """The lane order made of these parts; without a number, the first one of its time."""
+    """The lane order of these parts; without a number, the first one of its time."""
     return order << NUMBER_BITS | number if kind == BucketKind.TIMED else order
 
 
@@ -91,7 +91,7 @@ def last_lane_order(kind: BucketKind, order: int) -> int:
 
 
 def order_in_time(kind: BucketKind, lane_order: int) -> int:
-    """The order of a lane order: it compares with those of lanes of other kinds."""
+    """The order of a lane order, comparable with those of lanes of other kinds."""
     return lane_order >> NUMBER_BITS if kind == BucketKind.TIMED else lane_order
 
 

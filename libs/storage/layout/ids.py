@@ -1,4 +1,4 @@
-"""Message IDs and the numbers they are made of.
+"""Message IDs, and the allocator of their sequences.
 
     Message ID (u64)  | 00 | shard: 14 bits (48-61) | sequence: 48 bits (0-47) |
     SeqBlock          | base sequence u64 BE | block size u64 BE |      big-endian, although a value
@@ -49,7 +49,7 @@ def message_id(shard: int, sequence: int) -> int:
 
 
 def shard_of(message_id: int) -> int:
-    """The ingest shard that has the payload of this message."""
+    """The ingest shard that stores the payload of this message."""
     return message_id >> SEQUENCE_BITS
 
 
@@ -58,7 +58,7 @@ def sequence_of(message_id: int) -> int:
 
 
 def runs(numbers: Iterable[int], near: int) -> Iterator[list[int]]:
-    """Ascending numbers, cut where two are further apart than `near`."""
+    """Ascending numbers, split where two are further apart than `near`."""
     run: list[int] = []
     for number in numbers:
         if run and number - run[-1] > near:
@@ -82,10 +82,10 @@ def decode_seq_block(data: bytes) -> SeqBlock:
 
 
 class IdAllocator:
-    """Hands out a shard's sequences in rising order; pure, so the caller persists its blocks.
+    """Allocates a shard's sequences in ascending order. The caller persists its blocks.
 
-    Made from the last persisted block, it starts after the end of that block, whether or not all of
-    it was used: a crash leaves a gap, and nothing ever goes back.
+    It starts after the end of the last persisted block, whether or not all of that was used: a
+    crash leaves a gap, and no sequence is used twice.
     """
 
     def __init__(self, last: SeqBlock | None, block_size: int = DEFAULT_BLOCK_SIZE) -> None:
@@ -97,8 +97,8 @@ class IdAllocator:
     def allocate(self, count: int) -> tuple[int, SeqBlock | None]:
         """`count` sequences in a row: the first one, and the block to persist with their first use.
 
-        The block must be in the same batch as the messages, or in an earlier one. Raises
-        SequenceExhausted, changing nothing, when the shard is full.
+        Put the block into the same batch as the messages, or an earlier one. Raises
+        SequenceExhausted, and changes nothing, when the shard is full.
         """
         if count < 1:
             raise ValueError(f"count = {count} is not positive")
@@ -108,7 +108,7 @@ class IdAllocator:
         self._next = after
         if after <= self._end:
             return first, None
-        # Straight after the last block, so that a range may lie across the border of the two.
+        # Directly after the last block, so that a range may extend over both.
         block = SeqBlock(self._end, max(self._block_size, after - self._end))
         self._end = block.end
         return first, block

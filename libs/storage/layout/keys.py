@@ -1,8 +1,8 @@
-"""Every key, drawn beside the code that builds it, and the parsers of those that are scanned.
+"""The keys of the RFC's records, drawn beside the code that builds and parses them.
 
 A key starts with `version u8 = 01 | type u8`; every number in a key is big-endian, so that bytes
-sort like numbers. <queue> is the queue's ID in UTF-8 as TerminatedBytes, so no queue's keys lie
-among another's. Builders raise ValueError for a number out of bounds, parsers CorruptRecord. A
+sort like numbers. <queue> is the queue's ID in UTF-8 as TerminatedBytes, so the keys of two queues
+never interleave. Builders raise ValueError for a number out of bounds, parsers CorruptRecord. A
 range includes both of its ends; minutes are since 1970.
 """
 
@@ -69,7 +69,7 @@ _MESSAGE_ID = Fixed(order=">", message_id="Q")
 BUCKET = Fixed(order=">", bucket="Q")
 LAST_NUMBER = (1 << 64) - 1
 BEHIND_NUMBERS = b"\xff"
-"""Behind a bucket number: what sorts after all keys of timed buckets that have it."""
+"""Appended to a bucket number: sorts after all keys of timed buckets that have it."""
 
 
 def key_head(record_type: RecordType) -> bytes:
@@ -84,7 +84,7 @@ def _read_type(reader: Reader) -> int:
 
 
 def open_key(record: str, record_type: RecordType, key: bytes) -> Reader:
-    """A reader of the key behind its first two bytes; CorruptRecord for another type."""
+    """A reader of the key, after its first two bytes; CorruptRecord for another type."""
     reader = Reader(record, key)
     found = _read_type(reader)
     if found != record_type:
@@ -102,8 +102,8 @@ def through(first: bytes, last: bytes) -> KeyRange:
 #   payload    | 01 | 01 | message ID u64 |
 #   log entry  | 01 | 01 | log key, TerminatedBytes | sequence u64 |
 #
-# The log key starts with "o" (6F), the highest byte of a message ID is at most 3F: one sorts after
-# the other, whole.
+# The log key starts with "o" (6F), and the highest byte of a message ID is at most 3F, so all log
+# entries sort after all payloads.
 
 LOG_KEY = b"opendata-queue/messages/metadata"
 assert LOG_KEY[0] > MAX_MESSAGE_ID >> 56, "payload keys would reach into the metadata log"
@@ -119,7 +119,7 @@ def payload_key(message_id: int) -> bytes:
 
 def payload_keys(message_ids: Collection[int]) -> list[bytes]:
     for one in (min(message_ids, default=0), max(message_ids, default=0)):
-        payload_key(one)  # all others are between them
+        payload_key(one)  # checks the bounds of all
     return [_PAYLOAD_HEAD + one.to_bytes(8, "big") for one in message_ids]
 
 
@@ -180,7 +180,7 @@ def queue_bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
 
 
 def read_queue(reader: Reader) -> str:
-    """The queue that comes next in a key."""
+    """The next part of a key, a queue."""
     try:
         queue = reader.terminated("queue").decode()
     except UnicodeDecodeError as error:
@@ -223,7 +223,7 @@ def parse_active_key(key: bytes) -> BucketKey:
 
 
 def waiting_tail(priority: int, kind: BucketKind, lane_order: int) -> bytes:
-    """The end of the key of available messages, behind the queue."""
+    """The part of the key of available messages that follows the queue."""
     bucket = BUCKET.pack(bucket_number(priority, kind, order_in_time(kind, lane_order)))
     return bucket + NUMBER.pack(lane_order & MAX_NUMBER) if kind == BucketKind.TIMED else bucket
 
@@ -242,7 +242,7 @@ def waiting_range(
 
 
 def parse_waiting_key(key: bytes) -> int:
-    """The lane order of a bucket of available messages."""
+    """The lane order in the key of a bucket of available messages."""
     found = parse_active_key(key)
     _, kind, order = split_bucket(found.bucket)
     return lane_order(kind, order, found.number)
@@ -251,7 +251,7 @@ def parse_waiting_key(key: bytes) -> int:
 def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
     """The active buckets from `first_bucket` to `last_bucket`, both included.
 
-    To `bucket_number(p, k, last_order(epoch))`: all of that priority, kind and epoch behind.
+    Up to `bucket_number(p, k, last_order(epoch))`: all others of that priority, kind and epoch.
     """
     end = active_key(queue, last_bucket) + BEHIND_NUMBERS
     return KeyRange(active_key(queue, first_bucket), end)
@@ -328,7 +328,7 @@ def parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
 
 
 def queue_range(record_type: RecordType, after: str | None) -> KeyRange:
-    """The keys of a type that have nothing but a queue, of all or of those after one."""
+    """The keys of a type that consist of a queue: of all queues, or of those after `after`."""
     head = key_head(record_type)
     start = head if after is None else queue_head(record_type, after) + b"\x00"
     return KeyRange(start, head + b"\xff")

@@ -1,4 +1,4 @@
-"""Keys of our own series of records, types 0x41 and up: see keys.py for what all keys share."""
+"""The keys of our own records, types 0x41 and up; keys.py says what all keys share."""
 
 from typing import NamedTuple
 
@@ -105,7 +105,7 @@ def finished_leases_range() -> KeyRange:
 
 
 def dedupe_key(key: str) -> bytes:
-    """Key of what is known of a dedupe key; ValueError when it is empty."""
+    """ValueError when the dedupe key is empty."""
     if not key:
         raise ValueError("dedupe key is empty")
     return key_head(RecordType.DEDUPE_KEY) + terminated(key.encode())
@@ -168,7 +168,7 @@ def outbox_progress_range() -> KeyRange:
 
 
 def task_key(ulid: bytes) -> bytes:
-    """Key of what became of a write task; ValueError unless the ULID has 16 bytes."""
+    """ValueError unless the ULID has 16 bytes."""
     if len(ulid) != ULID_BYTES:
         raise ValueError(f"a ULID has {ULID_BYTES} bytes, not {len(ulid)}")
     return key_head(RecordType.TASK) + ulid
@@ -182,7 +182,7 @@ def parse_task_key(key: bytes) -> bytes:
 
 
 def task_range(after: bytes = b"") -> KeyRange:
-    """What is known of all tasks, the oldest first, or of those behind the ULID `after`."""
+    """All tasks, the oldest first, or those after the ULID `after`."""
     head = key_head(RecordType.TASK)
     return KeyRange(task_key(after) + b"\x00" if after else head, head + ULID_BYTES * b"\xff")
 

@@ -1,11 +1,11 @@
-"""The building bricks of keys and values: TerminatedBytes, Utf8, Array<T>, and one reader for them.
+"""The parts of keys and values: TerminatedBytes, Utf8, Array<T>, and one reader for them.
 
     TerminatedBytes   | escaped bytes | 00 |               00 -> 01 01, 01 -> 01 02, FF -> 01 03
     Utf8              | length u16 LE | bytes |             at most 65,535 bytes, valid UTF-8
     Array<T>          | count u16 LE | T | T | ... |        at most 65,535 elements, no padding
 
 Keys are big-endian, values little-endian. Encoding raises ValueError naming the field that does not
-fit; decoding raises CorruptRecord naming the record. Nothing here knows a record of its own.
+fit; decoding raises CorruptRecord naming the record. Nothing here depends on a kind of record.
 """
 
 import re
@@ -19,7 +19,7 @@ from libs.storage.errors import CorruptRecord
 Row = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
 
-# Lengths and counts are u16 in the layouts of the RFC, so nothing longer can be written down.
+# Lengths and counts are u16 in the layouts of the RFC.
 UTF8_MAX_BYTES = 65_535
 ARRAY_MAX_COUNT = 65_535
 
@@ -39,8 +39,8 @@ class KeyRange(NamedTuple):
 
 
 def escape(raw: bytes) -> bytes:
-    """`raw` as TerminatedBytes, but without its terminator."""
-    # 01 first: the other two replacements bring in new 01 bytes.
+    """`raw` as TerminatedBytes, without the terminator."""
+    # 01 first: the other two replacements add 01 bytes.
     escaped = raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
     return escaped.replace(b"\xff", b"\x01\x03")
 
@@ -69,7 +69,7 @@ def count_prefix(field: str, elements: Collection[Any]) -> bytes:
 
 
 def utf8_array(field: str, texts: Sequence[str]) -> bytes:
-    """Array<Utf8>. Each distinct text is encoded once: consumers and reasons repeat a lot."""
+    """Array<Utf8>. Each distinct text is encoded once: consumers and reasons often repeat."""
     encoded = {text: utf8(field, text) for text in set(texts)}
     prefix = count_prefix(field, texts)
     if len(encoded) == 1:
@@ -78,13 +78,13 @@ def utf8_array(field: str, texts: Sequence[str]) -> bytes:
 
 
 def is_constant(column: Sequence[Any]) -> bool:
-    """Whether all of them are one and the same; not where there are none."""
-    # Most columns that are not differ at their ends, too.
+    """Whether all elements are equal; False for an empty column."""
+    # Most columns that are not constant differ at their ends, too.
     return len(column) > 0 and column[0] == column[-1] and column.count(column[0]) == len(column)
 
 
 def number_array(field: str, code: str, numbers: Sequence[int]) -> bytes:
-    """Array of one integer type, `code` being its letter in `struct` (B, H, I, Q or q)."""
+    """Array of integers of one type: `code` is its letter in `struct` (B, H, I, Q or q)."""
     count = len(numbers)
     try:
         if is_constant(numbers):
@@ -96,14 +96,13 @@ def number_array(field: str, code: str, numbers: Sequence[int]) -> bytes:
 
 
 CONSTANT_ROWS_MIN: Final = 64
-"""Rows from which on looking for columns that are the same in all takes less time than it saves."""
+"""The number of rows from which looking for constant columns saves more time than it takes."""
 
 
 class Fixed:
-    """Fields of fixed width in a row, as one precompiled struct that can name the field at fault.
+    """A row of fields of fixed width: a precompiled struct that can name a field that does not fit.
 
-    Made of `name=letter` pairs, the letters being those of the `struct` module; little-endian
-    unless told otherwise.
+    Made of `name=letter` pairs with the letters of the `struct` module; little-endian by default.
     """
 
     __slots__ = ("_codes", "_struct", "names", "size")
@@ -129,9 +128,9 @@ class Fixed:
             return count_prefix(field, rows) + b"".join(starmap(self.pack, rows))
 
     def pack_columns(self, field: str, *columns: Sequence[Any]) -> bytes:
-        """As `pack_array`, of the columns of the rows: all of one length.
+        """As `pack_array`, from the columns of the rows, all of one length.
 
-        What is the same in all rows is packed once; into that, each other column byte by byte.
+        Constant columns are packed once; into that, each other column byte by byte.
         """
         count = len(columns[0])
         try:
@@ -154,11 +153,11 @@ class Fixed:
             return self.pack_array(field, list(zip(*columns, strict=True)))
 
     def unpack_from(self, data: bytes, at: int) -> tuple[Any, ...]:
-        """The row at offset `at`; struct.error when the data end before it does."""
+        """The row at offset `at`; struct.error when the data is too short."""
         return self._struct.unpack_from(data, at)
 
     def iter_unpack(self, rows: memoryview) -> Iterator[tuple[Any, ...]]:
-        """All rows of a buffer that is a whole number of rows long."""
+        """All rows of a buffer that contains nothing else."""
         return self._struct.iter_unpack(rows)
 
     def _refusal(self, values: Iterable[Any], error: struct.error) -> ValueError:
@@ -194,11 +193,11 @@ class Reader:
         return len(self._data) - self._at
 
     def corrupt(self, detail: str) -> CorruptRecord:
-        """The error to raise for what was found just before this point."""
+        """The error to raise for what was read last."""
         return CorruptRecord(self.record, f"{detail} (before byte {self._at} of {len(self._data)})")
 
     def finish(self) -> None:
-        """Nothing may follow."""
+        """Raise unless everything has been read."""
         if not self.at_end:
             raise self.corrupt(f"{self.left} bytes too many")
 
@@ -213,7 +212,7 @@ class Reader:
         return layout.unpack_from(self.take(field, layout.size), 0)
 
     def last(self, field: str, layout: Fixed) -> tuple[Any, ...]:
-        """One row, behind which nothing may follow."""
+        """The last row: nothing may follow it."""
         row = self.fixed(field, layout)
         self.finish()
         return row
@@ -231,20 +230,20 @@ class Reader:
             raise self.corrupt(f"{field} is not valid UTF-8: {error.reason}") from None
 
     def terminated(self, field: str) -> bytes:
-        """One TerminatedBytes, raw."""
+        """One TerminatedBytes, unescaped."""
         end = self._data.find(b"\x00", self._at)
         if end < 0:
             raise self.corrupt(f"{field} has no terminator")
         escaped = self.take(field, end - self._at)
         self._at += 1
         if b"\xff" in escaped:
-            raise self.corrupt(f"{field} holds an unescaped FF")
+            raise self.corrupt(f"{field} contains an unescaped FF")
         if b"\x01" not in escaped:
             return escaped
         try:
             return _ESCAPE.sub(lambda match: _UNESCAPED[match[1]], escaped)
         except KeyError as error:
-            raise self.corrupt(f"{field} holds the unknown escape 01 {error}") from None
+            raise self.corrupt(f"{field} contains the unknown escape 01 {error}") from None
 
     def array(self, field: str, layout: Fixed) -> Iterator[tuple[Any, ...]]:
         """Array of fixed rows, as bare tuples."""
@@ -261,12 +260,12 @@ class Reader:
     def parallel_numbers(
         self, field: str, code: str, count: int, default: int = 0
     ) -> Sequence[int]:
-        """A trailing Array beside one of `count` elements; missing or empty, all are `default`."""
+        """A trailing array, parallel to `count` elements; `default` where missing or empty."""
         numbers = () if self.at_end else self.number_array(field, code)
         return self._beside(field, numbers, count) or (default,) * count
 
     def parallel_texts(self, field: str, count: int) -> Sequence[str]:
-        """A trailing Array<Utf8> beside one of `count` elements; missing or empty, all are ""."""
+        """A trailing Array<Utf8>, parallel to `count` elements; "" where missing or empty."""
         texts = () if self.at_end else self.utf8_array(field)
         return self._beside(field, texts, count) or ("",) * count
 

@@ -1,13 +1,10 @@
-"""Small whole objects, and what makes them durable.
+"""Small objects, read and written whole, and syncs to the disk.
 
 In reading order; a file imports only files above it:
 
-`durability`       What stands between a finished write and an answer that survives a power failure
-`small_objects`    Small whole objects below a root: blobs, topology, probes
-`instance_records` The settings of the instance: small objects below its root, of which the highest
-                   number holds
-`probe`            Two questions to a store before it is trusted: does it keep its promises, and
-                   what time is it
-`queue_names`      Which broker shard may use a queue's name: small objects, of which the highest
-                   number holds
+`durability`       Syncs that make finished writes survive a power failure
+`small_objects`    Small objects below a root: blobs, topology, probes
+`instance_records` The settings of the instance: numbered objects, the highest of which is valid
+`probe`            Tests of a store before it is used: conditional writes, and its clock
+`queue_names`      The broker shard that may use a queue's name: numbered objects
 """

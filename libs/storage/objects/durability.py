@@ -1,9 +1,9 @@
-"""What stands between a finished write and an answer that survives a power failure.
+"""Syncs that make finished writes survive a power failure.
 
 A finished PUT of an object store is durable. SlateDB's and obstore's local stores never fsync, so
-on `file://` a commit counts only after a sync of the data folder. On Linux that is one syncfs,
-which covers new files, their folders, and renames alike; elsewhere every file that changed since
-the last sync is synced, and every folder.
+on `file://` a commit is durable only after a sync of the data folder. On Linux that is one syncfs,
+which covers new files, their folders and renames; elsewhere it is an fsync of every file that has
+changed since the last sync, and of every folder.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ say why."""
 
 
 class Durability(Protocol):
-    """Makes what was written before the call survive a power failure."""
+    """Makes what was written before a call survive a power failure."""
 
     async def sync(self) -> None:
-        """Everything in the data folder that was written before the call. Raises OSError."""
+        """Sync everything in the data folder. Raises OSError."""
 
     async def sync_file(self, path: Path) -> None:
-        """One file below the data folder and the folders that lead to it. Raises OSError."""
+        """Sync a file below the data folder and the folders above it. Raises OSError."""
 
 
 class NoSync:
-    """For object stores, for memory, and for measuring what syncing costs."""
+    """For object stores, memory, and measurements of what syncing costs."""
 
     async def sync(self) -> None:
         """Nothing to do."""
@@ -52,10 +52,10 @@ class NoSync:
 
 
 class FolderSync:
-    """Linux: a syncfs of the file system that holds the data folder; calls at one time share it.
+    """Linux: a syncfs of the file system with the data folder; concurrent calls share one.
 
-    A sync of one file is the same: fsync of it and of each folder above it would be a commit of the
-    file system's journal each, and all who write there wait for every one of those.
+    `sync_file` does the same: an fsync of the file and of each folder above it would commit the
+    file system's journal each time, and every writer on it waits for each of those commits.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,20 +68,19 @@ class FolderSync:
         self._failure: OSError | None = None
 
     async def sync(self) -> None:
-        """Everything in the data folder that was written before the call.
+        """Sync everything in the data folder. Raises OSError.
 
-        After a failure each call raises it: what could not be written is lost, and the system says
-        so once.
+        After a failure every call raises it: what could not be written is lost, and the system
+        reports that once.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._sync_after, self._begun)
 
     async def sync_file(self, path: Path) -> None:
-        """One file below the data folder and the folders that lead to it, and all others."""
         await self.sync()
 
     def _sync_after(self, begun: int) -> None:
-        """Sync, unless a sync has ended that was begun after that one."""
+        """Sync, unless a sync that began after number `begun` has ended."""
         if self._ended > begun and self._failure is None:
             return
         self._begun += 1
@@ -98,7 +97,7 @@ class FolderSync:
                 self._sync()
             except OSError as error:
                 self._failure = error
-        # Another thread may have met it meanwhile, and what it was about may be ours.
+        # Another thread may have seen the failure, which may concern what this caller wrote.
         if self._failure is not None:
             raise OSError(*self._failure.args)
 
@@ -114,7 +113,7 @@ class FolderSync:
 
 
 class FileSync:
-    """Anywhere: fsync of every file that changed since the last sync, then of every folder."""
+    """Elsewhere: fsync of every file that changed since the last sync, then of every folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -147,7 +146,7 @@ class FileSync:
                     if self._synced.get(path) != mark:
                         fsync_path(Path(path))
                 except FileNotFoundError:
-                    continue  # collected or renamed meanwhile: it holds nothing that counts
+                    continue  # removed or renamed meanwhile
                 seen[path] = mark
         for folder in folders:
             fsync_path(Path(folder))
@@ -155,7 +154,7 @@ class FileSync:
 
 
 def fsync_path(path: Path) -> None:
-    """Bring one file or folder to the disk. Raises OSError."""
+    """Fsync one file or folder. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if _FULL_FSYNC is None:
@@ -167,7 +166,7 @@ def fsync_path(path: Path) -> None:
 
 
 def durability_of(folder: Path | None, enabled: bool = True) -> Durability:
-    """The right one for a data folder (None: the store is not a local folder)."""
+    """The syncs for a data folder (None: the store is not a local folder)."""
     if folder is None or not enabled:
         return NoSync()
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "syncfs"):

@@ -1,12 +1,12 @@
-"""The settings of the instance: small objects below its root, of which the highest number holds.
+"""The settings of the instance: numbered objects below its root, the highest of which is valid.
 
     instance/<number, 20 digits>.json
         {"number": 2, "written_at_ms": 1767225600000, "nonce": "8f…",
          "settings": {"payload_bytes_max": 67108864, "replay_window_s": 604800, …}}
 
 An object is created only if it is absent, and neither changed nor removed. So a change is a
-compare-and-swap on the number before it, which a folder can do as well as an object store, and the
-objects are the history of the settings. What a setting means is not known here.
+compare-and-swap on the number before it, in a folder as in an object store, and the objects are the
+history of the settings. The meaning of a setting is not known here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InstanceRecords:
         self._objects = objects
 
     async def latest(self) -> InstanceRecord | None:
-        """The record that holds; None before the instance is made. Raises CorruptRecord.
+        """The valid record; None before the instance is made. Raises CorruptRecord.
 
         Costs a LIST and a GET.
         """
@@ -50,9 +50,9 @@ class InstanceRecords:
         return _decode(paths[-1], await self._objects.get(paths[-1]))
 
     async def create(self, record: InstanceRecord) -> bool:
-        """Write the record if there is none of its number yet; durable on return.
+        """Write the record, durably, if its number is free.
 
-        False: another writer came first; read the latest again.
+        False: another writer was first; read the latest again.
         """
         content = {**record._asdict(), "nonce": secrets.token_hex(_NONCE_BYTES)}
         return await self._objects.put_if_absent(_path(record.number), json.dumps(content).encode())
@@ -72,7 +72,7 @@ def _decode(path: str, data: bytes) -> InstanceRecord:
         if any(type(number) is not int for number in numbers):
             raise ValueError("it has a value that is not a whole number")
         if path != _path(record.number):
-            raise ValueError(f"it says that it is number {record.number}")
+            raise ValueError(f"its content has the number {record.number}")
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord("instance record", f"{path}: {error!r}") from error
     return record

@@ -1,7 +1,7 @@
-"""Two questions to a store before it is trusted: does it keep its promises, and what time is it.
+"""Tests of a store before it is used: conditional writes, and its clock.
 
-SlateDB claims manifests and WAL objects by create-if-absent. A store that ignores the condition
-lets a fenced writer's commit be confirmed and then lost, so such a store is refused at start.
+SlateDB claims manifests and WAL objects by create-if-absent. With a store that ignores the
+condition a fenced writer's commit could be confirmed and then lost, so it is refused at start.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from libs.storage.objects.small_objects import Objects
 __all__ = ["MAX_AHEAD_MS", "probe_store"]
 
 MAX_AHEAD_MS: Final = 60_000
-"""A clock further ahead than this would stamp records that no later process may follow."""
+"""The clock of records never goes back, so one further ahead than this is refused."""
 
 
 async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -> None:
-    """Raises UnsafeStore, ClockAhead (both: do not start) or StoreUnavailable; else all is well.
+    """Raise UnsafeStore or ClockAhead (do not start), or StoreUnavailable.
 
-    Leaves nothing behind. `wall` gives seconds since the epoch. Repeatable: what is written is
-    random, so the object that a try with a lost answer left is recognized as our own.
+    Removes what it writes, which is random, so that an object left by an attempt whose response was
+    lost is recognized as our own. `wall` returns seconds since the epoch.
     """
     path = f"probe/{secrets.token_hex(16)}"
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
@@ -40,7 +40,7 @@ async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -
                 "the store overwrote an object that was to be created only if absent: it ignores "
                 "If-None-Match, so two writers could both believe that they own a database"
             )
-        # Stores round their times down to whole seconds, which makes us look ahead by up to one.
+        # Stores round times down to whole seconds, so we seem ahead by up to one.
         if ahead_ms > MAX_AHEAD_MS:
             raise ClockAhead(ahead_ms)
     finally:

@@ -1,14 +1,14 @@
-"""Which broker shard may use a queue's name: small objects, of which the highest number holds.
+"""The broker shard that may use a queue's name: numbered objects, the highest of which is valid.
 
     queue-names/<SHA-256 of the queue ID, hex>/<number, 20 digits>.json
         {"queue_id": "orders", "broker_shard": 3, "nonce": "8f…"}     the shard has claimed the name
         {"queue_id": "orders", "broker_shard": null, "nonce": "02…"}  the name is free again
 
-An object is created only if it is absent and never changed, so a claim is a compare-and-swap on
-the number before it, and needs nothing of a store but create-if-absent. The first object of a name
-and the highest are never removed; a claim removes those between. Removing lets a claimant that read
-long ago create a number again that was used before; so a claim other than the first counts only
-once it was seen to be the highest.
+An object is created only if it is absent and never changed, so a claim is a compare-and-swap on the
+number before it, and a store needs no more than create-if-absent. The first object of a name and
+the highest are never removed; a claim removes those between. After that a claimant that read long
+ago can create a used number again, so a claim other than the first is valid only once it was seen
+to be the highest.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NONCE_BYTES: Final = 8
 
 
 class NameClaim(NamedTuple):
-    """The object that holds for a name: its number, and the shard, or None where it is free."""
+    """The valid object of a name: its number, and the shard, or None where the name is free."""
 
     number: int
     broker_shard: int | None
 
 
 UNCLAIMED: Final = NameClaim(0, None)
-"""What holds for a name that was never used."""
+"""The claim of a name that was never used."""
 
 
 class QueueNames:
@@ -46,18 +46,18 @@ class QueueNames:
         self._objects = objects
 
     async def get(self, queue_id: str) -> NameClaim:
-        """What holds for a name. Raises CorruptRecord; costs a LIST, and a GET if there is one."""
+        """The valid claim. Raises CorruptRecord. Costs a LIST, and a GET if there is one."""
         while paths := await self._objects.list(_folder(queue_id)):
             try:
                 return _decode(queue_id, paths[-1], await self._objects.get(paths[-1]))
             except ObjectNotFound:
-                continue  # A higher number has come since, and this one was removed.
+                continue  # A higher number was created since, and this one was removed.
         return UNCLAIMED
 
     async def claim(self, queue_id: str, broker_shard: int, after: NameClaim) -> bool:
-        """Claim the name for a shard if `after` still holds; durable on return.
+        """Claim the name for a shard, durably, if `after` is still valid.
 
-        False: another claim came first; read again. Costs a PUT, and a LIST unless it is the first.
+        False: another claim was first; read again. Costs a PUT, and a LIST unless it is the first.
         """
         number = after.number + 1
         if not await self._create(queue_id, number, broker_shard):
@@ -71,7 +71,7 @@ class QueueNames:
         return is_highest
 
     async def free(self, queue_id: str, after: NameClaim) -> None:
-        """Free the name if `after` still holds; else nothing. Costs a PUT."""
+        """Free the name if `after` is still valid, else do nothing. Costs a PUT."""
         await self._create(queue_id, after.number + 1, None)
 
     async def _create(self, queue_id: str, number: int, broker_shard: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Small whole objects below a root: blobs, topology, probes. Paths use `/` and are relative."""
+"""Small objects below a root: blobs, topology, probes. Paths use `/` and are relative."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _RETRY_S: Final = 10
 _RETRIES: Final = 2
 
 _PATIENT_S: Final = 3600
-"""How long one answer may take that is read as it comes: bounded by silence, not by this."""
+"""The limit of one response that is read in pieces, which `silence_s` bounds instead."""
 
 _PIECE_BYTES: Final = 64 << 10
-"""So much is waited for at once while an object is read slowly."""
+"""The size of a piece of an object that is read slowly."""
 
 
 class ObjectInfo(NamedTuple):
-    """What the store says of an object: when it was last written, by its own clock."""
+    """An object in a listing; when it was last written, by the store's clock."""
 
     path: str
     size_bytes: int
@@ -38,7 +38,7 @@ class ObjectInfo(NamedTuple):
 
 
 class Objects:
-    """Whole objects by path. Every method raises StoreUnavailable when the store cannot be used."""
+    """Objects by path. Every method raises StoreUnavailable when the store cannot be used."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Objects:
         self._durability = durability
 
     async def get(self, path: str) -> bytes:
-        """The object's bytes. Raises ObjectNotFound."""
+        """Raises ObjectNotFound."""
         try:
             found = await self._store.get_async(path)
             return bytes(await found.bytes_async())
@@ -63,9 +63,9 @@ class Objects:
             raise self._unavailable("reading", path, error) from error
 
     async def get_slowly(self, path: str, silence_s: float) -> bytes:
-        """The object's bytes, however long they take to come; raises ObjectNotFound.
+        """The object's bytes, however long they take; raises ObjectNotFound.
 
-        Raises TimeoutError when none came for `silence_s`. `get` is faster, and gives up sooner.
+        Raises TimeoutError when none arrive for `silence_s`. `get` is faster, and times out sooner.
         """
         try:
             async with asyncio.timeout(silence_s):
@@ -84,7 +84,7 @@ class Objects:
             raise self._unavailable("reading", path, error) from error
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write or replace the object; durable on return."""
+        """Write or replace the object, durably."""
         try:
             await self._store.put_async(path, data)
             await self._sync(path)
@@ -92,11 +92,11 @@ class Objects:
             raise self._unavailable("writing", path, error) from error
 
     async def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write the object unless there is one; durable on return. False: there was another one.
+        """Write the object, durably, unless there is one. False: there was another one.
 
-        An object with these very bytes counts as written: the answer to a first try may be lost,
-        and the store's client then finds what that try wrote. So callers who compete for a path
-        must each put something of their own into `data`.
+        An object with exactly these bytes counts as written: the response to a first attempt may be
+        lost, and the store's client then finds what that attempt wrote. So callers that compete for
+        a path must each put something of their own into `data`.
         """
         try:
             await self._store.put_async(path, data, mode="create")
@@ -108,7 +108,7 @@ class Objects:
         return True
 
     async def _version_of(self, path: str, data: bytes) -> str | None:
-        """The tag of the object, if it holds exactly these bytes; they are durable on return."""
+        """The tag of the object if it has exactly these bytes, which are durable on return."""
         try:
             found, tag = await self.get_version(path)
             if found != data:
@@ -121,7 +121,7 @@ class Objects:
         return tag
 
     async def get_version(self, path: str) -> tuple[bytes, str]:
-        """The object's bytes, and the tag of this version of it. Raises ObjectNotFound."""
+        """The object's bytes, and the tag of this version. Raises ObjectNotFound."""
         try:
             found = await self._store.get_async(path)
             return bytes(await found.bytes_async()), str(found.meta["e_tag"])
@@ -131,11 +131,11 @@ class Objects:
             raise self._unavailable("reading", path, error) from error
 
     async def replace(self, path: str, data: bytes, tag: str) -> str | None:
-        """Write the object if it is still the version of this tag; durable on return.
+        """Write the object, durably, if it still has this tag.
 
-        Gives the tag of the new version; None: another caller has changed or removed it. As with
-        `put_if_absent`, an object with these very bytes counts as written. A folder cannot compare
-        and write in one step: of two who write at the same instant both may believe that they did.
+        Returns the tag of the new version; None: another caller has changed or removed it. As with
+        `put_if_absent`, an object with exactly these bytes counts as written. A folder cannot
+        compare and write in one step: of two concurrent writers both may succeed.
         """
         try:
             if self._folder is not None:
@@ -178,7 +178,7 @@ class Objects:
             raise self._unavailable("listing", prefix, error) from error
 
     async def folders(self, prefix: str) -> Sequence[str]:
-        """The paths of the folders right below the folder `prefix`, sorted."""
+        """The paths of the folders directly below the folder `prefix`, sorted."""
         try:
             found = await self._store.list_with_delimiter_async(prefix)
         except (NotFoundError, FileNotFoundError):
@@ -188,9 +188,9 @@ class Objects:
         return sorted(found["common_prefixes"])
 
     def open(self, path: str) -> BinaryIO:
-        """The object as a file, of which only what is read is fetched; for code that may wait.
+        """The object as a file that fetches only what is read; blocks.
 
-        Raises ObjectNotFound; reading raises OSError when the store is away.
+        Raises ObjectNotFound; reading raises OSError when the store is down.
         """
         try:
             return io.BufferedReader(_ObjectFile(open_reader(self._store, path)))
@@ -219,7 +219,7 @@ class Objects:
         return _ms(meta["last_modified"])
 
     async def check(self, timeout_s: float) -> None:
-        """Raises StoreUnavailable, within `timeout_s`, if the store cannot be read."""
+        """Raise StoreUnavailable, within `timeout_s`, if the store cannot be read."""
         try:
             await asyncio.wait_for(self._store.list_with_delimiter_async("topology"), timeout_s)
         except TimeoutError:
@@ -239,7 +239,7 @@ class Objects:
 
 
 class _ObjectFile(io.RawIOBase):
-    """obstore's reader as Python's files are: seekable, and with a way to say that it is closed."""
+    """obstore's reader as a file of Python: seekable and closable."""
 
     def __init__(self, reader: Any) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def open_objects(
     options: Iterable[tuple[str, str]],
     durability: Durability,
 ) -> Objects:
-    """The objects below one root; the same place that SlateDB's store for that root names."""
+    """The objects below one root: the same place as SlateDB's store for that root."""
     if folder is not None:
         return Objects(LocalStore(folder), folder, durability)
     if scheme == "memory":

@@ -1,11 +1,11 @@
-"""The value of an archived row: dead letters whose content was moved into the archive.
+"""The value of an archived row: dead letters whose content is in the archive.
 
     archived 0x52     | Array<ArchivedMessage> | runs: Array<Utf8> |
     ArchivedMessage   | message ID u64 | failed at i64 | archived at i64 | attempts u16
                       | priority u8 | retention deadline i64 | run u16: its place in `runs` |
 
-Little-endian; times in milliseconds since 1970, UTC; a retention deadline of 0 means never. A run
-stands once in a row, however many of its messages do.
+Little-endian; times in milliseconds since 1970, UTC; a retention deadline of 0 means never. A row
+has a run once, however many of its messages it has.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _ARCHIVED = Fixed(
 
 
 class ArchivedMessage(NamedTuple):
-    """A dead letter whose content the run of this name has put into the archive."""
+    """A dead letter whose content the run of a job with this name has archived."""
 
     message_id: int
     failed_at_ms: int

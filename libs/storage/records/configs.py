@@ -5,8 +5,7 @@
 
 Little-endian. The filter is CEL source; the retention is in seconds, 0: for ever. The settings are
 ours, sorted by key: every setting that the RFC lacks, as text. A reader of the RFC's layout stops
-before them; we read a value without them as having none. A program keeps settings that it does not
-know.
+before them; a value without them has none. A program keeps settings that it does not know.
 """
 
 from collections.abc import Mapping
@@ -48,7 +47,7 @@ def decode_config(data: bytes) -> QueueConfigRecord:
     for _ in range(count):
         key = reader.utf8("setting key")
         if key in settings:
-            raise reader.corrupt(f"the setting {key!r} stands twice")
+            raise reader.corrupt(f"it has the setting {key!r} twice")
         settings[key] = reader.utf8("setting value")
     reader.finish()
     return QueueConfigRecord(source, max_attempts, done_retention_s, settings)

@@ -1,10 +1,10 @@
-"""What is known of dedupe keys: a row for each key, and rows that tell which ones end when.
+"""Dedupe keys: a row for each, and rows of those that end in the same minute.
 
     dedupe key 0x44    | message ID u64 | end i64 |
     dedupe ends 0x4B   | dedupe keys: Array<Utf8> |
 
-Little-endian; the end in milliseconds since 1970. From its end on a row means nothing, whether it
-is still there or not. Encoding raises ValueError, decoding CorruptRecord.
+Little-endian; the end in milliseconds since 1970. From its end on a row is
+ignored, whether or not it was removed.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _DEDUPE = Fixed(message_id="Q", end_ms="q")
 
 
 class DedupeRecord(NamedTuple):
-    """The message first published with a dedupe key, and until when the key stands for it."""
+    """The message first published with a dedupe key, and the time until which the key is taken."""
 
     message_id: int
     end_ms: int
@@ -31,7 +31,7 @@ def decode_dedupe(data: bytes) -> DedupeRecord:
 
 
 def encode_dedupe_ends(keys: Sequence[str]) -> bytes:
-    """Dedupe ends value: keys of one commit, at most 65,535."""
+    """The keys of one commit, at most 65,535."""
     return utf8_array("dedupe keys", keys)
 
 

@@ -1,4 +1,4 @@
-"""The value of a delayed record: the delayed messages that one commit has routed to a queue.
+"""The delayed messages that one commit has routed to a queue.
 
     delayed 0x4C           | Array<Delayed> |
     Delayed (41 bytes)     | message ID u64 | priority u8 | visible at i64 | retention deadline i64
@@ -7,8 +7,6 @@
 Little-endian, in the order in which they were routed; times in milliseconds since 1970, UTC. A
 retention deadline of 0 means never. The bucket order and number are those of the timed bucket into
 which the message was put.
-
-Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
 
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ _DELAYED = Fixed(
 
 
 class DelayedMessage(NamedTuple):
-    """A message as it was when it was routed to a queue in which it was delayed."""
+    """A message that was delayed when it was routed to a queue."""
 
     message_id: int
     priority: int

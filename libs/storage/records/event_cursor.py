@@ -1,10 +1,10 @@
-"""The value of an event cursor record: how far the events of a log are published.
+"""How far the events of a log are published.
 
     event cursor 0x58  | stream u64 | message ID u64 | lost count u64 |
 
-Little-endian. Stream: a random number, drawn with the first cursor, from which the IDs of events
-are derived: two instances never give one ID to two events. Message ID: the last message whose event
-is published; it and those before it need no event any more. Lost count: messages that were purged
+Little-endian. Stream: a random number, chosen with the first cursor, from which the IDs of events
+are derived, so that two instances never use one ID. Message ID: the last message whose event is
+published; it and those before it need no event any more. Lost count: messages that were purged
 before their events were published.
 """
 

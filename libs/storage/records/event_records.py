@@ -1,15 +1,15 @@
-"""The values of the records of events that wait to be published, and of their counter.
+"""Events that wait to be published, and their counter.
 
     events 0x5A   | after u64 | events u32 | JSON bytes u32 | type Utf8 | request ID Utf8 | JSON |
     counter 0x5B  | stream u64 | last number u64 |
 
-Little-endian. A row has events of one type and one request, which one command has caused, in the
-batch of its change; it is removed once they are published. After: the last message ID of the log
-when they happened, 0 in a broker. JSON: an array with `[when, {data}]` of each event, when being
-milliseconds since 1970, UTC.
+Little-endian. A row has the events of one type that a command of one request has caused, and is
+written in the batch of its change; it is removed once they are published. After: the last message
+ID of the log when they happened, 0 in a broker. JSON: an array with `[when, {data}]` for each
+event, where `when` is in milliseconds since 1970, UTC.
 
 Events are numbered from 1 without a gap; a row has the number of its first in its key. Stream: a
-random number, drawn with the first event. Both together give an event its ID, the same for ever.
+random number, chosen with the first event. Both make the ID of an event, which never changes.
 """
 
 from __future__ import annotations

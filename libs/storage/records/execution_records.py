@@ -101,7 +101,7 @@ def decode_outbox(data: bytes) -> OutboxRecord:
     for _ in range(reader.number("header count", "B")):
         key = reader.utf8("header key")
         if key in headers:
-            raise reader.corrupt("a header key stands twice")
+            raise reader.corrupt("it has a header key twice")
         headers[key] = reader.utf8("header value")
     head = reader.take("payload", PAYLOAD_HEAD_BYTES)
     payload = decode_payload(head + reader.take("payload", payload_size(head)), reader.record)

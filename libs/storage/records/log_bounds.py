@@ -1,9 +1,9 @@
-"""The value of a log bounds record: what the log's own rows no longer tell once some are removed.
+"""Where a log begins and ends, whether or not rows of it were removed.
 
     log bounds 0x53   | first sequence u64 | last sequence u64 | last message ID u64 |
 
-Little-endian. No entry stands before the first sequence; the log ends at the last one or behind it,
-whether or not an entry stands there still. Written with removals; without the record: 1, 0 and 0.
+Little-endian. There is no entry before the first sequence; the log ends at the last one or later,
+whether or not that entry was removed. Written with removals; without the record: 1, 0 and 0.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _BOUNDS = Fixed(first_sequence="Q", last_sequence="Q", last_message_id="Q")
 
 
 class LogBoundsRecord(NamedTuple):
-    """Where a log begins at the earliest, and where it ends at the earliest."""
+    """The earliest place where a log begins, and the earliest where it ends."""
 
     first_sequence: int = 1
     last_sequence: int = 0

@@ -1,9 +1,9 @@
-"""The value of a log gaps record: where a log's IDs jump, as a restart of its ingest skips some.
+"""Where a log's IDs jump, as a restart of its ingest skips some.
 
     log gaps 0x55     | Array<(after u64, next u64)> |
 
 Little-endian, in ascending order. No message has an ID between `after`, the last one before a
-restart, and `next`, the first one behind it. Written by the first commit with messages after a
+restart, and `next`, the first one after it. Written by the first commit with messages after a
 restart; without the record the log has no gaps.
 """
 
@@ -21,8 +21,8 @@ __all__ = ["GAPS_MAX", "LogGap", "LogIds", "decode_log_gaps", "encode_log_gaps"]
 _GAP = Fixed(after="Q", next="Q")
 
 GAPS_MAX: Final = 1_000
-"""Gaps that are kept, the newest: 16 KB, written once after a restart. IDs in older gaps count as
-messages; the log would have to be kept over so many restarts."""
+"""The newest gaps are kept: 16 KB, written once after a restart. IDs in older gaps count as
+messages, if a log is kept over that many restarts."""
 
 
 class LogGap(NamedTuple):
@@ -53,7 +53,7 @@ class LogIds:
     """The IDs of a log: counts messages between two places in it."""
 
     def __init__(self, first_id: int, gaps: Sequence[LogGap]) -> None:
-        """No message stands before `first_id`; the gaps ascend."""
+        """There is no message before `first_id`; the gaps ascend."""
         self._before = first_id - 1
         self._gaps = gaps
         self._afters = [gap.after for gap in gaps]
@@ -62,7 +62,7 @@ class LogIds:
     def count(self, after: int, last: int) -> int:
         """How many messages have IDs above `after`, up to `last`.
 
-        Removed ones count, too, but for those before the first that is left.
+        Includes removed ones, except those before the first that is left.
         """
         after = max(after, self._before)
         return max(self._number(last) - self._number(after), 0)

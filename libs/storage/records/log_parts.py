@@ -1,11 +1,11 @@
-"""Log entries in parts: reading a long one takes longer than an event loop may be held up.
+"""Log entries in parts, as reading a long one would hold up an event loop.
 
 ::
 
     count | record … record | record … record | … | delays | payload bytes | direct queues
             └── a part ────┘ └── a part ────┘          columns, each with a count
 
-A part is read from its own records and its slices of the columns, the first time and again.
+A part is read from its own records and its slices of the columns, as often as needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_BYTES_MAX: Final = 128 << 10
 
 
 class LogPart(NamedTuple):
-    """Some messages of a log entry in a row.
+    """Consecutive messages of a log entry.
 
     Attributes:
         runs: The messages.
@@ -41,7 +41,7 @@ class LogPart(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Where the elements of the columns begin in an entry; 0: they are missing, or empty."""
+    """Where the elements of the columns begin in an entry; 0: missing or empty."""
 
     delays_at: int
     sizes_at: int
@@ -51,7 +51,7 @@ class _Columns(NamedTuple):
 def read_log_parts(data: bytes) -> Iterator[LogPart | None]:
     """The parts of a log entry in order; None after each step before the first part is known.
 
-    Raises CorruptRecord, maybe behind some parts, where it is not a log entry.
+    Raises CorruptRecord, perhaps after some parts, when it is not a log entry.
     """
     count = int.from_bytes(data[:2], "little")
     if count <= PART_MESSAGES_MAX and len(data) <= PART_BYTES_MAX:
@@ -113,7 +113,7 @@ def _runs(
 
 
 def _column_at(reader: Reader, field: str, count: int, width: int) -> int:
-    """Where the elements of a trailing array begin, and passes those of one width."""
+    """Where the elements of a trailing array begin; skips those of fixed width."""
     if reader.at_end:
         return 0
     elements = reader.number(f"count of {field}", "H")

@@ -1,8 +1,8 @@
-"""Runs: messages of a log entry that follow one another and are alike.
+"""Runs: messages of a log entry that follow one another and share metadata.
 
-A batch is published with the same headers, times and retention mostly. Its records are the same
-bytes then, but for the IDs that they begin with, and those are in a row: so they are written and
-recognized as a whole, at a tenth of what it costs to look at each.
+Most batches are published with the same headers, times and retention. Their records then differ
+only in the IDs at their beginning, which are consecutive, so they are written and recognized as a
+whole, at a tenth of the cost of looking at each.
 """
 
 import struct
@@ -13,17 +13,18 @@ Fields = tuple[int, int, int, int, int]
 """The numbers of a record: ID, created at, received at, visible at, retention."""
 
 LogRun = tuple[Fields, dict[str, str], int, Sequence[int], str]
-"""The first one's numbers, headers, delay (-1: none), the payload bytes of each, direct queue. The
-others have the next IDs; but for these and their sizes they are alike."""
+"""The numbers of the first message, headers, delay (-1: none), the payload bytes of each message,
+and the direct queue. The others have the next IDs; all else is the same."""
 
 _ID = struct.Struct("<Q")
 _ID_END = 2**64
-# If so many messages are alike it is asked how many more are, else again after four times as many.
+# After this many equal messages the end of their run is searched for; where they differ, the next
+# look is after four times as many.
 _ALIKE_MIN = 32
 
 
 def stretches(columns: Sequence[Sequence[object]]) -> Iterator[tuple[int, int, bool]]:
-    """Begins and ends of stretches, and whether each column has one element throughout them."""
+    """Starts and ends of stretches, and whether every column is constant in them."""
     start, count = 0, len(columns[0])
     while start < count:
         end = start + _ALIKE_MIN
@@ -37,7 +38,7 @@ def stretches(columns: Sequence[Sequence[object]]) -> Iterator[tuple[int, int, b
 
 
 def encode_run(ids: range, rest: bytes) -> bytes:
-    """Records with these IDs and the same bytes behind each; struct.error where one is no u64."""
+    """Records with these IDs and the same bytes after each; struct.error if an ID is not a u64."""
     records = bytearray((_ID.pack(ids[0]) + rest) * len(ids))
     packed = struct.pack(f"<{len(ids)}Q", *ids)
     for at in range(((ids[0] ^ ids[-1]).bit_length() + 7) // 8):
@@ -46,14 +47,14 @@ def encode_run(ids: range, rest: bytes) -> bytes:
 
 
 def run_length(data: bytes, at: int, end: int, most: int) -> int:
-    """How many records, `most` or fewer, are a run that begins with the one from `at` to `end`."""
+    """The length, `most` at most, of the run that begins with the record from `at` to `end`."""
     size, rest = end - at, data[at + _ID.size : end]
     if not data.startswith(rest, end + _ID.size):
         return 1
     (first_id,) = _ID.unpack_from(data, at)
 
     def is_run(start: int, stop: int) -> bool:
-        # Where a run ends sooner, mostly its last record is not there, which is cheap to see.
+        # Where a run ends sooner, usually its last record differs, which is cheap to check.
         return data.startswith(rest, at + stop * size - len(rest)) and data.startswith(
             encode_run(range(first_id + start, first_id + stop), rest), at + start * size
         )
@@ -68,9 +69,9 @@ def parted(
     sizes: Sequence[int],
     queues: Sequence[str],
 ) -> Iterator[LogRun]:
-    """Runs, by their first records; `longer` has the lengths of those that are not of one message.
+    """Runs, by their first records; `longer` has the lengths of those of several messages.
 
-    Where a run has several delays or queues, its messages are told one by one.
+    The messages of a run with several delays or queues are returned one by one.
     """
     start = 0
     for place, (fields, headers) in enumerate(records):
@@ -85,14 +86,14 @@ def parted(
 
 
 def one_by_one(run: LogRun) -> Iterator[LogRun]:
-    """The messages of a run, each one a run by itself."""
+    """The messages of a run, each as a run of one."""
     (first_id, created, received, visible, retention), headers, delay, sizes, queue = run
     for message_id, size in enumerate(sizes, first_id):
         yield (message_id, created, received, visible, retention), headers, delay, (size,), queue
 
 
 def _are_one(columns: Sequence[Sequence[object]], like: int, start: int, end: int) -> bool:
-    """Whether each column has throughout a stretch what it has at `like`."""
+    """Whether every column of a stretch has the element at `like` throughout."""
     for column in columns:
         one = column[like]
         if column[end - 1] != one or column[start:end].count(one) != end - start:
@@ -101,7 +102,7 @@ def _are_one(columns: Sequence[Sequence[object]], like: int, start: int, end: in
 
 
 def _reach(holds: Callable[[int, int], bool], start: int, end: int, step: int) -> int:
-    """Up to where something holds: asked of steps that grow, and shrink when one was too long."""
+    """The end up to which `holds`, searched in steps that grow, and shrink after one too long."""
     grows = True
     while step := min(step, end - start):
         if holds(start, start + step):

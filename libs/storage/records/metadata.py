@@ -6,10 +6,9 @@
                | direct queue: Array<Utf8>, left out where no message has one |
 
 Little-endian; times in milliseconds since 1970, UTC. `visible at` 0: the producer set none.
-Retention in seconds, 0: for ever. Delay in milliseconds, -1: none. Direct queue: the one that gets
-the message, whatever the filters say; empty: it was published, not pushed. The arrays after the
-records are ours: in the order of the records, and read as "no delay", 0 bytes and empty where they
-are missing.
+Retention in seconds, 0: for ever. Delay in milliseconds, -1: none. Direct queue: the queue that a
+message was pushed to, regardless of filters; empty: it was published. The arrays after the records
+are ours: in the order of the records, and read as "no delay", 0 bytes and empty where missing.
 """
 
 import struct
@@ -52,7 +51,7 @@ _T = TypeVar("_T")
 
 
 class MessageMetadata(NamedTuple):
-    """What is known of a message without its payload.
+    """A message without its payload.
 
     Header keys and values are at most 65,535 bytes of UTF-8 each; their order is kept.
     The last three are in log entries only; a bare record has None, 0 and "".
@@ -91,7 +90,7 @@ def encode_metadata_record(message: MessageMetadata) -> bytes:
             parts += (_U16.pack(len(raw_key)), raw_key, _U16.pack(len(raw_value)), raw_value)
         return b"".join(parts)
     except (struct.error, UnicodeEncodeError):
-        # Again, slowly, for the name of the header at fault.
+        # Slowly, for the name of the header that does not fit.
         pairs = ((utf8("header key", k), utf8(f"header {k[:64]!r}", v)) for k, v in headers.items())
         return head + b"".join(part for pair in pairs for part in pair)
 
@@ -121,7 +120,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
             raw_key, raw_value = key.encode(), value.encode()
             parts += (_U16.pack(len(raw_key)), raw_key, _U16.pack(len(raw_value)), raw_value)
     except (struct.error, UnicodeEncodeError):
-        # Again, slowly, for the name of the header at fault.
+        # Slowly, for the name of the header that does not fit.
         for key, value in pairs:
             parts += (utf8("header key", key), utf8(f"header {key[:64]!r}", value))
     return b"".join(parts)
@@ -140,9 +139,9 @@ def encode_log_columns(
 ) -> bytes:
     """The log entry of messages with IDs in a row, from columns of equal length.
 
-    The same bytes as `encode_log_entry`, without an object per message: every publish passes here.
-    `headers` are encoded already (`encode_headers`). The last three have values for few messages,
-    by their places in the columns. ValueError naming what does not fit.
+    The same bytes as `encode_log_entry`, without an object for each message: every publish calls
+    this. `headers` are encoded already (`encode_headers`). The last three have values for few
+    messages, by their places in the columns. ValueError naming what does not fit.
     """
     count = len(headers)
     if not len(created_at_ms) == len(retention_s) == count:
@@ -181,13 +180,13 @@ def _spread(values: Mapping[int, _T], count: int, default: _T) -> Sequence[_T]:
 
 
 class Records(NamedTuple):
-    """Records of a log entry, as they follow one another.
+    """Consecutive records of a log entry.
 
     Attributes:
-        records: Numbers and headers; equal headers in a row share one dict.
-        longer: Of those that stand for several messages with IDs in a row, how many, by place.
-        messages_count: How many messages they are.
-        end: The offset behind the last one.
+        records: Numbers and headers; consecutive equal headers share one dict.
+        longer: The lengths of runs of several messages, by the places of their first records.
+        messages_count: Of all records and runs.
+        end: The offset after the last one.
     """
 
     records: list[tuple[Fields, dict[str, str]]]
@@ -197,7 +196,7 @@ class Records(NamedTuple):
 
 
 def read_records(data: bytes, at: int, messages_max: int, bytes_max: int) -> Records:
-    """Up to `messages_max` records from offset `at` on, no more than begin within `bytes_max`."""
+    """Up to `messages_max` records from offset `at` on, of those that begin within `bytes_max`."""
     records: list[tuple[Fields, dict[str, str]]] = []
     longer: dict[int, int] = {}
     left, next_id, end_max = messages_max, -1, at + bytes_max
@@ -207,7 +206,7 @@ def read_records(data: bytes, at: int, messages_max: int, bytes_max: int) -> Rec
     while left and at < end_max:
         start = at + _BEFORE_HEADERS.size
         if data.startswith(known, start):
-            # Headers say themselves where they end: what begins with these bytes are these.
+            # Encoded headers contain their length, so this prefix is all of them.
             before, fields = fields, _BEFORE_HEADERS.unpack_from(data, at)
             end = start + len(known)
             if fields[0] == next_id and fields[1] == before[1] and fields[2:] == before[2:]:
@@ -230,7 +229,7 @@ def read_records(data: bytes, at: int, messages_max: int, bytes_max: int) -> Rec
 def read_log_runs(data: bytes) -> Iterator[LogRun]:
     """The messages of a log entry; CorruptRecord when it is not one.
 
-    Runs in a row that have equal headers share one dict: to be read, not changed.
+    Consecutive runs with equal headers share one dict: do not change it.
     """
     reader = Reader("log entry", data)
     count = reader.number("count of records", "H")
@@ -248,7 +247,7 @@ def read_log_runs(data: bytes) -> Iterator[LogRun]:
 def runs_of(
     read: Records, delays: Sequence[int], sizes: Sequence[int], queues: Sequence[str]
 ) -> Iterator[LogRun]:
-    """The runs of records, and of what the columns say of their messages."""
+    """The runs of records and their columns."""
     if read.longer:
         return parted(read.records, read.longer, delays, sizes, queues)
     fields_of = (record[0] for record in read.records)
@@ -269,19 +268,19 @@ def decode_log_entry(data: bytes) -> list[MessageMetadata]:
 
 
 def read_log_entry_head(data: bytes) -> tuple[int, int]:
-    """How many messages a log entry has, and when the first one was received, in ms."""
+    """The number of messages of a log entry, and when the first one was received, in ms."""
     count = Reader("log entry", data).number("count of records", "H")
     ((_, _, received_at_ms, *_), _), _ = _read_record("log entry", data, 2)
     return count, received_at_ms
 
 
 class Removal(NamedTuple):
-    """What a log entry is without some of its messages.
+    """A log entry without some of its messages.
 
     Attributes:
-        kept: The entry with the others, byte for byte as they were; None: there are none.
-        removed: IDs and payload sizes of those that went.
-        last_message_id: Of the entry as it was.
+        kept: The entry with the others, their bytes unchanged; None if there are none.
+        removed: IDs and payload sizes of the removed ones.
+        last_message_id: The last one of the entry before the removal.
     """
 
     kept: bytes | None
@@ -292,9 +291,9 @@ class Removal(NamedTuple):
 def remove_messages(
     data: bytes, ids: Container[int], goes: Callable[[int, int, int], bool]
 ) -> Removal:
-    """A log entry without those of these messages that may go; CorruptRecord when it is not one.
+    """A log entry without those of these messages that `goes`; CorruptRecord when it is not one.
 
-    `goes` is asked with the ID, the time of receipt in ms and the retention in seconds of each.
+    `goes` is called with the ID, the time of receipt in ms and the retention in s of each.
     """
     reader = Reader("log entry", data)
     count = reader.number("count of records", "H")
@@ -350,7 +349,7 @@ def record_spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
     for _ in range(count):
         start = end
         headers = start + _BEFORE_HEADERS.size
-        # Headers say themselves where they end: what begins with these bytes are these.
+        # Encoded headers contain their length, so this prefix is all of them.
         if data.startswith(known, headers):
             end = headers + len(known)
         else:
@@ -363,7 +362,7 @@ def record_spans(data: bytes, count: int) -> Iterator[tuple[int, int]]:
 
 
 def _headers_end(data: bytes, at: int) -> int:
-    """Where headers end by what they say; beyond the data where they do not."""
+    """Where headers end by their lengths; beyond the data where they are damaged."""
     try:
         texts = 2 * data[at]
         at += 1
@@ -385,8 +384,8 @@ def _delay_number(delay_ms: int | None) -> int:
 def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[Fields, dict[str, str]], int]:
     """The record at offset `at` and the offset after it.
 
-    Written out rather than read field by field, as every message passes here once per router. A
-    slice never fails, so one look at the end tells whether any of them ran past it.
+    Written out rather than read field by field, as every router reads every message. A slice never
+    fails, so one check at the end finds any that ran past the data.
     """
     try:
         *fields, header_count = _HEAD.unpack_from(data, at)
@@ -407,5 +406,5 @@ def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[Fields, dict[
     if at > len(data):
         raise CorruptRecord(record, f"ends within the record before byte {at}")
     if len(headers) != header_count:
-        raise CorruptRecord(record, f"a header key stands twice before byte {at}")
+        raise CorruptRecord(record, f"it has a header key twice before byte {at}")
     return (tuple(fields), headers), at

@@ -1,15 +1,15 @@
 """Payloads of one log entry that are stored together: a put costs far more than a small payload.
 
-A pack holds the payloads of up to PACK_MESSAGES messages with IDs in a row, from the sequence of
-their log entry on, or from a multiple of PACK_MESSAGES after it. A payload that is large, or has an
-object of its own, or was replaced, has a record of its own: it is in one of the two, never in both.
+A pack has the payloads of up to PACK_MESSAGES messages with consecutive IDs, from the sequence of
+their log entry on, or from a multiple of PACK_MESSAGES after it. A payload that is large, or a
+blob, or was replaced, has a record of its own, and is not in the pack.
 
 key   | 01 | 54 | ID of the first message u64 |
-value | 01 | sizes, Array<u32 LE> | payloads, one after the other |     size FFFFFFFF: not here
+value | 01 | sizes, Array<u32 LE> | payloads, one after the other |     size FFFFFFFF: not in it
       | 02 | sizes, Array<u32 LE> | the same payloads as one Zstandard frame (RFC 8878) |
 
-The second form is taken where it is smaller by an eighth at least: SlateDB takes in, logs, sorts
-and stores each byte, which costs more than compressing it.
+The second form is used where it is smaller by at least an eighth: SlateDB copies, logs, sorts and
+stores each byte, which costs more than compressing it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from libs.storage.layout.primitives import KeyRange, number_array
 from libs.storage.records.payloads import encode_inline
 
 PACK_MESSAGES: Final = 16
-"""Messages whose payloads are in one record at most: when one is read, replaced or removed, all
-are read, and those that stay are written anew. More did not make publishing faster."""
+"""The most messages of a pack: to read, replace or remove one, all are read, and those that stay
+are written again. More did not make publishing faster."""
 
 PACKED_BYTES_MAX: Final = 4096
-"""Larger payloads have records of their own: reading one does not read them all."""
+"""Larger payloads have records of their own, so that reading one does not read others."""
 
 PACKED_MESSAGES_MIN: Final = 4
-"""Fewer are not worth a record of another kind."""
+"""Fewer payloads have records of their own."""
 
 PACK_TYPE: Final = 1
 COMPRESSED_TYPE: Final = 2
 
 COMPRESSED_BYTES_MIN: Final = 256
-"""Fewer bytes of payloads are stored as they are."""
+"""Fewer bytes of payloads are not compressed."""
 
 UNTRIED_PACKS: Final = 7
-"""After a pack that would not become smaller, so many of the same log entry are not tried."""
+"""After a pack that does not become smaller, this many of the same log entry are not tried."""
 
 ABSENT: Final = 0xFFFFFFFF
 """The size of a payload that is not in the pack."""
@@ -79,12 +79,12 @@ def pack_range(first_id: int = 0, last_id: int = MAX_MESSAGE_ID) -> KeyRange:
 
 
 def pack_of(sequence: int, message_id: int) -> int:
-    """The first ID of the pack that may have this message of the log entry at that sequence."""
+    """The first ID of the pack that may have this message of the log entry at `sequence`."""
     return message_id - (message_id - sequence) % PACK_MESSAGES
 
 
 def payload_rows(sequence: int, payloads: Sequence[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
-    """The rows of the payloads of a log entry's messages; None for those that have theirs."""
+    """The rows of the payloads of a log entry's messages; None: the message has a row already."""
     untried = 0
     for start in range(0, len(payloads), PACK_MESSAGES):
         some = payloads[start : start + PACK_MESSAGES]
@@ -109,7 +109,7 @@ def _size(payloads: Sequence[bytes | None]) -> int:
 
 
 def encode_pack(payloads: Sequence[bytes | None], *, compress: bool = True) -> bytes:
-    """The value of a pack, in its smaller form; None stands for what is not in it."""
+    """The value of a pack, in its smaller form; None: not in the pack."""
     here = [one for one in payloads if one is not None]
     if len(here) == len(payloads):
         sizes = list(map(len, here))
@@ -124,9 +124,9 @@ def encode_pack(payloads: Sequence[bytes | None], *, compress: bool = True) -> b
 
 
 def plain_pack(data: bytes) -> bytes:
-    """The same pack in the first form; CorruptRecord when it is none.
+    """A pack in the first form; CorruptRecord where the second form is damaged.
 
-    What has another type, or ends too early, is given as it is.
+    A value of another type, or that ends too early, is returned unchanged.
     """
     if not data.startswith(_COMPRESSED) or len(data) < _HEAD.size:
         return data
@@ -138,18 +138,18 @@ def plain_pack(data: bytes) -> bytes:
     size = sum(sizes) - ABSENT * sizes.count(ABSENT)
     frame = data[begin:]
     try:
-        # First what the frame says itself: damage must not become gigabytes.
+        # Check the size in the frame first: damage must not become gigabytes.
         frame_bytes = zstandard.frame_content_size(frame)
         if frame_bytes != size:
-            raise CorruptRecord("payload pack", f"a frame of {frame_bytes} bytes, {size} are told")
+            raise CorruptRecord("payload pack", f"a frame of {frame_bytes} bytes, expected {size}")
         content = _codecs.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CorruptRecord("payload pack", f"is no Zstandard frame: {error}") from None
+        raise CorruptRecord("payload pack", f"not a Zstandard frame: {error}") from None
     return _PLAIN + data[1:begin] + content
 
 
 class _Codecs(threading.local):
-    """Those of one thread: none of them may be used by two at once."""
+    """The codecs of one thread: they are not thread-safe."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=1).compress
@@ -160,7 +160,7 @@ _codecs: Final = _Codecs()
 
 
 def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
-    """The payloads by message ID; CorruptRecord when it is none."""
+    """The payloads by message ID; CorruptRecord when the value is damaged."""
     data = plain_pack(data)
     try:
         kind, count = _HEAD.unpack_from(data)
@@ -177,7 +177,7 @@ def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
         ids_here = list(ids)
     ends = list(accumulate(sizes, initial=_HEAD.size + 4 * count))
     if ends[-1] != len(data):
-        raise CorruptRecord("payload pack", f"has {len(data)} bytes, {ends[-1]} are told")
+        raise CorruptRecord("payload pack", f"has {len(data)} bytes, expected {ends[-1]}")
     return {
         one: data[start : start + size]
         for one, start, size in zip(ids_here, ends, sizes, strict=False)
@@ -185,7 +185,7 @@ def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
 
 
 def without(first_id: int, payloads: Mapping[int, bytes], gone: Collection[int]) -> bytes | None:
-    """The value of a pack with these payloads, less those of messages that go; None if all go."""
+    """The value of a pack with these payloads without those of `gone`; None if none is left."""
     left = {one: payload for one, payload in payloads.items() if one not in gone}
     if not left:
         return None

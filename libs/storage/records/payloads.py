@@ -18,12 +18,12 @@ _INLINE_HEAD = struct.Struct("<BH")
 
 
 PAYLOAD_HEAD_BYTES = _INLINE_HEAD.size
-"""What a payload record begins with: its type, and how many bytes follow."""
+"""The type of a payload record, and the number of bytes that follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadUri:
-    """Where the payload is: the URI of an object that was durable before this record."""
+    """The URI of the object that has the payload, durable before this record."""
 
     uri: str
 
@@ -32,7 +32,7 @@ PayloadRecord: TypeAlias = bytes | PayloadUri
 
 
 def encode_inline(payload: bytes) -> bytes:
-    """Payload record that holds the payload; ValueError over INLINE_PAYLOAD_MAX_BYTES."""
+    """Payload record with the payload; ValueError over INLINE_PAYLOAD_MAX_BYTES."""
     size = len(payload)
     if size > INLINE_PAYLOAD_MAX_BYTES:
         raise ValueError(f"payload has {size} bytes, at most {INLINE_PAYLOAD_MAX_BYTES} fit")
@@ -40,7 +40,7 @@ def encode_inline(payload: bytes) -> bytes:
 
 
 def encode_uri(uri: str) -> bytes:
-    """Payload record that names a blob; ValueError when the URI is over 65,535 bytes."""
+    """Payload record with a blob's URI; ValueError when that has over 65,535 bytes."""
     return bytes((_URI,)) + utf8("payload URI", uri)
 
 
@@ -53,9 +53,9 @@ def payload_size(head: bytes) -> int:
 def decode_payload(data: bytes, record: str = "payload value") -> PayloadRecord:
     """The payload itself, or the URI of its blob; CorruptRecord when it is neither.
 
-    `record` names what it stands in, for the error.
+    `record` names the record for the error.
     """
-    # Nearly all are inline, and whoever reads a backlog comes here for each of its messages.
+    # Nearly all are inline, and reading a backlog decodes each of its messages.
     if len(data) >= _INLINE_HEAD.size:
         kind, size = _INLINE_HEAD.unpack_from(data)
         if kind == _INLINE and size == len(data) - _INLINE_HEAD.size:

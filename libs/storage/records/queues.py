@@ -23,11 +23,9 @@
                        | queue: Array<Utf8>, left out where all are "" |
 
 Little-endian; times and deadlines in milliseconds since 1970, UTC, lengths in milliseconds; a
-retention deadline of 0 means never. The arrays below the first line of a value are ours: in element
-order, so a reader of the RFC's layout stops before them, and read as 0 or "" where they are missing
-or empty.
-
-Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+retention deadline of 0 means never. The arrays below the first line of a value are ours, in the
+order of its elements: a reader of the RFC's layout stops before them, and they are read as 0 or ""
+where missing or empty.
 """
 
 import struct
@@ -49,9 +47,9 @@ _OF_AVAILABLE: Final = {
 }
 _AVAILABLE = Fixed(**_OF_AVAILABLE)
 _FEW: Final = [struct.Struct("<H" + "".join(_OF_AVAILABLE.values()) * n) for n in range(17)]
-"""An array of available messages, by how many they are."""
+"""An array of available messages, by their number."""
 _NEW: Final = "QB8xq2x"
-"""An available message that has no time, and was never claimed: ID, priority, deadline."""
+"""An available message without a time that was never claimed: ID, priority, deadline."""
 _NEW_ONE: Final = struct.Struct("<" + _NEW)
 _NEW_FEW: Final = [
     struct.Struct("<H" + _NEW * n + f"{len(_NO_IN_FLIGHT)}x") for n in range(len(_FEW))
@@ -77,11 +75,11 @@ class AvailableMessage(NamedTuple):
 available_message: Final[Callable[[tuple[int, ...]], AvailableMessage]] = partial(
     tuple.__new__, AvailableMessage
 )
-"""Makes one of its five fields, without the time that `_make` takes: each message comes by here."""
+"""Makes one of its five fields, faster than `_make`: every message is made by this."""
 
 
 class InFlightMessage(NamedTuple):
-    """A claimed message; the RFC's five fields first, then ours. A lease of 0 is none."""
+    """A claimed message; the RFC's five fields first, then ours. A lease of 0 means none."""
 
     message_id: int
     priority: int
@@ -97,7 +95,7 @@ class InFlightMessage(NamedTuple):
 class DoneMessage(NamedTuple):
     """An acked message; the RFC's three fields first, then ours.
 
-    `transferred_to` is the queue that has it now; empty, it was acked.
+    `transferred_to` is the queue that has it now; empty if it was acked.
     """
 
     message_id: int
@@ -121,9 +119,9 @@ class FailedMessage(NamedTuple):
 
 
 class FailedAttempt(NamedTuple):
-    """One failed attempt at a message: who claimed it when, and how it ended ("nack: boom").
+    """One failed attempt: who claimed the message when, and how that ended ("nack: boom").
 
-    `queue` is where that was; empty, in the queue whose record it is.
+    `queue` is where that was; empty if in the queue of the record.
     """
 
     consumer: str
@@ -135,22 +133,22 @@ class FailedAttempt(NamedTuple):
 def encode_active(
     available: Sequence[tuple[int, int, int, int, int]], in_flight: Sequence[tuple[Any, ...]]
 ) -> bytes:
-    """Active value of one bucket, of AvailableMessages and InFlightMessages, or of their fields."""
+    """Active value of one bucket, from AvailableMessages and InFlightMessages, or their fields."""
     if not in_flight:
         count = len(available)
-        if count < len(_FEW):  # Where ten thousand queues share the messages, each bucket is.
+        if count < len(_FEW):  # as each bucket where ten thousand queues share the messages
             try:
                 return _FEW[count].pack(count, *chain.from_iterable(available)) + _NO_IN_FLIGHT
             except struct.error:
-                pass  # does not name the field at fault; what follows does
+                pass  # does not name the field that does not fit; what follows does
         return _AVAILABLE.pack_array("available", available) + _NO_IN_FLIGHT
     return encode_in_flight(list(zip(*in_flight, strict=True)), available)
 
 
 def encode_new(message_ids: Sequence[int], priority: int, deadlines_ms: Sequence[int]) -> bytes:
-    """As `encode_active`, of messages that wait for nothing and were never claimed, by columns.
+    """As `encode_active`, from columns of messages without a time that were never claimed.
 
-    No deadlines: none has one. A commit may write ten thousand such buckets.
+    `deadlines_ms` is empty where no message has one. A commit may write ten thousand such buckets.
     """
     count, zeros = len(message_ids), repeat(0)
     columns = message_ids, repeat(priority), deadlines_ms or zeros
@@ -160,7 +158,7 @@ def encode_new(message_ids: Sequence[int], priority: int, deadlines_ms: Sequence
             return _NEW_FEW[count].pack(count, *chain.from_iterable(rows))
         new = b"".join(map(_NEW_ONE.pack, *columns))
         return count_prefix("available", message_ids) + new + _NO_IN_FLIGHT
-    except struct.error:  # does not name the field at fault; this does
+    except struct.error:  # does not name the field that does not fit; this does
         ids, priorities, deadlines = columns
         return encode_active(list(zip(ids, priorities, zeros, deadlines, zeros, strict=False)), ())
 
@@ -168,7 +166,7 @@ def encode_new(message_ids: Sequence[int], priority: int, deadlines_ms: Sequence
 def encode_in_flight(
     columns: Sequence[Sequence[Any]], available: Sequence[tuple[int, int, int, int, int]] = ()
 ) -> bytes:
-    """As `encode_active`, of the columns of InFlightMessages."""
+    """As `encode_active`, from the columns of InFlightMessages."""
     return b"".join(
         (
             _AVAILABLE.pack_array("available", available),

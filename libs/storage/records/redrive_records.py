@@ -1,4 +1,4 @@
-"""The value of a redrive: which dead letters it moves where, and how far it is.
+"""A redrive: which dead letters it moves, to where, and its progress.
 
     redrive 0x4E  | queue revision u64 | state u8 | rate u32 | created at i64 | ended at i64
                   | total u64 | examined u64 | redriven u64
@@ -7,11 +7,9 @@
                   | error Utf8 | message IDs: Array<u64> |
 
 Little-endian; times in milliseconds since 1970, UTC; the rate in messages per second, 0: no bound.
-The queue revision is that of the queue's creation, which tells it from a later one of its name. The
-next order and place are those of the failed list's row, and of the message in it, at which the
-redrive goes on; behind the end order it is done. No message IDs: all.
-
-Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+The queue revision is that of the queue's creation: a later queue of the same name has another. The
+redrive continues at the next order, a row of the failed list, with the message at the next place in
+it; after the end order it is done. No message IDs: all.
 """
 
 from collections.abc import Sequence
@@ -36,7 +34,7 @@ _FIXED = Fixed(
 
 
 class RedriveState(IntEnum):
-    """What a redrive is doing; the numbers are those of the proto."""
+    """The numbers are those of the proto."""
 
     RUNNING = 1
     CANCELLED = 2

@@ -1,9 +1,9 @@
-"""The value of a refused push: a row of a broker's outbox that an ingest will never take as it is.
+"""A row of a broker's outbox that an ingest has refused permanently.
 
     refused push 0x51      | refused at i64 | outbox bytes u32 | reason Utf8 | outbox value |
 
-Little-endian; the time in milliseconds since 1970, UTC. The outbox value is as it was in the
-outbox, whatever is in it: see execution_records.py.
+Little-endian; the time in milliseconds since 1970, UTC. The outbox value is unchanged: see
+execution_records.py.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""The value of a queue's replay: how far the logs from before its creation are brought in.
+"""The progress of a queue's replay of the logs from before its creation.
 
     replay 0x4D | Array<(ingest shard u16 | start sequence u64 | cursor u64 | end sequence u64 |
                          since i64 | done count u64 | left count i64)>
 
-Little-endian. Parts of logs in ascending order, which do not overlap; start <= cursor <= end, and
-all of the part up to the cursor is brought in. A part that ends with 2^63 - 1 has no end yet: the
-queue is in quarantine, and live routing leaves all behind the start to a later replay. `since` is
--1, or the time (ms) whose place in the log is still to be looked up, as its ingest was down: then
-start and cursor are 0. The counts are of messages: those judged so far, and those up to the end, -1
-while that is not known.
-
-Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+Little-endian. Ranges of logs in ascending order, which do not overlap; start <= cursor <= end, and
+the range is replayed up to the cursor. A range that ends with 2^63 - 1 has no end yet: the queue is
+in quarantine, and live routing leaves everything after the start to a later replay. `since` is -1,
+or the time (ms) whose place in the log is still to be looked up, as its ingest was down: then start
+and cursor are 0. The counts are of messages: those judged so far, and those left up to the end, -1
+while that is unknown.
 """
 
 from collections.abc import Sequence
@@ -24,16 +22,16 @@ FOUND = -1
 """`since_ms` of a range whose start is known."""
 
 UNCOUNTED: Final = -1
-"""`left_count` of a range of which nothing is brought in since its end is what it is."""
+"""`left_count` of a range whose messages are not counted yet."""
 
 OPEN_END: Final = 2**63 - 1
 
 
 class ReplayRange(NamedTuple):
-    """A part of a log, in sequences: from `start`, done up to `cursor`, complete at `end`.
+    """A range of a log, in sequences: from `start`, done up to `cursor`, complete at `end`.
 
-    With a `since_ms` of its own the start is still to be looked up: that of the first message which
-    was received then, or later. `done_count` messages were judged, `left_count` are left.
+    With a `since_ms` the start is still to be looked up: the first message that was received then
+    or later. `done_count` messages were judged, `left_count` are left.
     """
 
     ingest_shard: int
@@ -51,7 +49,7 @@ class ReplayRange(NamedTuple):
 
     @property
     def message_count(self) -> int | None:
-        """How many messages it has, those removed since included; None: not counted yet."""
+        """How many messages it has, including those removed since; None: not counted yet."""
         if self.is_found and self.cursor == self.end:
             return self.done_count
         return None if self.left_count == UNCOUNTED else self.done_count + self.left_count

@@ -1,11 +1,11 @@
-"""The values of our own records, key types 0x40 and up, except the ID block (see ids.py).
+"""The state of a queue, and values of a few numbers.
 
     queue state 0x40       | version u8 = 01 | epoch u8 | deleted u8 (0, 1) | last order u64
                            | garbage epochs: Array<u8> | created revision u64 | in-flight count u32
                            | done count u64 | failed count u64 | first in-flight order u64
                            | oldest done order u64 | oldest failed order u64 | lanes: Array<Lane>
-                           | purges: Purges, left out where there is nothing to tell, here or next
-                           | archived: Archived, left out where there is nothing to tell |
+                           | purges: Purges, left out where both are empty
+                           | archived: Archived, left out where empty |
     Lane (28 bytes)        | priority u8 | kind u8 | head order u64 | head offset u16
                            | tail order u64 | waiting count u64 |
     Purges                 | lane epoch u8 | garbage lane epochs: Array<u8>
@@ -29,12 +29,10 @@
     forgotten revision     | config revision u64 |    the highest of a queue that was deleted and
                     0x59                             whose last row is gone; no row: none is
 
-Little-endian. How they grow: a new field goes to the end, and a value that ends exactly where a
-later field would begin reads as that field's default; where that is not enough, the queue state
-takes a new version and the others a new type byte. Bytes after the last field that a program knows
-are refused: it would lose them when it writes the record again.
-
-Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
+Little-endian. To extend one, add a field at its end: a value that ends exactly where a later field
+would begin reads as that field's default. Where that is not enough, the queue state gets a new
+version and the others a new type byte. Bytes after the last known field are refused, since a
+program would lose them when it writes the record again.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +79,7 @@ _DUPLICATE = Fixed(request="H", place="I", message_id="Q")
 class LaneRecord(NamedTuple):
     """One run of buckets of a queue: all of one priority and kind.
 
-    The head is the bucket with the first message still there, `head_offset` how many of its
+    The head is the bucket with the first message that is left, `head_offset` how many of its
     elements are gone; the tail is the last bucket. `waiting_count` is in messages.
     """
 
@@ -174,7 +172,7 @@ class LeaseOutcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FinishedLeasesRecord:
-    """The leases finished by one commit, each with its outcome; `sequence` tells slots' ages."""
+    """The leases finished by one commit, each with its outcome; `sequence` orders slots by age."""
 
     sequence: int
     leases: tuple[int, ...]
@@ -192,7 +190,7 @@ def encode_queue_state(state: QueueStateRecord) -> bytes:
         _STATE_BODY.pack(*body),
         _LANE.pack_array("lanes", lanes),
     ]
-    if purges or archived:  # must be told where something follows
+    if purges or archived:  # not left out where another field follows
         parts.append(_encode_purges(purges or PurgesRecord(epoch)))
     if archived:
         parts.append(_ARCHIVED.pack(*archived[:2], *archived.garbage))
@@ -200,7 +198,7 @@ def encode_queue_state(state: QueueStateRecord) -> bytes:
 
 
 def encode_usual_state(epoch: int, last_order: int, body: Sequence[int], lane: LaneRecord) -> bytes:
-    """As `encode_queue_state`, where there is one lane and no garbage, nothing purged or archived.
+    """As `encode_queue_state`, for one lane and no garbage, nothing purged or archived.
 
     `body` are the numbers from `created_revision` to `oldest_failed_order`. Most queues are like
     this, and a commit may write ten thousand.

@@ -1,4 +1,4 @@
-"""The value of a task record: what became of a write task, which is applied once because of it.
+"""The outcome of a write task, which makes it apply once.
 
     task 0x57, applied   | 01 | at i64 | first message ID u64 | messages u32 | received at i64 |
                          | duplicates: Array<(place u32, message ID u64)> |
@@ -6,11 +6,11 @@
     task 0x57, waiting   | 03 | at i64 | has failed u8 |
     task 0x57, retried   | 04 | as applied |
 
-Little-endian; the times in milliseconds since 1970, UTC. An applied one goes into the batch of its
-messages. IDs follow one another from the first one on, but for those of duplicates. A failed one is
-in the dead-letter place of the backend, and may be applied later. A waiting one is that of an
-answered publish whose body is an object, or of a task that was moved back from the dead letters.
-A retried one is applied after it had failed: a dead letter of it may be left.
+Little-endian; times in milliseconds since 1970, UTC. The record of an applied task is in the batch
+of its messages; their IDs are consecutive from the first one on, except those of duplicates. A
+failed task is among the dead letters of the backend, and may be applied later. A waiting one
+belongs to an acknowledged publish whose body is an object, or was moved back from the dead letters.
+A retried one was applied after it had failed: a dead letter of it may be left.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class AppliedTask(NamedTuple):
     """A task that is applied.
 
     Attributes:
-        at_ms: When.
-        first_message_id: Of those that were stored.
-        message_count: How many were published.
-        received_at_ms: Their time of receipt; 0 where none was stored.
-        duplicates: Places of those that were not stored, and the IDs they got.
+        at_ms: When it was applied.
+        first_message_id: The ID of the first stored message.
+        message_count: How many messages were published.
+        received_at_ms: Their time of receipt; 0 if none was stored.
+        duplicates: Places of messages that were not stored, and the IDs they got.
         has_failed: Whether it has been a dead letter.
     """
 
@@ -61,7 +61,7 @@ class AppliedTask(NamedTuple):
 
 
 class FailedTaskRecord(NamedTuple):
-    """A task that failed for the last time, until somebody retries it."""
+    """A task that has failed for the last time and was not retried."""
 
     at_ms: int
     attempts: int
@@ -69,7 +69,7 @@ class FailedTaskRecord(NamedTuple):
 
 
 class WaitingTask(NamedTuple):
-    """A task that the backend has, and that must not be taken for one that nobody has."""
+    """A task that the backend has, so that it does not count as lost."""
 
     at_ms: int
     has_failed: bool

@@ -63,7 +63,7 @@ def decode_metadata_record(data: bytes) -> MessageMetadata:
     for _ in range(header_count):
         key = reader.utf8("header key")
         if key in headers:
-            raise reader.corrupt(f"a header key stands twice: {key!r}")
+            raise reader.corrupt(f"it has a header key twice: {key!r}")
         headers[key] = reader.utf8("header value")
     reader.finish()
     return MessageMetadata(message_id, created, received, visible, retention, headers)

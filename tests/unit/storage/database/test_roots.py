@@ -33,7 +33,7 @@ SOON_S = 60
         ("s3://b/p?allow_http=yes", "allow_http must be"),
         ("s3://b/p?allow_http", "allow_http must be"),
         ("s3://b/p?endpoint", "option 'endpoint' is empty"),
-        ("s3://b/../p", "holds . or .."),
+        ("s3://b/../p", "contains . or .."),
         ("s3://b/p#x", "fragment"),
         ("gs://b?region=x", "unknown option 'region'"),
     ],

@@ -325,12 +325,12 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "run 1 of 1",
         ),
         (configs.decode_config, "0000" "050000000000" "0200" "01006101003101006101003" "2",
-         "config value", "'a' stands twice"),
+         "config value", "it has the setting 'a' twice"),
         (
             metadata.decode_log_entry,
             "0100" + "00" * 36 + "02" + "01006101003101006101003" "2",
             "log entry",
-            "stands twice",
+            "it has a header key twice",
         ),
         (
             metadata.decode_log_entry,
