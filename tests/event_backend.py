@@ -33,7 +33,7 @@ class EventServer:
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> QueueSettings:
         """Settings with which processes begun from now on publish to it."""
-        monkeypatch.setattr("libs.serving.events.relay.open_backend", lambda _: EventBackend(self))
+        monkeypatch.setattr("libs.serving.events.relay.open_backend", lambda *_: EventBackend(self))
         return QueueSettings(enabled=True, backend="redis")
 
     def told(self, *names: str) -> list[tuple[Any, ...]]:

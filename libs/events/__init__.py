@@ -2,12 +2,12 @@
 
 In reading order:
 
-`tasks`           a write on its way to the store   `wall_clock`   the time that servers share
-`settings`        the YAML section `queue`          `backends`     which class carries which
-`backend`         what a system must do             `deliveries`   giving events to handlers
-`retrying`        waiting for one that is down      `measured`     metrics and health of a backend
-`composed`        a backend of two parts            `relay`        from what is durable to a backend
-`held_tasks`      tasks that a consumer has     `cancellations`  those that client libraries lose
+`wall_clock`   the time that servers share       `tasks`          a write on its way to the store
+`settings`     the YAML section `queue`          `cancellations`  those that client libraries lose
+`deliveries`   giving events to handlers         `retrying`       waiting for a backend that is down
+`measures`     counters of a backend             `backend`        what a system must do
+`held_tasks`   tasks that a consumer has         `backends`       which class carries which
+`watch`        the state of a backend            `relay`          from what is durable to a backend
 
 `slatemq`, `redis`, `rabbitmq`, `activemq` and `kafka` are the backends; each loads its client
 library when it is chosen.

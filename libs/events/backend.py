@@ -1,4 +1,4 @@
-"""What a system must do to carry events and write tasks.
+"""What carries events and write tasks.
 
 Both are delivered at least once, always with the same ID. Nothing is buffered here: a call
 returns when the backend has what it was given, and raises Unavailable when the backend cannot be
@@ -7,17 +7,25 @@ reached, so that the caller decides what waits and where.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
+from opentelemetry.metrics import NoOpMeter
+
+from libs.events.deliveries import Handler, end_task
+from libs.events.measures import EVENT, TASK, QueueMeasures
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
+from slatemq.errors import FailedPrecondition, SlateMQError
 from slatemq.events.envelope import Event
 
-Handler = Callable[[Event], Awaitable[None]]
-"""Gets one event at a time; acknowledges it through the backend once it is done with it."""
+__all__ = ["BackendStats", "EventCarrier", "QueueBackend", "TaskCarrier"]
 
-Config = TypeVar("Config", contravariant=True)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +41,139 @@ class BackendStats:
     dead_letter_count: int
 
 
-class QueueBackend(Protocol[Config]):
+class EventCarrier(Protocol):
+    """The part of a backend that publishes events, and delivers them to one handler."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish in order; returns once the server has all."""
+
+    async def start(self, types: frozenset[str]) -> None:
+        """Subscribe; what is published from now on is kept for this group."""
+
+    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
+        """Deliver until cancelled, through outages."""
+
+    async def acknowledge(self, event_id: str) -> None:
+        """Finish a delivered event."""
+
+    async def stop(self) -> None:
+        """Give what is not acknowledged to other consumers of the group."""
+
+
+class TaskCarrier(Protocol):
+    """The part of a backend that stores tasks; its calls are those of QueueBackend."""
+
+    async def enqueue(self, task: WriteTask) -> None: ...
+
+    async def dequeue(self) -> WriteTask | None: ...
+
+    async def complete(self, task_id: str) -> None: ...
+
+    async def fail(self, task_id: str, error: str) -> None: ...
+
+    async def retry_all(self) -> int: ...
+
+    async def counts(self) -> tuple[int, int]:
+        """Tasks that are not finished, and dead letters of both kinds."""
+        ...
+
+    async def failed(self, limit: int) -> Sequence[FailedTask | UnreadableTask]: ...
+
+    async def stop(self) -> None:
+        """Give what is not finished to other consumers."""
+
+
+class QueueBackend(ABC):
     """A connection to one system, used by one event loop.
 
     Every method but `close` raises Unavailable while the system cannot be reached; the next call
     tries again, so a backend comes back by itself.
     """
 
+    HEALTH_S: ClassVar[float] = 3.0
+    """How long a server that is up may take to answer `health_check`."""
+
+    measures = QueueMeasures("", NoOpMeter("slatemq"))
+
+    def __init__(self, translated: Callable[[], AbstractContextManager[None]]) -> None:
+        """Not connected. `translated` turns the errors of a client library into ours."""
+        self._translated = translated
+        self._events: EventCarrier
+        self._tasks: TaskCarrier
+        self._is_composed = False
+        self._delivering: asyncio.Task[None] | None = None
+        self._delivered: dict[str, Event] = {}
+        self._dequeued: dict[str, WriteTask] = {}
+
     # --- Life cycle ---------------------------------------------------------
 
-    async def connect(self, config: Config) -> None:
-        """Connect, and create what is missing on the server.
+    @abstractmethod
+    async def connect(self, config: Any) -> None:
+        """Connect, and create what is missing on the server; `config` is the backend's section.
 
         Raises InvalidArgument that names the key of a setting which the server refuses.
         """
 
+    @abstractmethod
+    async def disconnect(self) -> None:
+        """Close the connection; others get what is not acknowledged."""
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Return once the server has answered; raises the errors of the client library."""
+
+    def _compose(self, events: EventCarrier, tasks: TaskCarrier) -> None:
+        """Set the two parts: from now on there is something to close."""
+        self._events = events
+        self._tasks = tasks
+        self._is_composed = True
+
     async def close(self) -> None:
         """Stop deliveries and disconnect; what is not acknowledged comes again, to others too."""
+        if not self._is_composed:
+            return
+        parts = [self._tasks.stop, self.disconnect]
+        if self._delivering is not None:
+            await end_task(self._delivering)
+            parts.insert(0, self._events.stop)
+        for part in parts:
+            try:
+                with self._translated():
+                    await part()
+            except SlateMQError as error:
+                log.info("the connection was lost before it was closed: %s", error)
 
     async def health_check(self) -> bool:
         """Whether the system answers now, within a few seconds; never raises."""
-        ...
+        try:
+            async with asyncio.timeout(self.HEALTH_S):
+                with self._translated():
+                    await self.ping()
+        except (SlateMQError, TimeoutError):
+            return False
+        return True
 
     # --- Events -------------------------------------------------------------
 
     async def publish(self, event: Event) -> None:
         """Publish an event; returns once the system has it as durably as it is set up to."""
+        await self.publish_batch([event])
 
     async def publish_batch(self, events: Sequence[Event]) -> None:
         """Publish events in order.
 
         When it raises, any of them may have been published: publish all of them again.
         """
+        if not events:
+            return
+        try:
+            with self._translated():
+                await self._events.publish(events)
+        except SlateMQError:
+            self.measures.note_failed(EVENT, "publish", len(events))
+            raise
+        for event in events:
+            self.measures.note_published(EVENT, event.timestamp)
 
     async def subscribe(self, event_types: Sequence[str], handler: Handler) -> None:
         """Begin to deliver the events of these types; no types means all.
@@ -74,24 +183,62 @@ class QueueBackend(Protocol[Config]):
         or raises is delivered again after the retry delay, at most `max_retries` times, then it
         goes to the dead-letter place. At most one subscription for each backend object.
         """
+        if self._delivering is not None:
+            raise FailedPrecondition("SUBSCRIBED", "this backend has a subscription already")
+        types = frozenset(event_types)
+        with self._translated():
+            await self._events.start(types)
+
+        async def counted(event: Event) -> None:
+            self._delivered[event.id] = event
+            try:
+                await handler(event)
+            finally:
+                # Acknowledged events have gone from there.
+                if self._delivered.pop(event.id, None) is not None:
+                    self.measures.note_failed(EVENT, "consume")
+
+        self._delivering = asyncio.create_task(self._events.deliver(types, counted))
 
     async def acknowledge(self, event_id: str) -> None:
         """Finish an event that the handler was given. Acknowledging again does nothing."""
+        with self._translated():
+            await self._events.acknowledge(event_id)
+        event = self._delivered.pop(event_id, None)
+        if event is not None:
+            self.measures.note_consumed(EVENT, event.timestamp)
 
     # --- Tasks --------------------------------------------------------------
 
     async def enqueue_task(self, task: WriteTask) -> str:
         """Store a task; returns its ID. Enqueueing one again may deliver it twice."""
-        ...
+        try:
+            with self._translated():
+                await self._tasks.enqueue(task)
+        except SlateMQError:
+            self.measures.note_failed(TASK, "publish")
+            raise
+        self.measures.note_published(TASK, task.created_at)
+        return task.task_id
 
     async def dequeue_task(self) -> WriteTask | None:
         """The next task that is due, or None when none comes within a second or so: ask again.
 
-        Nobody else gets it until it is completed, failed, or the consumer that has it is gone.
+        No other consumer gets it until it is completed, failed, or the one that has it is gone.
         """
+        with self._translated():
+            task = await self._tasks.dequeue()
+        if task is not None:
+            self._dequeued[task.task_id] = task
+        return task
 
     async def complete_task(self, task_id: str) -> None:
         """Remove a task that was dequeued. Completing again does nothing."""
+        with self._translated():
+            await self._tasks.complete(task_id)
+        task = self._dequeued.pop(task_id, None)
+        if task is not None:
+            self.measures.note_consumed(TASK, task.created_at)
 
     async def fail_task(self, task_id: str, error: str) -> None:
         """Count a failed attempt of a task that was dequeued.
@@ -99,27 +246,34 @@ class QueueBackend(Protocol[Config]):
         It comes again after the retry delay, or goes to the dead-letter place with `error` when no
         retries are left.
         """
+        with self._translated():
+            await self._tasks.fail(task_id, error)
+        if self._dequeued.pop(task_id, None) is not None:
+            self.measures.note_failed(TASK, "consume")
 
     async def retry_failed_tasks(self) -> int:
         """Move every task of the dead-letter place back, as if new; returns how many."""
-        ...
+        with self._translated():
+            return await self._tasks.retry_all()
 
     async def trim_tasks(self) -> bool:
         """Let the system remove the tasks that are finished, where it has not yet.
 
         Returns whether they cannot come again: also when the system forgets how far it was.
         """
-        ...
+        return True
 
     # --- What waits ---------------------------------------------------------
 
     async def stats(self) -> BackendStats:
         """How much waits; numbers that a moment later are others."""
-        ...
+        with self._translated():
+            return BackendStats(*await self._tasks.counts())
 
     async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         """The tasks of the dead-letter place, without payloads, the oldest first, at most `limit`.
 
-        With them what lies there and is no task, so that somebody learns of it.
+        With them what lies there and is not a task, so that operators learn of it.
         """
-        ...
+        with self._translated():
+            return await self._tasks.failed(limit)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+
+from opentelemetry.metrics import Meter
 
 from libs.events.backend import QueueBackend
+from libs.events.measures import QueueMeasures
 
 _CLASSES = {
     "activemq": ("libs.events.activemq.backend", "ActivemqBackend"),
@@ -24,12 +26,17 @@ _OPTIONS = {
 
 
 def open_backend(
-    name: str, *, is_sole_consumer: bool = False, gather_ms: int = 0
-) -> QueueBackend[Any]:
+    name: str,
+    meter: Meter | None = None,
+    *,
+    is_sole_consumer: bool = False,
+    gather_ms: int = 0,
+) -> QueueBackend:
     """A backend that is not connected yet; imports its client library.
 
     Args:
         name: As in the settings.
+        meter: Gets its counters.
         is_sole_consumer: No other consumer dequeues tasks below its names at the same time. So it
             takes at once what is there, and what the consumer before it had.
         gather_ms: The least time between two reads of tasks, unless more wait than one read takes:
@@ -39,5 +46,7 @@ def open_backend(
     make = getattr(import_module(module), kind)
     options = {"is_sole_consumer": is_sole_consumer, "gather_ms": gather_ms}
     known = _OPTIONS.get(name, frozenset())
-    backend: QueueBackend[Any] = make(**{key: options[key] for key in known})
+    backend: QueueBackend = make(**{key: options[key] for key in known})
+    if meter is not None:
+        backend.measures = QueueMeasures(name, meter)
     return backend

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from libs.events.backend import Handler
 from slatemq.events.envelope import Event
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[Event], Awaitable[None]]
+"""Gets one event at a time; acknowledges it through the backend once it is done with it."""
 
 KEEP_S = 5.0
 
@@ -66,7 +68,6 @@ class Redeliveries:
     """
 
     def __init__(self, handler: Handler, max_retries: int, retry_delay_ms: int) -> None:
-        """Nothing is delivered yet."""
         self._handler = handler
         self._max_retries = max_retries
         self._delay_s = retry_delay_ms / 1000

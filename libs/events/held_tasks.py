@@ -12,7 +12,6 @@ class HeldTasks(Generic[D]):
     """Deliveries by task. A task may be delivered again while it is held: each has its own end."""
 
     def __init__(self) -> None:
-        """Nothing is held yet."""
         self._held: dict[str, list[D]] = {}
 
     def add(self, task_id: str, delivery: D) -> None:
@@ -31,5 +30,4 @@ class HeldTasks(Generic[D]):
             del self._held[task_id]
 
     def __iter__(self) -> Iterator[D]:
-        """All that are held."""
         return (delivery for deliveries in self._held.values() for delivery in deliveries)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from libs.events.backend import QueueBackend
 from libs.events.retrying import Outage
@@ -98,7 +98,7 @@ class Relay:
     def __init__(
         self,
         settings: QueueSettings,
-        backend: QueueBackend[Any],
+        backend: QueueBackend,
         source: EventSource,
         faults: tuple[type[Exception], ...] = (),
     ) -> None:

@@ -51,11 +51,10 @@ class Engine(asyncio.Protocol):
     """One connection."""
 
     def __init__(self, user: str | None, password: str | None, hostname: str, name: str) -> None:
-        """Not connected; `name` is the container's, which no other connection has."""
         self._collector = Collector()
         self._connection = Connection()
         self._connection.collect(self._collector)
-        self._connection.container = name
+        self._connection.container = name  # which no other connection has
         self._connection.hostname = hostname
         self._proton = Transport()
         self._proton.idle_timeout = IDLE_S
@@ -210,7 +209,6 @@ class Engine(asyncio.Protocol):
     # --- asyncio ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._socket = transport
         self._proton.bind(self._connection)
@@ -218,7 +216,6 @@ class Engine(asyncio.Protocol):
         self._tick()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         view = memoryview(data)
         while view and self._lost is None:
             capacity = self._proton.capacity()
@@ -229,7 +226,6 @@ class Engine(asyncio.Protocol):
             self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._end(ConnectionLost(str(exc) if exc else "the server ended it"))
 
     def _tick(self) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from libs.events.activemq.connection import Connection, message_of, translated
 from libs.events.activemq.links import Received, Receiver
-from libs.events.backend import Handler
-from libs.events.deliveries import Redeliveries
+from libs.events.deliveries import Handler, Redeliveries
 from libs.events.retrying import Outage
 from libs.events.tasks import cut_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -21,7 +20,6 @@ class Events:
     """Publishes to the virtual topic, and delivers from the queue of the group."""
 
     def __init__(self, connection: Connection) -> None:
-        """Nothing is opened yet."""
         self._connection = connection
         self._settings = connection.settings
         self._addresses = connection.addresses

@@ -37,7 +37,6 @@ class Received:
     """A message that is this consumer's until it is accepted, or its receiver ends."""
 
     def __init__(self, message: Message, delivery: Delivery, receiver: Receiver) -> None:
-        """Neither accepted nor given back."""
         self._delivery = delivery
         self._receiver = receiver
         self.id = str(message.id)
@@ -57,7 +56,6 @@ class Sender:
     """A link to an address."""
 
     def __init__(self, engine: Connected, link: Link) -> None:
-        """Open."""
         self._engine = engine
         self._link = link
 
@@ -70,7 +68,6 @@ class Receiver:
     """A link from an address, in a session of its own: what it holds goes back when that ends."""
 
     def __init__(self, engine: Connected, link: Link) -> None:
-        """Without credit."""
         self.name: str = link.name
         self._engine = engine
         self._link = link

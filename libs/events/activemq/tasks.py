@@ -38,7 +38,6 @@ class Tasks:
     """The tasks of one consumer, and the dead letters."""
 
     def __init__(self, connection: Connection) -> None:
-        """Nothing is opened yet."""
         self._connection = connection
         self._settings = connection.settings
         self._addresses = connection.addresses

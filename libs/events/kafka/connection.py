@@ -71,7 +71,6 @@ class Connection:
     """The producer, and the topics that are known to exist."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Nothing is opened yet."""
         self.settings = settings
         self._producer: Any = None
         self._topics: set[str] = set()
@@ -98,11 +97,10 @@ class Connection:
             async with asyncio.timeout(OPERATION_S):
                 await self._producer.stop()
 
-    async def is_up(self) -> bool:
-        """Whether some broker answers."""
-        return self._producer is not None and bool(
-            await self._producer.client.force_metadata_update()
-        )
+    async def ping(self) -> None:
+        """Return once a broker has answered."""
+        if self._producer is None or not await self._producer.client.force_metadata_update():
+            raise Unavailable("no broker of Kafka answers", reason="BACKEND_DOWN")
 
     async def send(self, records: Iterable[dict[str, Any]]) -> None:
         """Send records in order, each as the arguments of the producer; waits for all."""

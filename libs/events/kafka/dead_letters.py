@@ -34,7 +34,6 @@ class DeadLetters:
     """Dead letters behind what their group has committed, which is what was retried."""
 
     def __init__(self, connection: Connection, lookers: Lookers) -> None:
-        """Nothing is read or written yet."""
         self._connection = connection
         self._lookers = lookers
         self._topic = f"{connection.settings.topic_prefix}.dead-letter"
@@ -56,7 +55,6 @@ class DeadLetters:
         await self._connection.send_strange(self._others, raw, {KIND: UNREADABLE}, error)
 
     async def count(self) -> int:
-        """All of them."""
         count = 0
         for topic in self.topics:
             ranges = await self._lookers.ranges(topic, self._group)

@@ -11,8 +11,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.partitioner import murmur2
 
-from libs.events.backend import Handler
-from libs.events.deliveries import Redeliveries
+from libs.events.deliveries import Handler, Redeliveries
 from libs.events.kafka.connection import COMPACTED, JOIN_S, OPERATION_S, Connection, translated
 from libs.events.kafka.offsets import Offsets
 from libs.events.retrying import Outage
@@ -32,7 +31,6 @@ class Events:
     """Publishes to a topic for each type, and delivers as one consumer of a group."""
 
     def __init__(self, connection: Connection) -> None:
-        """Nothing is opened yet."""
         self._connection = connection
         self._settings = connection.settings
         self._dead = f"{self._settings.topic_prefix}.dead-letter.events"

@@ -14,7 +14,6 @@ class Lookers:
     """One consumer for each group that is looked at: it reads offsets, and no record."""
 
     def __init__(self, connection: Connection) -> None:
-        """Nothing is opened yet."""
         self._connection = connection
         self._consumers: dict[str, Any] = {}
         self._turn = asyncio.Lock()

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from libs.events.composed import ComposedBackend
+from libs.events.backend import QueueBackend
 from libs.events.rabbitmq.connection import Connection, declare_all, translated
 from libs.events.rabbitmq.events import Events
 from libs.events.rabbitmq.tasks import Tasks
 from libs.events.settings import RabbitmqSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
-
-HEALTH_S = 3.0
+from slatemq.errors import FailedPrecondition, InvalidArgument
 
 
-class RabbitmqBackend(ComposedBackend):
+class RabbitmqBackend(QueueBackend):
     """Events and tasks in RabbitMQ."""
 
     def __init__(self) -> None:
-        """Not connected yet."""
         super().__init__(translated)
         self._connection: Connection
 
     async def connect(self, config: RabbitmqSettings) -> None:
-        """See QueueBackend. Raises InvalidArgument, Unavailable."""
         if not config.url.startswith(("amqp://", "amqps://")):
             raise InvalidArgument("queue.rabbitmq.url", "must begin with amqp:// or amqps://")
         self._connection = Connection(config)
@@ -39,16 +33,8 @@ class RabbitmqBackend(ComposedBackend):
             raise InvalidArgument("queue.rabbitmq.url", str(error)) from error
 
     async def disconnect(self) -> None:
-        """See ComposedBackend."""
         await self._connection.close()
 
-    async def health_check(self) -> bool:
-        """See QueueBackend."""
-        try:
-            async with asyncio.timeout(HEALTH_S):
-                with translated():
-                    channel = await self._connection.open_channel()
-                    await channel.close()
-        except (SlateMQError, TimeoutError):
-            return False
-        return True
+    async def ping(self) -> None:
+        channel = await self._connection.open_channel()
+        await channel.close()

@@ -58,7 +58,6 @@ class Connection:
     """One connection, opened again when it was lost."""
 
     def __init__(self, settings: RabbitmqSettings) -> None:
-        """Nothing is opened yet."""
         self.settings = settings
         self._connection: AbstractConnection | None = None
         self._publishing: AbstractChannel | None = None
@@ -144,7 +143,6 @@ class Names:
     """What the exchanges and queues are called."""
 
     def __init__(self, settings: RabbitmqSettings) -> None:
-        """Names of these settings."""
         self.exchange = settings.exchange
         self.events = f"{settings.queue_prefix}.events"
         self.tasks = f"{settings.queue_prefix}.tasks"

@@ -13,7 +13,6 @@ class Deliveries:
     """What a queue gives this consumer, in order; at most its channel's prefetch at a time."""
 
     def __init__(self, channel: AbstractChannel) -> None:
-        """Nothing is consumed yet."""
         self.channel = channel
         self._arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         self._lost = asyncio.Event()

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from libs.events.backend import Handler
-from libs.events.deliveries import Redeliveries
+from libs.events.deliveries import Handler, Redeliveries
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
@@ -33,7 +32,6 @@ class Events:
     """Publishes to the exchange, and delivers from the queue of the group."""
 
     def __init__(self, connection: Connection) -> None:
-        """Nothing is opened yet."""
         self._connection = connection
         self._settings = connection.settings
         self._names = Names(connection.settings)

@@ -19,7 +19,6 @@ class StreamAppends:
     """Appends entries with the same fields to one stream."""
 
     def __init__(self, client: aioredis.Redis, key: str, fields: Sequence[str]) -> None:
-        """Nothing is written yet."""
         self._client: Any = client
         self._key = key
         self._fields = fields

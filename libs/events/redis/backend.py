@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from libs.events.composed import ComposedBackend
+from libs.events.backend import QueueBackend
 from libs.events.redis.connection import (
     OPERATION_S,
     make_consumer_name,
@@ -18,22 +18,18 @@ from libs.events.redis.event_stream import EventStream
 from libs.events.redis.list_tasks import ListTasks
 from libs.events.redis.stream_tasks import StreamTasks
 from libs.events.settings import RedisSettings
-from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
-
-HEALTH_S = 3.0
+from slatemq.errors import FailedPrecondition, InvalidArgument
 
 
-class RedisBackend(ComposedBackend):
+class RedisBackend(QueueBackend):
     """Events and tasks in Redis."""
 
     def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
-        """Not connected yet; see `open_backend`."""
         super().__init__(translated)
         self._reading = TaskReading(is_sole_consumer=is_sole_consumer, gather_s=gather_ms / 1000)
         self._client: Any = None
 
     async def connect(self, config: RedisSettings) -> None:
-        """See QueueBackend. Raises InvalidArgument, Unavailable."""
         client: Any = open_client(config)
         consumer = make_consumer_name()
         dead = DeadLetters(client, config.stream_prefix)
@@ -50,16 +46,8 @@ class RedisBackend(ComposedBackend):
             raise InvalidArgument(f"queue.redis.{key}", error.message) from error
 
     async def disconnect(self) -> None:
-        """See ComposedBackend."""
         async with asyncio.timeout(OPERATION_S):
             await self._client.aclose()
 
-    async def health_check(self) -> bool:
-        """See QueueBackend."""
-        try:
-            async with asyncio.timeout(HEALTH_S):
-                with translated():
-                    await self._client.ping()
-        except (SlateMQError, TimeoutError):
-            return False
-        return True
+    async def ping(self) -> None:
+        await self._client.ping()

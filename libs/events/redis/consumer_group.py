@@ -32,7 +32,6 @@ class Group:
     """One consumer of a consumer group of a stream."""
 
     def __init__(self, client: aioredis.Redis, key: str, group: str, consumer: str) -> None:
-        """Nothing is read yet."""
         self._client: Any = client
         self._key = key
         self._group = group

@@ -27,7 +27,6 @@ class DeadLetters:
     """The dead-letter stream."""
 
     def __init__(self, client: aioredis.Redis, prefix: str) -> None:
-        """Nothing is read or written yet."""
         self._client = client
         self.key = f"{prefix}:dead-letter"
 
@@ -45,7 +44,6 @@ class DeadLetters:
         pipeline.xadd(self.key, {"kind": "unreadable", "data": raw, "error": error})
 
     async def count(self) -> int:
-        """All of them."""
         return int(await self._client.xlen(self.key))
 
     async def tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:

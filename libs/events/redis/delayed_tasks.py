@@ -63,7 +63,6 @@ class DelayedTasks(ABC):
         dead: DeadLetters,
         reading: TaskReading,
     ) -> None:
-        """Nothing is read or written yet."""
         self._client: Any = client
         self._settings = settings
         self._key = f"{settings.stream_prefix}:tasks"

@@ -8,8 +8,7 @@ from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.backend import Handler
-from libs.events.deliveries import run_handler
+from libs.events.deliveries import Handler, run_handler
 from libs.events.redis.appends import StreamAppends
 from libs.events.redis.connection import BLOCK_MS, translated
 from libs.events.redis.consumer_group import Delivery, Group
@@ -32,7 +31,6 @@ class EventStream:
     def __init__(
         self, client: aioredis.Redis, settings: RedisSettings, consumer: str, dead: DeadLetters
     ) -> None:
-        """Nothing is read or written yet."""
         self._client: Any = client
         self._settings = settings
         self._key = f"{settings.stream_prefix}:events"

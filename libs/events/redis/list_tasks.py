@@ -56,7 +56,6 @@ class ListTasks(DelayedTasks):
         dead: DeadLetters,
         reading: TaskReading,
     ) -> None:
-        """Nothing is read or written yet."""
         super().__init__(client, settings, dead, reading)
         self._consumer = consumer
         self._processing = f"{self._key}:processing:{consumer}"

@@ -31,7 +31,6 @@ class StreamTasks(DelayedTasks):
         dead: DeadLetters,
         reading: TaskReading,
     ) -> None:
-        """Nothing is read or written yet."""
         super().__init__(client, settings, dead, reading)
         self._group = Group(client, self._key, settings.consumer_group, consumer)
         self._read: deque[Delivery] = deque()

@@ -10,9 +10,6 @@ queue                   what
 Events and tasks are messages whose headers name the prefix (`slatemq-events`, `slatemq-tasks`) and,
 for events, the type: any other queue of the instance may filter on them, too.
 
-In reading order; a file imports only files above it:
-
-`headers` The headers of messages that are events or tasks; what makes events passes such messages
-          over
-`backend` The backend of SlateMQ
+In reading order: `headers` (those of messages that are events or tasks; what makes events passes
+such messages over), `queues`, `events`, `tasks`, `backend`.
 """

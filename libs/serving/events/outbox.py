@@ -256,7 +256,6 @@ class OutboxEvents:
                     yield PlacedBatch(EventBatch([], last, 0), 0)
 
     def done(self, position: int) -> None:
-        """See EventSource."""
         self.position = position
         while self._read and self._read[0][0] <= position:
             self._published.append(self._read.popleft()[1])

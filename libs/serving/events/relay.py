@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from libs.events.backends import open_backend
 from libs.events.deliveries import end_task
-from libs.events.measured import LOOK_S, MeasuredBackend, QueueHealth
+from libs.events.measures import BACKEND
 from libs.events.relay import EventSource, Relay
 from libs.events.settings import QueueSettings
+from libs.events.watch import LOOK_S, BackendWatch, QueueHealth
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
@@ -20,8 +21,6 @@ from slatemq.errors import InvalidArgument
 from slatemq.v1.events_pb2 import GetEventsStatusResponse
 
 __all__ = ["CountedSource", "ProcessRelay"]
-
-_BACKEND: Final = "slatemq.queue.backend"
 
 
 class CountedSource(EventSource, Protocol):
@@ -67,17 +66,17 @@ class ProcessRelay:
         `beside_tasks`: the backend's state is that of the tasks, and known without this one.
         """
         try:
-            inner = open_backend(settings.backend)
+            self._backend = open_backend(settings.backend, telemetry.meter)
         except ImportError as error:
             cause = ExitCause.usage(f"queue.backend: {settings.backend} cannot be used: {error}")
             raise FatalError(cause) from error
         self.keeps = settings.consistency != "fire-and-forget"
         self._settings = settings
-        self._backend = MeasuredBackend(
-            inner, settings.backend, telemetry.meter, has_gauges=not beside_tasks
+        self._watch = BackendWatch(
+            self._backend, settings.backend, telemetry.meter, has_gauges=not beside_tasks
         )
         self._is_measured = telemetry.enabled and not beside_tasks
-        self._attributes = {_BACKEND: settings.backend}
+        self._attributes = {BACKEND: settings.backend}
         self._begun: _Begun | None = None
         meter = telemetry.meter
         meter.create_observable_gauge(
@@ -125,7 +124,7 @@ class ProcessRelay:
         """For `GET /health`."""
         if self._begun is None or not self._begun.relay.is_open:
             return QueueHealth(self._settings.backend, False, 0, 0)
-        return await self._backend.health()
+        return await self._watch.health()
 
     async def status(self) -> GetEventsStatusResponse:
         """Where it stands; asks the backend."""

@@ -27,7 +27,6 @@ class EventsServicer(events_pb2_grpc.EventsServiceServicer):
     async def GetEventsStatus(  # noqa: N802 - the RPC's name
         self, request: events_pb2.GetEventsStatusRequest, context: Any
     ) -> events_pb2.GetEventsStatusResponse:
-        """See the proto."""
         if self._relay is None:
             return events_pb2.GetEventsStatusResponse()
         return await self._relay.status()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from libs.events.measured import QueueHealth
+    from libs.events.watch import QueueHealth
 
 __all__ = ["HttpParts", "HttpPost", "HttpReply"]
 

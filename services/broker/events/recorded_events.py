@@ -40,35 +40,28 @@ class RecordedEvents(ShardEvents):
         self._own_headers = own_headers
 
     def created(self, queue: Queue, now_ms: int) -> None:
-        """See ShardEvents."""
         self._record_settings(QueueCreated, queue, now_ms)
 
     def updated(self, queue: Queue, now_ms: int) -> None:
-        """See ShardEvents."""
         self._record_settings(QueueUpdated, queue, now_ms)
 
     def deleted(self, queue: Queue, now_ms: int) -> None:
-        """See ShardEvents."""
         self._record(queue, QueueDeleted(queue=queue.queue_id), now_ms)
 
     def paused(self, queue: Queue, now_ms: int) -> None:
-        """See ShardEvents."""
         kind = QueuePaused if queue.settings.paused else QueueResumed
         self._record(queue, kind(queue=queue.queue_id), now_ms)
 
     def purged(self, queue: Queue, kinds: Collection[Purge], count: int, now_ms: int) -> None:
-        """See ShardEvents."""
         states = [kind.name.lower() for kind in Purge if kind in kinds]
         data = QueuePurged(queue=queue.queue_id, states=states, messages=count)
         self._record(queue, data, now_ms)
 
     def cancelled(self, queue: Queue, message_id: int, now_ms: int) -> None:
-        """See ShardEvents."""
         data = MessageCancelled(message_id=message_id, queue=queue.queue_id)
         self._record(queue, data, now_ms)
 
     def rescheduled(self, queue: Queue, message_id: int, visible_at_ms: int, now_ms: int) -> None:
-        """See ShardEvents."""
         visible_at = format_timestamp(visible_at_ms or now_ms)
         data = MessageRescheduled(
             message_id=message_id, queue=queue.queue_id, visible_at=visible_at
@@ -83,7 +76,6 @@ class RecordedEvents(ShardEvents):
         now_ms: int,
         request_id: str = "",
     ) -> None:
-        """See ShardEvents."""
         if self._is_own(queue):
             return
         moved = [
@@ -96,7 +88,6 @@ class RecordedEvents(ShardEvents):
         self._outbox.record(moved, request_id or current_request())
 
     def collect(self, queues: Iterable[Queue]) -> None:
-        """See ShardEvents."""
         for queue in queues:
             dead_letters = queue.failed.take_unseen() if queue.failed.has_new else ()
             if not dead_letters or self._is_own(queue):
@@ -118,7 +109,6 @@ class RecordedEvents(ShardEvents):
             )
 
     def take_rows(self) -> Sequence[Row]:
-        """See ShardEvents."""
         return self._outbox.take_rows()
 
     def _record_settings(

@@ -164,12 +164,10 @@ class PublishedEvents:
                     yield EventBatch([], update.durable_sequence, 0)
 
     def done(self, position: int) -> None:
-        """See EventSource."""
         self._position = position
         self._save_soon()
 
     def skip_to_end(self) -> int:
-        """See EventSource."""
         count = self.lag
         self.done(self._shard.log.end.last_message_id)
         return count

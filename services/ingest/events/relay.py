@@ -36,7 +36,6 @@ class IngestRelay(ProcessRelay):
         *,
         beside_tasks: bool = False,
     ) -> None:
-        """See ProcessRelay."""
         super().__init__(settings, telemetry, beside_tasks=beside_tasks)
         self._config = config
         self._backend_name = settings.backend

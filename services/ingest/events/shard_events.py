@@ -24,7 +24,6 @@ class ShardEvents:
     """Two sources as one. See libs.events.relay.EventSource."""
 
     def __init__(self, published: PublishedEvents, edited: OutboxEvents) -> None:
-        """Publish the events of these."""
         self._published = published
         self._edited = edited
         self._current: PublishedEvents | OutboxEvents = published
@@ -55,15 +54,12 @@ class ShardEvents:
         self._edited.save()
 
     def done(self, position: int) -> None:
-        """See EventSource."""
         self._current.done(position)
 
     def skip_to_end(self) -> int:
-        """See EventSource."""
         return self._published.skip_to_end() + self._edited.skip_to_end()
 
     async def batches(self) -> AsyncGenerator[EventBatch, None]:
-        """See EventSource. Raises as its two parts do."""
         async with (
             aclosing(self._published.batches()) as published,
             aclosing(self._edited.batches_after()) as edited,

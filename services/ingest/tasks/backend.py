@@ -18,10 +18,10 @@ from opentelemetry.metrics import Meter
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
-from libs.events.measured import MeasuredBackend, QueueHealth
 from libs.events.retrying import Outage
 from libs.events.settings import QueueSettings
 from libs.events.tasks import WriteTask
+from libs.events.watch import BackendWatch, QueueHealth
 from slatemq.errors import SlateMQError, Unavailable
 
 __all__ = ["BACKEND_DOWN", "TaskBackend"]
@@ -81,7 +81,8 @@ class TaskBackend:
         self._gather_ms = GATHER_MS if settings.consistency == "async" else 0
         self._section = msgspec.structs.replace(section, **own)
         self.place = f"{self.name}-{_digest_of(self._section)}"
-        self._backend: MeasuredBackend | None = None
+        self._backend: QueueBackend | None = None
+        self._watch: BackendWatch | None = None
         self._tried = asyncio.Event()
         self._turns = asyncio.Semaphore(ENQUEUES_MAX)
 
@@ -89,7 +90,9 @@ class TaskBackend:
         """Connect, however long it takes. Raises InvalidArgument for a wrong setting."""
         outage = Outage(log, self.name)
         while self._backend is None:
-            backend = open_backend(self.name, is_sole_consumer=True, gather_ms=self._gather_ms)
+            backend = open_backend(
+                self.name, self._meter, is_sole_consumer=True, gather_ms=self._gather_ms
+            )
             try:
                 await backend.connect(self._section)
             except Unavailable as error:
@@ -102,7 +105,8 @@ class TaskBackend:
                 raise
             else:
                 outage.end()
-                self._backend = MeasuredBackend(backend, self.name, self._meter)
+                self._backend = backend
+                self._watch = BackendWatch(backend, self.name, self._meter)
                 self._tried.set()
 
     async def wait_tried(self) -> None:
@@ -119,22 +123,22 @@ class TaskBackend:
 
     async def watch(self) -> None:
         """Keep its metrics, until cancelled."""
-        if self._backend is not None:
-            await self._backend.watch()
+        if self._watch is not None:
+            await self._watch.watch()
 
     async def health(self) -> QueueHealth:
         """Its state, for `GET /health`; never raises."""
-        if self._backend is None:
+        if self._backend is None or self._watch is None:
             return QueueHealth(self.name, False, 0, 0)
-        return await self._backend.health()
+        return await self._watch.health()
 
     @property
     def was_connected(self) -> bool:
         """Whether it answered when it was last looked at."""
-        return self._backend is not None and self._backend.was_connected
+        return self._watch is not None and self._watch.was_connected
 
     @property
-    def connected(self) -> QueueBackend[Any]:
+    def connected(self) -> QueueBackend:
         """The backend. Raises Unavailable (BACKEND_DOWN) before it is connected."""
         if self._backend is None:
             raise Unavailable(f"{self.name} cannot be reached yet", reason=BACKEND_DOWN)
@@ -146,7 +150,7 @@ class TaskBackend:
         async with self._turns:
             await backend.enqueue_task(task)
 
-    async def until_done(self, call: Callable[[QueueBackend[Any]], Awaitable[T]]) -> T:
+    async def until_done(self, call: Callable[[QueueBackend], Awaitable[T]]) -> T:
         """Repeat a call until the backend has done it, whatever is wrong with that."""
         outage = Outage(log, self.name)
         while True:

@@ -104,7 +104,6 @@ class TaskBodies:
         self._others_count = count
 
     async def remove_orphans(self, paths: Collection[str]) -> None:
-        """Remove these."""
         for path in paths:
             await self._objects.delete(path)
 

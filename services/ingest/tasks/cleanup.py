@@ -38,7 +38,6 @@ class TaskTidying:
         outcomes: TaskOutcomes,
         consumer: TaskConsumer,
     ) -> None:
-        """Nothing is looked at yet."""
         self._shard = shard
         self._backend = backend
         self._bodies = bodies

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from libs.events.measured import QueueHealth
 from libs.events.settings import QueueSettings
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
+from libs.events.watch import QueueHealth
 from libs.serving.process.exits import ExitCause
 from libs.serving.telemetry import Telemetry
 from libs.storage.objects.small_objects import Objects
@@ -54,7 +54,6 @@ class Tasks:
         rules: wire.Rules,
         telemetry: Telemetry,
     ) -> None:
-        """Nothing is connected yet."""
         self.shard = shard
         self.backend_name = settings.backend
         self.consistency = settings.consistency

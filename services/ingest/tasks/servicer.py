@@ -74,20 +74,17 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
     async def GetTask(  # noqa: N802 - the RPC's name
         self, request: task_pb2.GetTaskRequest, context: Any
     ) -> task_pb2.GetTaskResponse:
-        """See the proto."""
         return task_pb2.GetTaskResponse(task=_task_of(await self._tasks.get(request.task_id)))
 
     async def WaitTask(  # noqa: N802 - the RPC's name
         self, request: task_pb2.WaitTaskRequest, context: Any
     ) -> task_pb2.WaitTaskResponse:
-        """See the proto."""
         known = await self._tasks.wait(request.task_id, seconds_to_wait(context))
         return task_pb2.WaitTaskResponse(task=_task_of(known))
 
     async def ListFailedTasks(  # noqa: N802 - the RPC's name
         self, request: task_pb2.ListFailedTasksRequest, context: Any
     ) -> task_pb2.ListFailedTasksResponse:
-        """See the proto."""
         if not 0 <= request.limit <= FAILED_MAX:
             raise InvalidArgument("limit", f"0 to {FAILED_MAX}, not {request.limit}")
         found = await self._tasks.failed(request.limit or FAILED_DEFAULT)
@@ -96,7 +93,6 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
     async def RetryFailedTasks(  # noqa: N802 - the RPC's name
         self, request: task_pb2.RetryFailedTasksRequest, context: Any
     ) -> task_pb2.RetryFailedTasksResponse:
-        """See the proto."""
         return task_pb2.RetryFailedTasksResponse(retried_count=await self._tasks.retry_failed())
 
     @property

@@ -37,7 +37,6 @@ class TaskTraces:
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
-        """Spans go here."""
         self._telemetry = telemetry
         self.complete: Callable[[Columns], None] | None = None
         if telemetry.traces:

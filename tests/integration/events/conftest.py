@@ -66,7 +66,7 @@ class Rig:
         """The settings of the group `workers`."""
         return self.server.settings(self._prefix)
 
-    async def backend(self, group: str = "workers") -> QueueBackend[Any]:
+    async def backend(self, group: str = "workers") -> QueueBackend:
         """A connected backend in a consumer group."""
         settings = self.settings
         if group != "workers":

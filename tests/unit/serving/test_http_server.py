@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientSession
 
-from libs.events.measured import QueueHealth
+from libs.events.watch import QueueHealth
 from libs.serving.http import server as http_server
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
 from libs.serving.http.server import POSTS_MAX, HttpServer

@@ -45,7 +45,7 @@ def a_task(**changes: Any) -> WriteTask:
 class Subscriber:
     """Writes down what it gets; acknowledges unless it is to refuse."""
 
-    def __init__(self, backend: QueueBackend[Any], refuse: int = 0) -> None:
+    def __init__(self, backend: QueueBackend, refuse: int = 0) -> None:
         self.backend = backend
         self.got: list[Event] = []
         self.refused: Counter[str] = Counter()
@@ -192,7 +192,7 @@ async def test_consumers_of_one_group_share_and_another_group_gets_all(rig: Rig)
 # --- Tasks --------------------------------------------------------------------------------------
 
 
-async def next_task(backend: QueueBackend[Any]) -> WriteTask:
+async def next_task(backend: QueueBackend) -> WriteTask:
     async with asyncio.timeout(60):
         while (task := await backend.dequeue_task()) is None:
             pass
@@ -223,7 +223,7 @@ async def test_tasks_are_shared_by_consumers_and_none_gets_one_that_another_has(
         await producer.enqueue_task(task)
     taken: list[str] = []
 
-    async def consume(backend: QueueBackend[Any]) -> None:
+    async def consume(backend: QueueBackend) -> None:
         while len(set(taken)) < len(tasks):
             task = await backend.dequeue_task()
             if task is not None:
@@ -360,9 +360,7 @@ async def persist(call: Callable[[], Any]) -> Any:
                 await asyncio.sleep(0.2)
 
 
-async def eventually_stats(
-    backend: QueueBackend[Any], wanted: Callable[[BackendStats], bool]
-) -> None:
+async def eventually_stats(backend: QueueBackend, wanted: Callable[[BackendStats], bool]) -> None:
     """Wait until the stats are as wanted."""
     async with asyncio.timeout(60):
         while not wanted(await backend.stats()):

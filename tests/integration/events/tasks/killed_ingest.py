@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from libs.events.measured import MeasuredBackend
+from libs.events.backend import QueueBackend
 from libs.serving.main import main
 from services.ingest.config import IngestConfig
 from services.ingest.service import IngestProcess
@@ -26,8 +26,8 @@ STEPS: dict[str, tuple[type, str, bool]] = {
     "dequeued": (TaskConsumer, "_begin", False),
     "body read": (TaskConsumer, "_store", False),
     "messages durable": (TaskBodies, "remove", False),
-    "body removed": (MeasuredBackend, "complete_task", False),
-    "complete": (MeasuredBackend, "complete_task", True),
+    "body removed": (QueueBackend, "complete_task", False),
+    "complete": (QueueBackend, "complete_task", True),
 }
 """The class and method of each step, and whether it is over after that rather than before."""
 

@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
         yield started
 
 
-async def dequeued(backend: QueueBackend[Any]) -> WriteTask:
+async def dequeued(backend: QueueBackend) -> WriteTask:
     async with asyncio.timeout(30):
         while (task := await backend.dequeue_task()) is None:
             pass

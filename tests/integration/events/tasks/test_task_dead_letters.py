@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import asyncio as aioredis
 
-from libs.events.measured import MeasuredBackend
+from libs.events.backend import QueueBackend
 from libs.events.tasks import ERROR_BYTES_MAX
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
@@ -70,14 +70,14 @@ async def test_a_failed_task_is_pending_until_its_dead_letter_is_there(
     backend: tuple[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, gate = asyncio.Event(), asyncio.Event()
-    fail_task = MeasuredBackend.fail_task
+    fail_task = QueueBackend.fail_task
 
-    async def fail_behind_gate(measured: MeasuredBackend, task_id: str, error: str) -> None:
+    async def fail_behind_gate(measured: QueueBackend, task_id: str, error: str) -> None:
         reached.set()
         await gate.wait()
         await fail_task(measured, task_id, error)
 
-    monkeypatch.setattr(MeasuredBackend, "fail_task", fail_behind_gate)
+    monkeypatch.setattr(QueueBackend, "fail_task", fail_behind_gate)
     settings = queue_settings(*backend, max_retries=0)
     async with queued(settings) as ingest:
         # Given a task whose last attempt has failed, and a backend that has no dead letter yet

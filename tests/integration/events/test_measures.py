@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
-from libs.events.measured import MeasuredBackend, QueueHealth
 from libs.events.wall_clock import now_ms
+from libs.events.watch import BackendWatch, QueueHealth
 from libs.serving.http.prometheus import Exposition
 from libs.serving.telemetry import configure
 from slatemq.errors import Unavailable
@@ -45,16 +46,18 @@ class Measures:
         }
 
 
-async def connected(redis: RedisServer, measures: Measures, clock: list[float]) -> MeasuredBackend:
-    inner = open_backend("redis")
-    backend = MeasuredBackend(inner, "redis", measures.telemetry.meter, lambda: clock[0])
+async def connected(
+    redis: RedisServer, measures: Measures, clock: list[float]
+) -> tuple[QueueBackend, BackendWatch]:
+    meter = measures.telemetry.meter
+    backend = open_backend("redis", meter)
     await backend.connect(redis.settings("t"))
-    return backend
+    return backend, BackendWatch(backend, "redis", meter, lambda: clock[0])
 
 
 async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer) -> None:
     measures = Measures()
-    backend = await connected(redis, measures, [0.0])
+    backend, watch = await connected(redis, measures, [0.0])
     try:
         # Given two events, of which a handler refuses one once
         refused: list[str] = []
@@ -82,7 +85,7 @@ async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer)
                 await backend.complete_task(task.task_id)
             else:
                 await backend.fail_task(task.task_id, "poison")
-        health = await backend.health()
+        health = await watch.health()
 
         # Then the metrics say so, under their names
         assert health == QueueHealth("redis", True, 1, 1)
@@ -117,17 +120,17 @@ async def test_each_metric_of_the_design_counts_what_it_says(redis: RedisServer)
 async def test_a_killed_server_is_known_to_be_away_and_to_be_back(redis: RedisServer) -> None:
     # Given a backend with a task
     measures, clock = Measures(), [0.0]
-    backend = await connected(redis, measures, clock)
+    backend, watch = await connected(redis, measures, clock)
     try:
         await backend.enqueue_task(a_task(task_id=make_task_id(now_ms())))
-        health = await backend.health()
+        health = await watch.health()
         assert health == QueueHealth("redis", True, 1, 0)
 
         # When the server is killed, that is known once a second has passed
         redis.kill()
-        assert await backend.health() == health, "asked more than once a second"
+        assert await watch.health() == health, "asked more than once a second"
         clock[0] += 10
-        assert await backend.health() == QueueHealth("redis", False, 1, 0)
+        assert await watch.health() == QueueHealth("redis", False, 1, 0)
 
         # And what fails is counted
         with pytest.raises(Unavailable):
@@ -137,7 +140,7 @@ async def test_a_killed_server_is_known_to_be_away_and_to_be_back(redis: RedisSe
         # When it is back, that is known, too
         redis.start()
         clock[0] += 10
-        assert await backend.health() == health
+        assert await watch.health() == health
     finally:
         await backend.close()
         measures.telemetry.shutdown()

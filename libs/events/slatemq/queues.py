@@ -1,0 +1,77 @@
+"""What both parts of the backend share: the client, the names of queues, how messages end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import slatemq
+from libs.events.cancellations import keeping_cancellations
+from libs.events.settings import SlatemqSettings
+from slatemq.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
+
+log = logging.getLogger(__name__)
+
+TYPE_HEADER = "type"
+
+PREFETCH = 10
+
+ATTEMPTS_MAX = 65_535
+"""Of the queues: tasks and settings count for themselves when an attempt is the last."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """A call that was not answered in time, or not let in, is one to repeat."""
+    try:
+        with keeping_cancellations():
+            yield
+    except (DeadlineExceeded, ResourceExhausted) as error:
+        raise Unavailable(f"SlateMQ does not answer: {error}", reason="BACKEND_DOWN") from error
+
+
+class Queues:
+    """The queues of one backend."""
+
+    def __init__(self, client: slatemq.Client, settings: SlatemqSettings) -> None:
+        self.client = client
+        self.settings = settings
+        self.tasks = f"{settings.queue_prefix}.tasks"
+        self.events = f"{settings.queue_prefix}.events.{settings.consumer_group}"
+
+    async def ensure_queue(self, queue_id: str, header: str, types: Collection[str]) -> None:
+        """Create a queue, or change its filter where it exists."""
+        prefix = json.dumps(self.settings.queue_prefix)
+        text = f'headers["{header}"] == {prefix}'
+        if types:
+            text += f" && headers.{TYPE_HEADER} in {json.dumps(sorted(types))}"
+        try:
+            await self.client.create_queue(queue_id, filter=text, max_attempts=ATTEMPTS_MAX)
+        except AlreadyExists:
+            await self.client.update_queue(queue_id, filter=text)
+
+
+async def finish(finishing: Awaitable[None]) -> None:
+    """Finish a message; one whose lease has ended comes again, to another consumer perhaps."""
+    try:
+        await finishing
+    except FailedPrecondition as error:
+        log.info("comes again: %s", error)
+
+
+async def release(messages: Sequence[slatemq.Received]) -> None:
+    """Give messages to other consumers at once."""
+    releasing = (message.release() for message in messages)
+    for error in await asyncio.gather(*releasing, return_exceptions=True):
+        if isinstance(error, SlateMQError):
+            log.info("comes again when its lease ends: %s", error)

@@ -1,0 +1,125 @@
+"""Tasks in SlateMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import msgspec
+
+import slatemq
+from libs.events.held_tasks import HeldTasks
+from libs.events.slatemq.headers import TASKS_HEADER
+from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
+from libs.events.tasks import (
+    FailedTask,
+    UnreadableTask,
+    WriteTask,
+    cut_error,
+    decode_task,
+    encode_task,
+)
+from slatemq.errors import InvalidArgument, NotFound, Unavailable
+from slatemq.events.envelope import format_timestamp
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+FAIL_PREFIX = "fail: "
+"""What SlateMQ writes before the reason of a message that its consumer gave up."""
+
+
+class Tasks:
+    """The tasks of one consumer, and the dead letters."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._consumer: slatemq.Consumer | None = None
+        self._held = HeldTasks[tuple[WriteTask, slatemq.Received]]()
+
+    async def enqueue(self, task: WriteTask) -> None:
+        headers = {TASKS_HEADER: self._queues.settings.queue_prefix}
+        await self._queues.client.publish(encode_task(task), headers)
+
+    async def dequeue(self) -> WriteTask | None:
+        if self._consumer is None:
+            self._consumer = self._queues.client.consume(self._queues.tasks, prefetch=PREFETCH)
+            await self._consumer.__aenter__()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                message = await anext(self._consumer)
+        except TimeoutError:
+            if self._consumer.outage is not None:
+                raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None
+            return None
+        try:
+            task = decode_task(message.payload)
+        except InvalidArgument as error:
+            why = cut_error(str(error))
+            log.error("what is not a task goes to the dead letters: %s", why)
+            await finish(message.fail(why))
+            return None
+        task = msgspec.structs.replace(task, attempts=message.attempts_count - 1)
+        self._held.add(task.task_id, (task, message))
+        return task
+
+    async def complete(self, task_id: str) -> None:
+        held = self._held.first(task_id)
+        if held is not None:
+            await finish(held[1].ack())
+            self._held.drop(task_id)
+
+    async def fail(self, task_id: str, error: str) -> None:
+        held = self._held.first(task_id)
+        if held is None:
+            return
+        task, message = held
+        if task.has_retries_left:
+            await finish(message.nack(error, self._queues.settings.retry_delay_ms / 1000))
+        else:
+            await finish(message.fail(error))
+        self._held.drop(task_id)
+
+    async def retry_all(self) -> int:
+        redrive = await self._queues.client.start_redrive(self._queues.tasks)
+        done = await self._queues.client.wait_redrive(redrive, every=0.1)
+        if done.state is not slatemq.RedriveState.DONE:
+            raise Unavailable(f"the redrive stopped: {done.error}", reason="REDRIVE_STOPPED")
+        return done.redriven_count
+
+    async def counts(self) -> tuple[int, int]:
+        client = self._queues.client
+        tasks = (await client.get_queue(self._queues.tasks)).counts
+        dead = tasks.failed_count
+        # No queue of events before the first subscription.
+        with suppress(NotFound):
+            dead += (await client.get_queue(self._queues.events)).counts.failed_count
+        return tasks.available_count + tasks.delayed_count + tasks.in_flight_count, dead
+
+    async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
+        found: list[FailedTask | UnreadableTask] = []
+        async for entry in self._queues.client.list_entries(
+            self._queues.tasks, slatemq.EntryState.FAILED, view=slatemq.EntryView.FULL
+        ):
+            if len(found) == limit:
+                break
+            if entry.message is not None:
+                found.append(self._failed_task(entry, entry.message.payload))
+        return found
+
+    def _failed_task(self, entry: slatemq.Entry, payload: bytes) -> FailedTask | UnreadableTask:
+        failed_at = format_timestamp(entry.finished_at_ms)
+        try:
+            task = decode_task(payload)
+        except InvalidArgument as error:
+            place = f"message {entry.message_id} of the queue {self._queues.tasks}"
+            return UnreadableTask(place=place, error=cut_error(str(error)), failed_at=failed_at)
+        return FailedTask(
+            task=msgspec.structs.replace(task, attempts=entry.attempts_count, payload={}),
+            error=entry.reason.removeprefix(FAIL_PREFIX),
+            failed_at=failed_at,
+        )
+
+    async def stop(self) -> None:
+        await release([message for _, message in self._held])

@@ -1,0 +1,126 @@
+"""The state of a backend, looked at now and then.
+
+=============================  ====================================================
+instrument                     what
+=============================  ====================================================
+`slatemq.queue.pending`        tasks that are neither complete nor dead letters
+`slatemq.queue.dead_letter`    tasks and events in the dead-letter place
+=============================  ====================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry.metrics import Meter, Observation
+
+from libs.events.backend import BackendStats, QueueBackend
+from libs.events.measures import BACKEND
+from slatemq.errors import SlateMQError
+
+__all__ = ["LOOK_S", "BackendWatch", "QueueHealth"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0
+"""How often `watch` looks at the backend."""
+
+FRESH_S: Final = 1.0
+"""For how long a look answers callers: many probes cost the backend no more than one."""
+
+STATS_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class QueueHealth:
+    """The state of a backend, as in `GET /health`; while it is down its counts are the last.
+
+    Attributes:
+        backend: Its name in the settings.
+        connected: Whether it answers.
+        pending_tasks: Tasks that are neither complete nor dead letters.
+        dead_letter_count: Tasks and events in the dead-letter place.
+    """
+
+    backend: str
+    connected: bool
+    pending_tasks: int
+    dead_letter_count: int
+
+
+class BackendWatch:
+    """Looks at one backend."""
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        name: str,
+        meter: Meter,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        *,
+        has_gauges: bool = True,
+    ) -> None:
+        """`has_gauges`: for one backend of a process, so that each gauge has one value."""
+        self._backend = backend
+        self._monotonic_s = monotonic_s
+        self._attributes = {BACKEND: name}
+        self._health = QueueHealth(name, False, 0, 0)
+        self._looked_at_s: float | None = None
+        self._looking = asyncio.Lock()
+        if not has_gauges:
+            return
+        meter.create_observable_gauge(
+            "slatemq.queue.pending",
+            callbacks=[lambda _: self._observe(self._health.pending_tasks)],
+            description="Tasks that are neither complete nor dead letters",
+        )
+        meter.create_observable_gauge(
+            "slatemq.queue.dead_letter",
+            callbacks=[lambda _: self._observe(self._health.dead_letter_count)],
+            description="Tasks and events in the dead-letter place",
+        )
+
+    async def health(self) -> QueueHealth:
+        """The state now, or of a second ago; never raises."""
+        async with self._looking:
+            at_s = self._looked_at_s
+            if at_s is None or self._monotonic_s() - at_s >= FRESH_S:
+                self._health = await self._look()
+                self._looked_at_s = self._monotonic_s()
+        return self._health
+
+    @property
+    def was_connected(self) -> bool:
+        """Whether the backend answered at the last look."""
+        return self._health.connected
+
+    async def watch(self) -> None:
+        """Look until cancelled, for the gauges."""
+        while True:
+            await self.health()
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> QueueHealth:
+        before = self._health
+        is_connected = await self._backend.health_check()
+        counts = BackendStats(before.pending_tasks, before.dead_letter_count)
+        if is_connected:
+            try:
+                async with asyncio.timeout(STATS_S):
+                    counts = await self._backend.stats()
+            except (SlateMQError, TimeoutError) as error:
+                log.info("the backend went down while it was looked at: %s", error)
+                is_connected = False
+        if is_connected != before.connected:
+            log.info("%s is %s", before.backend, "connected" if is_connected else "down")
+        return QueueHealth(
+            before.backend, is_connected, counts.pending_tasks, counts.dead_letter_count
+        )
+
+    def _observe(self, value: int) -> Iterable[Observation]:
+        return [Observation(value, self._attributes)]
