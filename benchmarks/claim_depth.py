@@ -13,7 +13,7 @@ from libs.storage.records.queues import AvailableMessage
 from services.broker.core.queue import Choice
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Range, Shard
-from services.broker.core.waiting.scan import BulkSelector
+from services.broker.core.waiting.scan import Selector
 
 NOW_MS = 1_767_225_600_000
 DEPTHS = (10_000, 100_000, 1_000_000, 4_000_000)
@@ -40,7 +40,7 @@ def committed(shard: Shard) -> int:
     return sum(len(key) + len(value or b"") for key, value in rows)
 
 
-class First(BulkSelector):
+class First(Selector):
     """Chooses the first messages, all at once as a broker does that has their payloads."""
 
     def __init__(self, count: int) -> None:
@@ -72,9 +72,9 @@ def main() -> None:
         for turn in range(claims):
             now_ms = NOW_MS + 10_000_000 + turn
             first = First(per_claim)
-            claimed = shard.claim(queue, first.choose, 30_000, "bench", now_ms, first)
+            claimed = shard.leases.claim(queue, first, 30_000, "bench", now_ms)
             written += committed(shard)
-            shard.ack(claimed.tokens, now_ms)
+            shard.leases.ack(claimed.tokens, now_ms)
             written += committed(shard)
         took_us = (time.perf_counter() - began) * 1e6 / (claims * per_claim)
         print(

@@ -28,7 +28,7 @@ from libs.storage.database.clocks import HybridClock
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.layout.buckets import BucketKind
-from libs.storage.records.queues import AvailableMessage, FailedMessage
+from libs.storage.records.queues import FailedMessage
 from services.broker.core.batches.remove import DeadLetter
 from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
@@ -126,7 +126,7 @@ async def archived(
     async def archive() -> int:
         for first in range(0, count, AT_ONCE):
             await archiver.archive(queue, dead_letters[first : first + AT_ONCE], "run")
-        return queue.archived_count
+        return queue.archived.count
 
     await timed("archived", count, archive())
 
@@ -139,7 +139,6 @@ async def pruned(
         def finish(now_ms: int, ids: range = ids) -> None:
             at_ms = now_ms - HOUR_MS
             queue.done.add((one, at_ms, 1, "worker", at_ms, one, "") for one in ids)
-            queue.touch()
 
         await add(owner, finish)
 
@@ -158,9 +157,9 @@ async def expired(owner: ShardOwner, queue: Queue, remover: Remover, count: int)
     for ids in parts(count, 1000):
 
         def come(now_ms: int, ids: range = ids) -> None:
-            items = [AvailableMessage(one, PRIORITY, 0, now_ms - 1, 0) for one in ids]
-            queue.add_ready(PRIORITY, items, now_ms)
-            (lane,) = queue.available.lanes()
+            deadlines_ms = (now_ms + 1,) * len(ids)
+            queue.waiting.assign(ids, (PRIORITY,) * len(ids), deadlines_ms, (), now_ms)
+            (lane,) = queue.waiting.lanes()
             place = Place(PRIORITY, BucketKind.READY, lane.tail)
             wanted.extend(WaitingMessage(place, one) for one in ids)
 
@@ -169,7 +168,7 @@ async def expired(owner: ShardOwner, queue: Queue, remover: Remover, count: int)
     async def drop() -> int:
         for first in range(0, count, AT_ONCE):
             await remover.expired(queue, wanted[first : first + AT_ONCE])
-        return count - queue.ready_count
+        return count - queue.waiting.ready_count
 
     await timed("expired", count, drop())
 

@@ -77,24 +77,24 @@ def _of_queues(shard: Shard, read: Read) -> Callable[[CallbackOptions], Iterable
 
 
 def _by_state(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    waiting = queue.counts(_wall_ms())
+    waiting = queue.waiting.counts(_wall_ms())
     yield waiting.available, {STATE: "available"}
     yield waiting.delayed, {STATE: "delayed"}
-    yield queue.in_flight_count, {STATE: "in_flight"}
-    yield queue.done_count, {STATE: "done"}
-    yield queue.failed_count, {STATE: "failed"}
-    yield queue.archived_count, {STATE: "archived"}
+    yield queue.leases.count, {STATE: "in_flight"}
+    yield queue.done.count, {STATE: "done"}
+    yield queue.failed.count, {STATE: "failed"}
+    yield queue.archived.count, {STATE: "archived"}
 
 
 def _by_priority(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    for priority, available, delayed in queue.counts(_wall_ms()).by_priority:
+    for priority, available, delayed in queue.waiting.counts(_wall_ms()).by_priority:
         for state, count in (("available", available), ("delayed", delayed)):
             if count:
                 yield count, {"slatemq.message.priority": priority, STATE: state}
 
 
 def _oldest_claimable(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    yield (queue.counts(_wall_ms()).oldest_claimable_ms or 0) / 1000, {}
+    yield (queue.waiting.counts(_wall_ms()).oldest_claimable_ms or 0) / 1000, {}
 
 
 def _quarantined(queue: Queue) -> Iterable[tuple[float, Labels]]:
@@ -107,7 +107,7 @@ def _failed_attempts(queue: Queue) -> Iterable[tuple[float, Labels]]:
 
 
 def _expired(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    yield queue.expired_count, {}
+    yield queue.waiting.expired_count, {}
 
 
 def _wall_ms() -> int:

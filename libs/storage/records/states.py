@@ -180,30 +180,22 @@ class FinishedLeasesRecord:
 
 
 def encode_queue_state(state: QueueStateRecord) -> bytes:
-    epoch, deleted, last_order, garbage_epochs, *body, lanes, purges, archived = state
-    head = (QUEUE_STATE_VERSION, epoch, deleted, last_order)
-    if len(lanes) == 1 and not (deleted or garbage_epochs or purges or archived):
-        return encode_usual_state(epoch, last_order, body, lanes[0])
+    lanes, purges, archived = state.lanes, state.purges, state.archived
+    head, garbage_epochs, body = state[:3], state[3], state[4:11]
+    if len(lanes) == 1 and not (garbage_epochs or purges or archived):
+        # Most queues are like this, and a commit may write ten thousand.
+        return _STATE_USUAL.pack(QUEUE_STATE_VERSION, *head, 0, *body, 1, *lanes[0])
     parts = [
-        _STATE_HEAD.pack(*head),
+        _STATE_HEAD.pack(QUEUE_STATE_VERSION, *head),
         number_array("garbage_epochs", "B", garbage_epochs),
         _STATE_BODY.pack(*body),
         _LANE.pack_array("lanes", lanes),
     ]
     if purges or archived:  # not left out where another field follows
-        parts.append(_encode_purges(purges or PurgesRecord(epoch)))
+        parts.append(_encode_purges(purges or PurgesRecord(state.epoch)))
     if archived:
         parts.append(_ARCHIVED.pack(*archived[:2], *archived.garbage))
     return b"".join(parts)
-
-
-def encode_usual_state(epoch: int, last_order: int, body: Sequence[int], lane: LaneRecord) -> bytes:
-    """As `encode_queue_state`, for one lane and no garbage, nothing purged or archived.
-
-    `body` are the numbers from `created_revision` to `oldest_failed_order`. Most queues are like
-    this, and a commit may write ten thousand.
-    """
-    return _STATE_USUAL.pack(QUEUE_STATE_VERSION, epoch, 0, last_order, 0, *body, 1, *lane)
 
 
 def _encode_purges(purges: PurgesRecord) -> bytes:

@@ -9,8 +9,6 @@ In reading order; a file imports only files above it:
 `backoff`           How long a message waits after a failed attempt
 `commands`          What a shard is told to do, in its own words, and how it answers
 `settings`          The settings of a queue, and their stored form
-`queue_entries`     The records of one queue: its lists, what waits in them, and how that changes
-                    one by one
 `queue`             The state machine of one queue: no I/O, no clock, no asyncio
 `changes`           What others are told of changes: nothing, as in direct mode
 `lifecycle`         How the records of a queue begin and end

@@ -1,9 +1,9 @@
 """More time for leases after a standstill, given in steps. Pure, like the shard.
 
-Whoever was alive when time was lost could neither ack nor extend in it. Between two steps commands
-may come and commits begin: a lease that ends is passed over, one claimed meanwhile has its time
-anyway, and a crash leaves the rest to the grace of the restart. Only ending leases by the clock
-must wait until all is given: see `ShardOwner`.
+While time was lost, no consumer could ack or extend. Between two steps commands may run and commits
+begin: a lease that ends is skipped, one claimed meanwhile has its full time anyway, and a crash
+leaves the rest to the grace of the restart. Only the end of leases by the clock must wait for the
+last step: see `ShardOwner`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from services.broker.core.leases.leases import GRACE_MS
 from services.broker.core.queue import Queue
 
 STEP_LEASES: Final = 4000
-"""Leases that one step looks at at most, and those of a bucket more: some 5 ms."""
+"""Leases of one step at most, plus those of one bucket: some 5 ms."""
 
 BUCKET_LEASES: Final = 16
-"""What a bucket counts for where it has fewer leases: it is a record of its own."""
+"""What a bucket with fewer leases counts for: it is a record of its own."""
 
 
 class LeaseGrace:
-    """What is left of the leases that were alive at a time."""
+    """The leases that were alive at a time, as far as they have no grace yet."""
 
     def __init__(self, queues: Iterable[Queue], since_ms: int, now_ms: int) -> None:
         """Give the leases of these queues that were alive at `since_ms` a grace from `now_ms` on.
@@ -33,14 +33,14 @@ class LeaseGrace:
         self.is_done = False
         self._since_ms = since_ms
         self._now_ms = now_ms
-        self._buckets = _buckets_of([queue for queue in queues if queue.in_flight.count])
+        self._buckets = _buckets_of([queue for queue in queues if queue.leases.count])
 
     def step(self) -> list[Queue]:
-        """Goes on a little; gives the queues with leases that have more time now."""
+        """Goes on a little; returns the queues with leases that have more time now."""
         looked_at, changed = 0, dict[Queue, None]()
         for queue, bucket in self._buckets:
             if bucket.count and bucket.lengthen(self._since_ms, self._now_ms, GRACE_MS):
-                queue.lengthened(bucket)
+                queue.leases.note_changed(bucket)
                 changed[queue] = None
             looked_at += max(bucket.count, BUCKET_LEASES)
             if looked_at >= STEP_LEASES:
@@ -51,5 +51,5 @@ class LeaseGrace:
 
 def _buckets_of(queues: Iterable[Queue]) -> Iterator[tuple[Queue, LeaseBucket]]:
     for queue in queues:
-        for bucket in list(queue.in_flight.buckets_from(0)):  # a deleted queue has none any more
+        for bucket in list(queue.leases.buckets_from(0)):  # a deleted queue has none any more
             yield queue, bucket

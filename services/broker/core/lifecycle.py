@@ -59,17 +59,17 @@ def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
     """What stays of a queue deleted at this config revision: where the next one goes on."""
     garbage = tuple(
         dict.fromkeys(
-            (*queue.garbage_epochs, *queue.garbage_lane_epochs, queue.epoch, queue.lane_epoch)
+            (*queue.garbage_epochs, *queue.waiting.garbage_epochs, queue.epoch, queue.waiting.epoch)
         )
     )
-    free = free_epoch(queue.lane_epoch, garbage)
+    free = free_epoch(queue.waiting.epoch, garbage)
     # Where none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
-    epoch = (queue.lane_epoch + 1) % (MAX_EPOCH + 1) if free is None else free
+    epoch = (queue.waiting.epoch + 1) % (MAX_EPOCH + 1) if free is None else free
     return _empty_state(
         revision,
         deleted=True,
         epoch=epoch,
-        last_order=order_of(epoch, split_order(queue.last_order).ms, MAX_ORDER_N),
+        last_order=order_of(epoch, split_order(queue.orders.last).ms, MAX_ORDER_N),
         garbage_epochs=garbage,
     )
 

@@ -1,8 +1,12 @@
 """The state machine of one queue: no I/O, no clock, no asyncio.
 
-      assign ──► available ──claim──► in flight ──ack──► done
-                     ▲                    │
-                     └── nack, lease end ─┴── no attempts left ──► failed
+      assign ──► waiting ──claim──► leases ──ack──► done
+                    ▲                 │
+                    └─ nack, lease end ┴── no attempts left ──► failed
+
+A queue is made of parts: `waiting` (what can be claimed, or is delayed), `leases` (what is in
+flight), and the lists `done`, `failed` and `archived`. Commands on one part are its methods; here
+are those that move messages from one part to another.
 
 Every command takes the time as an argument, changes memory at once, and notes which records
 changed; `drain` hands these to the commit. A command that must know more than memory holds raises
@@ -11,26 +15,54 @@ NeedsLane or Needs before it has changed anything: the caller reads, and runs it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from libs.storage.layout.buckets import BucketKind
+from libs.storage.layout.keys import done_key, failed_key, queue_state_key
+from libs.storage.layout.own_keys import archived_key
 from libs.storage.layout.primitives import Row
-from libs.storage.records.queues import AvailableMessage, FailedMessage
-from libs.storage.records.states import QueueStateRecord
+from libs.storage.records.archived_records import ArchivedMessage, encode_archived
+from libs.storage.records.queues import (
+    AvailableMessage,
+    FailedMessage,
+    encode_done,
+    encode_failed,
+)
+from libs.storage.records.states import (
+    ArchivedRecord,
+    OrderRange,
+    PurgesRecord,
+    QueueStateRecord,
+    encode_queue_state,
+)
 from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket, Terms, done
-from services.broker.core.queue_entries import QueueEntries
+from services.broker.core.leases.leases import InFlight
+from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.settings import QueueSettings
-from services.broker.core.waiting.scan import BulkSelector, Choice, NeedsLane, Segment, Selector
+from services.broker.core.waiting.available import Available, Beyond
+from services.broker.core.waiting.orders import Orders, free_epoch
+from services.broker.core.waiting.scan import (
+    Choice,
+    ExpiryPolicy,
+    NeedsLane,
+    Segment,
+    Selector,
+)
 
 __all__ = ["Choice", "NeedsLane", "Notes", "Queue", "Row", "Selector"]
+
+NEVER: Final = 1 << 63
+"""A revision that is not reached."""
 
 IdFilter = Callable[[Sequence[int]], Sequence[int]]
 """Those of some messages that are to be looked at, by their IDs."""
 
 ATTEMPTS_USED_UP = "no attempts left"
-"""The reason of a dead letter whose queue allows fewer attempts than it had already."""
+"""The reason of a dead letter whose queue now allows fewer attempts than it has had."""
 
 
 @dataclass(slots=True)
@@ -43,7 +75,7 @@ class Notes:
     """Queues that may have something for a waiting claim now."""
 
 
-class Queue(QueueEntries):
+class Queue:
     """One queue. Orders contain its epoch; times are ms by the broker's clock."""
 
     def __init__(
@@ -53,74 +85,103 @@ class Queue(QueueEntries):
         state: QueueStateRecord,
         notes: Notes,
     ) -> None:
-        super().__init__(queue_id, settings, state)
+        self.queue_id = queue_id
+        self.settings = settings
+        self.epoch = state.epoch
+        self.garbage_epochs = state.garbage_epochs
+        self.created_revision = state.created_revision
+        self.routing_revision = settings.revision
+        # Live routing judges for it from this revision on; earlier ranges are left to replays.
+        self.live_revision = NEVER if settings.quarantine else state.created_revision
+        self.nacked_count = 0  # since the start, for metrics; so is the next one
+        self.ended_leases_count = 0
+        self.orders = Orders(state.epoch, state.last_order)
+        purges = state.purges or PurgesRecord(state.epoch)
+        self.waiting = Available(queue_id, self.orders, purges, state.lanes, self.touch)
+        touch = self._touch_lists
+        self.leases = InFlight(queue_id, self.orders, touch)
+        # DoneMessages, as bare tuples: every ack makes one.
+        self.done: FinishedList[tuple[Any, ...]] = FinishedList(
+            partial(done_key, queue_id),
+            encode_done,
+            self.orders,
+            touch,
+            state.done_count,
+            state.oldest_done_order,
+            purges.garbage_done,
+        )
+        self.failed: FinishedList[FailedMessage] = FinishedList(
+            partial(failed_key, queue_id),
+            encode_failed,
+            self.orders,
+            touch,
+            state.failed_count,
+            state.oldest_failed_order,
+            purges.garbage_failed,
+        )
+        archived = state.archived or ArchivedRecord()
+        self.archived: FinishedList[ArchivedMessage] = FinishedList(
+            partial(archived_key, queue_id),
+            encode_archived,
+            self.orders,
+            touch,
+            archived.messages_count,
+            archived.oldest_order,
+            archived.garbage,
+        )
+        self._lists: _ListState | None = None
         self._notes = notes
+        self._state_key = queue_state_key(queue_id)
 
     def touch(self) -> None:
         """Notes that the queue's state changed."""
-        self._numbers = None
-        self._came()
-
-    def _came(self) -> None:
         self._notes.to_commit[self] = None
         self._notes.to_serve.add(self)
+
+    def _touch_lists(self) -> None:
+        self._lists = None
+        self.touch()
+
+    @property
+    def capacity(self) -> int:
+        """How many more messages may go in flight."""
+        return max(0, self.settings.max_in_flight - self.leases.count)
 
     # --- Messages are claimed -----------------------------------------------
 
     def peek(self, limit: int, wanted: IdFilter, now_ms: int) -> list[int]:
         """IDs of the wanted messages that come next, at most `limit`. May raise NeedsLane."""
-        ids: list[int] = []
-
-        def choose(item: AvailableMessage) -> Choice:
-            if len(ids) >= limit:
-                return Choice.STOP
-            ids.extend(wanted((item.message_id,)))
-            return Choice.SKIP
-
-        self._walk(choose, now_ms, ids, _Peek(limit, wanted, ids))
-        return ids
+        selector = _Peek(limit, wanted)
+        self._walk(selector, now_ms, limit)
+        return selector.ids
 
     def claim(
         self,
-        choose: Selector,
+        selector: Selector,
         next_block: Callable[[], int],
         lease_ms: int,
         consumer: str,
         now_ms: int,
-        many: BulkSelector | None = None,
     ) -> Claimed:
-        """Moves the messages chosen to in flight. May raise NeedsLane.
+        """Moves the messages selected to in flight, as many as may be. May raise NeedsLane.
 
-        `many` chooses no more than may go in flight; `choose` may. `next_block` gives blocks of
-        tokens that nobody has.
+        `next_block` returns blocks of tokens that are not in use.
         """
-        room = self.room
-
-        def bounded(item: AvailableMessage) -> Choice:
-            nonlocal room
-            choice = choose(item) if room > 0 else Choice.STOP
-            if choice is Choice.TAKE:
-                room -= 1
-            return choice
-
-        segments = self._walk(bounded, now_ms, (), many)
+        segments = self._walk(selector, now_ms, self.capacity)
         terms = Terms(self, consumer, now_ms, now_ms + lease_ms, lease_ms)
         claimed = Claimed(terms, segments)
-        self.in_flight.put(claimed, lambda: self._orders.next(now_ms), next_block)
+        self.leases.put(claimed, next_block)
         return claimed
 
-    def _walk(
-        self, choose: Selector, now_ms: int, found: Sequence[object], many: BulkSelector | None
-    ) -> list[Segment]:
+    def _walk(self, selector: Selector, now_ms: int, capacity: int) -> list[Segment]:
+        fail_exhausted = partial(self._fail_exhausted, now_ms=now_ms)
+        expiry = ExpiryPolicy(now_ms, self.settings.max_attempts, fail_exhausted)
         try:
-            return self._available.walk(choose, _Expiry(self, now_ms), now_ms, found, many)
+            return self.waiting.walk(selector, expiry, now_ms, capacity)
         finally:
-            if self._available.changed:
-                self._available.changed = False
-                self.touch()
+            self.waiting.expired_count += expiry.expired_count
 
-    def exhaust(self, item: AvailableMessage, now_ms: int) -> None:
-        """Moves a message that has no attempts left to failed, when a walk comes upon it."""
+    def _fail_exhausted(self, item: AvailableMessage, now_ms: int) -> None:
         failed = FailedMessage(
             item.message_id,
             now_ms,
@@ -131,46 +192,37 @@ class Queue(QueueEntries):
         )
         self.failed.add((failed,))
 
-    def restore_lease(self, lease: Lease, order: int, *, changed: bool) -> LeaseBucket:
-        """Takes in a lease that was in flight before the start; orders must come ascending.
-
-        `changed` when it differs from what is stored: the next commit writes it.
-        """
-        if changed:
-            self.touch()
-        return self.in_flight.restore(lease, order, changed=changed)
-
     # --- Leases end ---------------------------------------------------------
 
-    def extended(self, lease: Lease, deadline_ms: int) -> None:
-        """Moves the end of a lease."""
+    def extend(self, lease: Lease, deadline_ms: int) -> None:
         lease.deadline_ms = deadline_ms
-        self.lengthened(lease.bucket)
-
-    def lengthened(self, bucket: LeaseBucket) -> None:
-        """Notes that the ends of leases in a bucket have moved."""
-        self.in_flight.changed(bucket)
-        self.touch()
+        self.leases.note_changed(lease.bucket)
 
     def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
         """Moves messages to done; `transferred_to` names the queue that has them now."""
-        self._take_out(leases)
+        self.leases.remove(leases)
         self.done.add([done(lease, now_ms, transferred_to) for lease in leases])
 
     def ack_in(self, bucket: LeaseBucket, tokens: Sequence[int], now_ms: int) -> None:
         """Moves messages to done, whose leases lie in one bucket."""
-        self.done.add(bucket.take_done(tokens, now_ms))
-        self.in_flight.taken_out(bucket, len(tokens))
-        self.touch()
+        self.done.add(bucket.remove_done(tokens, now_ms))
+        self.leases.note_removed(bucket, len(tokens))
 
-    def give_back(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:
+    def requeue(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:
         """Makes the message available again, or drops it when its retention is over (False)."""
-        self._take_out((lease,))
-        return self.enter(_returned(lease, visible_at_ms), now_ms) is not None
+        self.leases.remove((lease,))
+        item = AvailableMessage(
+            lease.message_id,
+            lease.priority,
+            visible_at_ms,
+            lease.retention_deadline_ms,
+            lease.attempts,
+        )
+        return self.waiting.enqueue(item, now_ms) is not None
 
     def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Moves a message to failed."""
-        self._take_out((lease,))
+        self.leases.remove((lease,))
         failed = FailedMessage(
             lease.message_id,
             now_ms,
@@ -181,14 +233,13 @@ class Queue(QueueEntries):
         )
         self.failed.add((failed,))
 
-    def release(self, leases: Iterable[Lease]) -> None:
-        """Undoes claims that nobody was told of.
+    def release(self, leases: Sequence[Lease]) -> None:
+        """Undoes claims that no consumer has seen.
 
         Each message goes back to its place, and the attempt is not counted.
         """
         origins: dict[tuple[int, BucketKind, int], list[tuple[int, AvailableMessage]]] = {}
-        leases = list(leases)
-        self._take_out(leases)
+        self.leases.remove(leases)
         for lease in leases:
             item = AvailableMessage(
                 lease.message_id,
@@ -201,74 +252,117 @@ class Queue(QueueEntries):
             kind, order, place = lease.origin
             origins.setdefault((lease.priority, kind, order), []).append((place, item))
         for (priority, kind, order), items in origins.items():
-            self._available.put_back(priority, kind, order, items)
+            self.waiting.reinsert(priority, kind, order, items)
 
-    def purge_in_flight(self) -> list[Lease]:
-        """Drops all messages in flight, and gives their leases."""
-        leases = list(self.leases())
-        self._take_out(leases)
-        return leases
+    # --- Purges -------------------------------------------------------------
 
-    def _take_out(self, leases: Iterable[Lease]) -> None:
-        self.in_flight.take_out(leases)
-        self.touch()
+    @property
+    def can_purge_available(self) -> bool:
+        """Whether an epoch is free for the lanes: the sweeping of earlier purges may lag."""
+        return self._free_epoch() is not None
+
+    def _free_epoch(self) -> int | None:
+        taken = {self.epoch, self.waiting.epoch}
+        taken.update(self.garbage_epochs, self.waiting.garbage_epochs)
+        return free_epoch(self.waiting.epoch, taken)
+
+    def purge_available(self) -> int:
+        """Drops all available and delayed messages in O(lanes); returns how many they were.
+
+        See `can_purge_available`. Their rows are left to the sweeper.
+        """
+        epoch = self._free_epoch()
+        assert epoch is not None, "see can_purge_available"
+        return self.waiting.purge(epoch)
+
+    # --- Records ------------------------------------------------------------
+
+    def drain(self, now_ms: int, generation: int, rows: list[Row]) -> list[Beyond]:
+        """Adds what changed since the last drain; what lanes may let go of when that is durable."""
+        beyond = self.waiting.drain(now_ms, generation, rows)
+        # A commit may have ten thousand queues, of which most got messages, and nothing else.
+        if self._lists is None:
+            rows.extend(self.leases.drain())
+            for finished in (self.done, self.failed, self.archived):
+                rows.extend(finished.drain(now_ms))
+            self._lists = _list_state(self)
+        rows.append((self._state_key, encode_queue_state(self._state(self._lists))))
+        return beyond
+
+    def _state(self, lists: _ListState) -> QueueStateRecord:
+        waiting, purges = self.waiting, None
+        lanes_moved = waiting.epoch != self.epoch or waiting.garbage_epochs
+        if lanes_moved or lists.garbage_done.last or lists.garbage_failed.last:
+            purges = PurgesRecord(
+                waiting.epoch, waiting.garbage_epochs, lists.garbage_done, lists.garbage_failed
+            )
+        return QueueStateRecord(  # by place: a commit may make ten thousand, names cost a third
+            self.epoch,
+            False,  # deleted
+            self.orders.last,
+            self.garbage_epochs,
+            self.created_revision,
+            *lists.numbers,
+            waiting.records(),
+            purges,
+            lists.archived,
+        )
 
 
-class _Expiry:
-    """What is past its retention, or has no attempts left."""
+class _ListState(NamedTuple):
+    """What the leases and the finished lists add to the state record, until they change."""
 
-    def __init__(self, queue: Queue, now_ms: int) -> None:
-        self._queue = queue
-        self._max_attempts = queue.settings.max_attempts
-        self._now_ms = now_ms
-
-    def drop(self, item: AvailableMessage) -> bool:
-        """See walks.Over."""
-        if 0 < item.retention_deadline_ms <= self._now_ms:
-            self._queue.expired_count += 1
-            return True
-        if item.attempts >= self._max_attempts:
-            self._queue.exhaust(item, self._now_ms)
-            return True
-        return False
-
-    def any_may(self, attempts: int, deadline_ms: int) -> bool:
-        """See walks.Over."""
-        return attempts >= self._max_attempts or 0 < deadline_ms <= self._now_ms
+    numbers: tuple[int, int, int, int, int, int]
+    garbage_done: OrderRange
+    garbage_failed: OrderRange
+    archived: ArchivedRecord | None
 
 
-class _Peek(BulkSelector):
-    """A look at what comes next: see `Queue.peek`."""
+def _list_state(queue: Queue) -> _ListState:
+    leases, done, failed, archived = queue.leases, queue.done, queue.failed, queue.archived
+    numbers = (
+        leases.count,
+        done.count,
+        failed.count,
+        leases.first_order,
+        done.oldest_order,
+        failed.oldest_order,
+    )
+    stored = None
+    if archived.count or archived.garbage.last:
+        stored = ArchivedRecord(archived.count, archived.oldest_order, archived.garbage)
+    return _ListState(numbers, done.garbage, failed.garbage, stored)
+
+
+class _Peek(Selector):
+    """Looks at what comes next, and takes nothing."""
 
     takes = False
 
-    def __init__(self, limit: int, wanted: IdFilter, ids: list[int]) -> None:
+    def __init__(self, limit: int, wanted: IdFilter) -> None:
+        self.ids: list[int] = []
         self._limit = limit
         self._wanted = wanted
-        self._ids = ids
+
+    @property
+    def has_found(self) -> bool:
+        return bool(self.ids)
 
     def room(self) -> int:
-        """See Many."""
-        return self._limit - len(self._ids)
+        return self._limit - len(self.ids)
 
     def offer(self, items: Sequence[AvailableMessage]) -> bool:
-        """See Many."""
         ids = list(map(_MESSAGE_ID, items))
         if len(self._wanted(ids)) < len(ids):
             return False
-        self._ids += ids
+        self.ids += ids
         return True
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        if len(self.ids) >= self._limit:
+            return Choice.STOP
+        self.ids += self._wanted((item.message_id,))
+        return Choice.SKIP
 
 
 _MESSAGE_ID = attrgetter("message_id")
-
-
-def _returned(lease: Lease, visible_at_ms: int) -> AvailableMessage:
-    """The message of a lease, when it waits again."""
-    return AvailableMessage(
-        lease.message_id,
-        lease.priority,
-        visible_at_ms,
-        lease.retention_deadline_ms,
-        lease.attempts,
-    )

@@ -107,7 +107,7 @@ class Redrives:
                 del self._records[number]
                 self._changed[number] = None
 
-    def taken_out(self, queue_id: str, places: Mapping[int, Set[int]], by: int = 0) -> None:
+    def note_removed(self, queue_id: str, places: Mapping[int, Set[int]], by: int = 0) -> None:
         """Notes which places of which rows of a queue were emptied, by a redrive or otherwise (0).
 
         Other redrives that are within these rows stay before the message before which they are.
@@ -168,14 +168,14 @@ def moved(
         item = AvailableMessage(
             message.message_id, message.priority, 0, message.retention_deadline_ms, 0
         )
-        if not queue.is_over(item, now_ms) and enter(item):
+        if not queue.waiting.is_over(item, now_ms) and enter(item):
             taken.add(place)
     left = [one for place, one in enumerate(step.messages) if place not in taken]
     rows: list[Row] = []
     if taken:
         key = failed_key(queue.queue_id, step.order)
         rows.append((key, encode_failed(left) if left else None))
-        queue.take_failed(step.order, len(taken), emptied=not left)
+        queue.failed.remove(step.order, len(taken), emptied=not left)
         if record.target_queue_id != queue.queue_id:
             gone = [step.messages[place] for place in sorted(taken)]
             queue.done.add(

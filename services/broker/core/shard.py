@@ -24,7 +24,7 @@ from libs.storage.records.states import (
 from services.broker.core.changes import ShardEvents
 from services.broker.core.commands import Assignment, Finish, Nack, Needs, Purge, Range
 from services.broker.core.config_log import ConfigChange
-from services.broker.core.lease_table import ShardLeases
+from services.broker.core.lease_table import LeaseTable
 from services.broker.core.lifecycle import (
     config_row,
     creation_rows,
@@ -32,18 +32,18 @@ from services.broker.core.lifecycle import (
     forget_surplus,
     new_state,
 )
-from services.broker.core.lists.delayed_journal import DelayedJournal
+from services.broker.core.lists.attempts import Attempts
 from services.broker.core.lists.executed import Executed
 from services.broker.core.lists.outbox import Outbox
 from services.broker.core.lists.replays import Counts, Ranges, Replays
 from services.broker.core.lists.storable import storable
-from services.broker.core.queue import Notes, Queue, Row
-from services.broker.core.queue_entries import NEVER
+from services.broker.core.queue import NEVER, Notes, Queue, Row
 from services.broker.core.range_application import RangeApplication
 from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting import lane_budget
 from services.broker.core.waiting.available import Beyond
+from services.broker.core.waiting.delayed_journal import DelayedJournal
 from services.broker.core.waiting.scan import AttemptsKey
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
@@ -59,7 +59,7 @@ class DrainedChanges:
     attempts: set[AttemptsKey] = field(default_factory=set)
 
 
-class Shard(ShardLeases):
+class Shard:
     """All state of a broker shard, as far as it is in memory."""
 
     def __init__(
@@ -71,7 +71,8 @@ class Shard(ShardLeases):
         finished: Sequence[FinishedLeasesRecord] = (),
         blocks: Iterator[int] | None = None,
     ) -> None:
-        super().__init__(finished, blocks)
+        self.attempts = Attempts()
+        self.leases = LeaseTable(self.attempts, finished, blocks)
         self.revision = revision
         self.forgotten_revision = forgotten_revision
         """Of some queues deleted up to this revision no row is left."""
@@ -118,7 +119,7 @@ class Shard(ShardLeases):
             self._starting_in_the_past[queue_id] = revision
         self._next_revision()
         self.deleted.pop(queue_id, None)
-        queue.delayed.begin(queue.lane_epoch)
+        queue.waiting.delayed.begin(queue.waiting.epoch)
         self.queues[queue_id] = queue
         self._rows += rows
         self._note_config(queue)
@@ -169,11 +170,10 @@ class Shard(ShardLeases):
         state = deleted_state(queue, self.revision + 1)
         value = storable(f"state of queue {queue.queue_id!r}", encode_queue_state, state)
         self._next_revision()
-        for token in queue.in_flight.clear():
-            self._running.remove(token)
+        self.leases.forget(queue)
         self.replays.drop(queue.queue_id)
         self._starting_in_the_past.pop(queue.queue_id, None)
-        self.lanes.forget(queue.available.by_name.values())
+        self.lanes.forget(queue.waiting.by_name.values())
         del self.queues[queue.queue_id]
         self.notes.to_commit.pop(queue, None)
         self.deleted[queue.queue_id] = state
@@ -247,16 +247,16 @@ class Shard(ShardLeases):
         """
         count = 0
         if Purge.AVAILABLE in kinds:
-            self.lanes.forget(queue.available.by_name.values())
+            self.lanes.forget(queue.waiting.by_name.values())
             count += queue.purge_available()
         if Purge.IN_FLIGHT in kinds:
-            count += self.purge_in_flight(queue)
+            count += self.leases.purge(queue)
         if Purge.DONE in kinds:
-            count += queue.purge_finished(queue.done)
+            count += queue.done.purge()
         if Purge.FAILED in kinds:
-            count += queue.purge_finished(queue.failed)
+            count += queue.failed.purge()
         if Purge.ARCHIVED in kinds:
-            count += queue.purge_finished(queue.archived)
+            count += queue.archived.purge()
         return count
 
     # --- Routing ------------------------------------------------------------
@@ -358,7 +358,7 @@ class Shard(ShardLeases):
                 rows.append(row)
                 written.attempts.add(attempts)
         with encoding("finished leases"):
-            for slot, record in self.finished.drain():
+            for slot, record in self.leases.finished.drain():
                 rows.append((finished_leases_key(slot), encode_finished_leases(record)))
         with encoding("the outbox"):
             rows += self.outbox.drain()
@@ -382,11 +382,12 @@ class Shard(ShardLeases):
         for queue in queues:
             if queue not in self.notes.to_commit:
                 continue  # deleted meanwhile
-            self.lanes.note(queue.available.by_name.values())
+            self.lanes.note(queue.waiting.by_name.values())
             with encoding(f"a record of queue {queue.queue_id!r}"):
                 written.beyond += queue.drain(now_ms, written.generation, self._rows)
-            if queue.delayed.last_order > queue.delayed.durable_order:
-                written.delayed.append((queue.delayed, queue.delayed.last_order))
+            delayed = queue.waiting.delayed
+            if delayed.last_order > delayed.durable_order:
+                written.delayed.append((delayed, delayed.last_order))
             del self.notes.to_commit[queue]
 
     def durable(self) -> None:

@@ -21,7 +21,7 @@ from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.queues import AvailableMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
-from services.broker.core.commands import Needs
+from services.broker.core.lists.attempts import carried
 from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
 from services.broker.core.queue import Queue
 from services.broker.core.redrives import Step, is_its_queue, moved
@@ -222,15 +222,13 @@ class RedriveRunner:
 
         if target is not None and pushes is None:
             dead_letters = (dead_letter.message_id for dead_letter in _chosen(steps))
-            cold = shard.attempts.needed(dead_letters, queue, target)
-            if cold:
-                raise Needs((), cold)
+            shard.attempts.require(carried(dead_letters, queue, target))
 
         def enter(item: AvailableMessage) -> bool:
             if pushes is not None:
                 shard.outbox.push(pushes.ingest_shard, pushes.rows[item.message_id], now_ms)
                 return True
-            if target is None or target.enter(item, now_ms) is None:
+            if target is None or target.waiting.enqueue(item, now_ms) is None:
                 return False
             shard.attempts.carry(item.message_id, queue, target)
             return True
@@ -252,7 +250,7 @@ class RedriveRunner:
                 else:
                     shard.put(key, value)
         shard.redrives.put(number, record)
-        shard.redrives.taken_out(queue.queue_id, taken, by=number)
+        shard.redrives.note_removed(queue.queue_id, taken, by=number)
         ids = (step.messages[at].message_id for step in steps for at in sorted(taken[step.order]))
         shard.events.redriven(queue, record.target_queue_id, ids, now_ms, record.request_id)
         return record.redriven_count - before

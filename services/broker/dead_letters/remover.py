@@ -86,7 +86,7 @@ class Remover:
             await asyncio.sleep(0)  # others have their turn, also where nothing is read or stored
             if count % GROUPS_A_COMMIT == 0:
                 await self._owner.durable()  # not faster than it is stored
-        in_flight = queue.in_flight.message_ids()
+        in_flight = queue.leases.message_ids()
         for number, one in enumerate(wanted):
             if outcomes[number] is Outcome.GONE and one.message_id in in_flight:
                 outcomes[number] = Outcome.IN_FLIGHT

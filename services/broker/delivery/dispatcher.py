@@ -209,13 +209,13 @@ class Dispatcher:
 
         def peek(limit: int, now_ms: int) -> list[int]:
             # Looking drops what has expired: a queue that was deleted meanwhile must not change.
-            if not self._owner.owns(queue) or not queue.has_room:
+            if not self._owner.owns(queue) or not queue.capacity:
                 return []
             return queue.peek(limit, reachable, now_ms)
 
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
-            if queue.has_room:
+            if queue.capacity:
                 self._note_away(waiter_line, set(), passed)
             return False
         with self._payloads.hand() as held:
@@ -292,7 +292,7 @@ class Dispatcher:
             waiter_line.timer.cancel()
             waiter_line.timer = None
         # A queue without room has nothing to wait for but an ack, which tells.
-        if waiter_line.line and waiter_line.queue.has_room:
+        if waiter_line.line and waiter_line.queue.capacity:
             delay_ms = self._next_look_ms(waiter_line)
             if delay_ms is not None:
                 loop = asyncio.get_running_loop()
@@ -301,7 +301,7 @@ class Dispatcher:
     def _next_look_ms(self, waiter_line: WaiterLine) -> int | None:
         if waiter_line.stuck:
             return STUCK_MS
-        due_ms = waiter_line.queue.next_due_ms()
+        due_ms = waiter_line.queue.waiting.next_due_ms()
         if due_ms is None:
             return None
         # What was due at this look already cannot be had: not again at once.
@@ -347,7 +347,7 @@ class Dispatcher:
     async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
         """Fetches new messages that are about to be assigned, if somebody waits for them."""
         waiter_line = self._waiter_lines.get(queue)
-        if waiter_line is None or queue.ready_count:
+        if waiter_line is None or queue.waiting.ready_count:
             return  # Nobody waits, or older messages come first.
         wanted = sum(waiter.wants for waiter in islice(waiter_line.line, len(ids)))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
@@ -368,9 +368,8 @@ class Dispatcher:
     ) -> int:
         """Gives those in line a turn, as many as a step has time for; and how many were claimed."""
         claimed = 0
-        share = (
-            waiter_line.queue.ready_count // len(waiter_line.line) + 1 if waiter_line.line else 0
-        )
+        ready_count = waiter_line.queue.waiting.ready_count
+        share = ready_count // len(waiter_line.line) + 1 if waiter_line.line else 0
         for _ in range(len(waiter_line.line)):
             if claimed >= TURN:
                 waiter_line.cut = True
@@ -404,7 +403,7 @@ class Dispatcher:
         now_ms: int,
     ) -> ClaimBatch:
         choosing = ClaimSelector(
-            min(waiter.wants, TURN, share, queue.room),
+            min(waiter.wants, TURN, share, queue.capacity),
             waiter.bytes_left,
             min(waiter.answer_bytes_left, self._budget.share_bytes),
             held,
@@ -413,7 +412,7 @@ class Dispatcher:
             self._ingests.can_give,
             one_fits=not (waiter.has_begun or self._budget.is_exceeded),
         )
-        claimed = self._owner.shard.claim(
-            queue, choosing.choose, waiter.lease_ms, waiter.consumer, now_ms, choosing
+        claimed = self._owner.shard.leases.claim(
+            queue, choosing, waiter.lease_ms, waiter.consumer, now_ms
         )
         return ClaimBatch(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)

@@ -85,7 +85,7 @@ class LeaseKeeper:
         for stream, leases in due.items():
             running = self._running(stream, leases)
             if stream.is_alive(now_ms):
-                self._owner.shard.extend([lease.token for lease in running], 0, now_ms)
+                self._owner.shard.leases.extend([lease.token for lease in running], 0, now_ms)
             left = [lease for lease in running if not _has_ended_total(lease)]
             if left:
                 self._put(stream, left, now_ms)
@@ -93,7 +93,7 @@ class LeaseKeeper:
     def _running(self, stream: Stream, leases: Sequence[Lease]) -> list[Lease]:
         if stream.is_closed:
             return []
-        running = self._owner.shard.running
+        running = self._owner.shard.leases.running
         return [lease for lease in leases if running(lease.token) is lease]
 
     def _put(self, stream: Stream, leases: list[Lease], now_ms: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.queue import Choice, Queue
+from services.broker.core.queue import Choice, Queue, Selector
 from services.broker.shard.owner import ShardOwner
 
 log = logging.getLogger(__name__)
@@ -22,16 +22,21 @@ async def fail_gone(owner: ShardOwner, queue: Queue, gone: Mapping[int, str]) ->
 
 
 def _fail_all(owner: ShardOwner, queue: Queue, ids: set[int], reason: str, now_ms: int) -> None:
-    left = set(ids)
-
-    def choose(item: AvailableMessage) -> Choice:
-        if not left:
-            return Choice.STOP
-        if item.message_id not in left:
-            return Choice.SKIP
-        left.discard(item.message_id)
-        return Choice.TAKE
-
     if owner.owns(queue):
-        claimed = owner.shard.claim(queue, choose, 0, "", now_ms)
-        owner.shard.fail(claimed.leases(), reason, now_ms)
+        claimed = owner.shard.leases.claim(queue, _ByIds(ids), 0, "", now_ms)
+        owner.shard.leases.fail(claimed.leases(), reason, now_ms)
+
+
+class _ByIds(Selector):
+    """Takes the messages of these IDs."""
+
+    def __init__(self, ids: set[int]) -> None:
+        self._left = set(ids)
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        if not self._left:
+            return Choice.STOP
+        if item.message_id not in self._left:
+            return Choice.SKIP
+        self._left.discard(item.message_id)
+        return Choice.TAKE

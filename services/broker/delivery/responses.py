@@ -231,4 +231,4 @@ async def release(owner: ShardOwner, given: Sequence[ClaimBatch]) -> None:
 
 
 def _release(shard: Shard, tokens: Sequence[int], _: int) -> None:
-    shard.release(tokens)
+    shard.leases.release(tokens)

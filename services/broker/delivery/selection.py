@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.waiting.scan import BulkSelector, Choice
+from services.broker.core.waiting.scan import Choice, Selector
 from services.broker.delivery.message_cache import CachedMessage
 
 ANSWER_BYTES_MAX = 64 << 20
 """Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
 
 
-class ClaimSelector(BulkSelector):
+class ClaimSelector(Selector):
     """What one waiter is given at once."""
 
     def __init__(
@@ -50,11 +50,9 @@ class ClaimSelector(BulkSelector):
         return self._answer_bytes - self._bytes_left
 
     def room(self) -> int:
-        """See Many."""
         return self._count - len(self.chosen)
 
     def offer(self, items: Sequence[AvailableMessage]) -> bool:
-        """See Many."""
         if self._kept_back:
             return False
         ids = list(map(_MESSAGE_ID, items))
@@ -74,7 +72,6 @@ class ClaimSelector(BulkSelector):
         return True
 
     def choose(self, item: AvailableMessage) -> Choice:
-        """Chooses for one message."""
         if len(self.chosen) >= self._count:
             return Choice.STOP
         if item.message_id in self._kept_back:

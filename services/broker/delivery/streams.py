@@ -119,7 +119,7 @@ class Streams:
             if stream.keep_leases:
                 # Some may have ended while the commit was on its way: purged, or their queue gone.
                 tokens = [token for one in given for token in one.claimed.tokens]
-                running = map(self._owner.shard.running, tokens)
+                running = map(self._owner.shard.leases.running, tokens)
                 self._keeper.keep(stream, list(filter(None, running)))
             stream.sending()
             return answer

@@ -135,7 +135,7 @@ class WaiterLine:
     def wanted(self) -> int:
         """How many messages to look at for those in line."""
         # No more than there are: most who wait, wait on a queue that has none.
-        most = min(self.queue.ready_count + self.queue.timed_count, LOOK_AHEAD)
+        most = min(self.queue.waiting.ready_count + self.queue.waiting.timed_count, LOOK_AHEAD)
         wanted = 0
         for waiter in self.line:
             if wanted >= most:

@@ -74,11 +74,11 @@ class DelayedCleaner:
 
     async def _clean_queue(self, queue: Queue, begin_ms: int, end_ms: int) -> None:
         """Looks at the rows of a queue that were written from one time up to another."""
-        if not queue.delayed.last_order:
+        if not queue.waiting.delayed.last_order:
             await self._find_last(queue)
-        epoch = queue.lane_epoch
+        epoch = queue.waiting.epoch
         first, last = order_of(epoch, begin_ms, 0), order_of(epoch, end_ms, 0) - 1
-        while first <= min(last, queue.delayed.last_in(epoch)):
+        while first <= min(last, queue.waiting.delayed.last_in(epoch)):
             rows = await self._rows(queue, first, last, descending=False)
             for key, value in rows:
                 first = parse_delayed_key(key).bucket + 1
@@ -92,13 +92,13 @@ class DelayedCleaner:
 
     async def _find_last(self, queue: Queue) -> None:
         """After a start: where the journal ends, since most queues have none."""
-        epoch = queue.lane_epoch
+        epoch = queue.waiting.epoch
         first, last = order_of(epoch, 0, 0), last_order(epoch)
         rows = await self._rows(queue, first, last, descending=True)
         if rows:
-            queue.delayed.found(parse_delayed_key(rows[0][0]).bucket)
+            queue.waiting.delayed.found(parse_delayed_key(rows[0][0]).bucket)
         else:
-            queue.delayed.begin(epoch)
+            queue.waiting.delayed.begin(epoch)
 
     async def _rows(self, queue: Queue, first: int, last: int, *, descending: bool) -> list[Row]:
         span = delayed_range(queue.queue_id, first, last)
@@ -121,7 +121,7 @@ class DelayedCleaner:
                 [
                     key
                     for queue, epoch, key in over
-                    if self._owner.owns(queue) and queue.lane_epoch == epoch
+                    if self._owner.owns(queue) and queue.waiting.epoch == epoch
                 ]
             )
 

@@ -92,7 +92,9 @@ class DelayedWatches:
     def _durable(self, _: int) -> None:
         for stream in self._streams:
             queue = stream.queue
-            if queue.delayed.durable_order >= stream.position.order or not self._owner.owns(queue):
+            if queue.waiting.delayed.durable_order >= stream.position.order or not self._owner.owns(
+                queue
+            ):
                 stream.wake.set()
 
     async def watch(
@@ -138,7 +140,7 @@ class DelayedWatches:
         if not self._owner.owns(queue):
             await self._owner.durable()
             raise NotFound("queue", queue.queue_id)
-        if split_order(stream.position.order).epoch != queue.lane_epoch:
+        if split_order(stream.position.order).epoch != queue.waiting.epoch:
             # The queue was purged or made anew: what comes next is at the new epoch's beginning.
             await self._owner.durable()
             stream.position = _beginning(queue)
@@ -148,9 +150,9 @@ class DelayedWatches:
     async def _page(self, queue: Queue, position: WatchPosition) -> _Page:
         """What is durable from a position on, as far as it is not visible yet."""
         begins = position == _beginning(queue)
-        first = queue.delayed.first_in(queue.lane_epoch) if begins else position.order
+        first = queue.waiting.delayed.first_in(queue.waiting.epoch) if begins else position.order
         # What the store calls durable may not be on the disk yet.
-        last = queue.delayed.durable_in(queue.lane_epoch)
+        last = queue.waiting.delayed.durable_in(queue.waiting.epoch)
         now_ms = self._owner.clock.now_ms()
         found: list[tuple[DelayedMessage, WatchPosition]] = []
         count, end = 0, position
@@ -161,7 +163,7 @@ class DelayedWatches:
             for key, value in rows:
                 order = parse_delayed_key(key).bucket
                 if begins and not count:
-                    queue.delayed.first_order = order  # what was before it is gone for ever
+                    queue.waiting.delayed.first_order = order  # what was before it is gone for ever
                 count += 1
                 for passed, item in enumerate(decode_delayed(value), 1):
                     if order == position.order and passed <= position.passed:
@@ -202,7 +204,7 @@ class DelayedWatches:
 
 
 def _beginning(queue: Queue) -> WatchPosition:
-    return WatchPosition(order_of(queue.lane_epoch, 0, 0), 0)
+    return WatchPosition(order_of(queue.waiting.epoch, 0, 0), 0)
 
 
 def is_delayed(entry: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:

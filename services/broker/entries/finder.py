@@ -85,9 +85,9 @@ class EntryFinder:
             found = await self._behind(queue, handle.message_id, _since_ms(handle))
         if found is not None:
             return found
-        counts = queue.counts(self._now_ms())
-        total = counts.available + counts.delayed + queue.done_count + queue.failed_count
-        total += queue.archived_count
+        counts = queue.waiting.counts(self._now_ms())
+        total = counts.available + counts.delayed + queue.done.count + queue.failed.count
+        total += queue.archived.count
         if handle.has_place and total > SMALL_QUEUE:
             raise FailedPrecondition(
                 "HANDLE_STALE",
@@ -109,7 +109,7 @@ class EntryFinder:
     async def _at_place(self, queue: Queue, handle: Handle) -> EntryLocation | None:
         message_id = handle.message_id
         if handle.lease is not None:
-            lease = self._owner.shard.running(handle.lease)
+            lease = self._owner.shard.leases.running(handle.lease)
             if lease is not None and (lease.queue, lease.message_id) == (queue, message_id):
                 return EntryLocation(queue, lease=lease)
         if handle.waiting is not None:
@@ -132,8 +132,8 @@ class EntryFinder:
 
     async def _waits(self, queue: Queue, place: Place, message_id: int) -> EntryLocation | None:
         def find(now_ms: int) -> AvailableMessage | None:
-            item = queue.find(place, message_id)
-            return None if item is None or queue.is_over(item, now_ms) else item
+            item = queue.waiting.find(place, message_id)
+            return None if item is None or queue.waiting.is_over(item, now_ms) else item
 
         item = await self._owner.run(find)
         return None if item is None else EntryLocation(queue, waiting=(place, item))
@@ -142,7 +142,7 @@ class EntryFinder:
         self, queue: Queue, message_id: int, since_ms: int | None
     ) -> EntryLocation | None:
         """Where it can have moved since, at a cost that does not grow with the queue."""
-        for lease in queue.find_in_flight(message_id):
+        for lease in queue.leases.of_message(message_id):
             return EntryLocation(queue, lease=lease)
         if since_ms is None:
             return None
@@ -177,12 +177,13 @@ class EntryFinder:
     async def _lists(
         self, queue: Queue, message_id: int, since_ms: int
     ) -> AsyncIterator[SearchStep]:
-        for lease in queue.find_in_flight(message_id):
+        for lease in queue.leases.of_message(message_id):
             yield SearchStep(EntryLocation(queue, lease=lease), 0)
         async for chunk in self._waiting.chunks(queue, since_ms):
             yield SearchStep(None, chunk.rows_read)
+            now_ms = self._now_ms()
             for place, item in chunk.entries:
-                if item.message_id == message_id and not queue.is_over(item, self._now_ms()):
+                if item.message_id == message_id and not queue.waiting.is_over(item, now_ms):
                     yield SearchStep(EntryLocation(queue, waiting=(place, item)), 0)
         span = TimeRange(since_ms)
         async for order, failed in self._failed.rows(queue, span, None):

@@ -153,7 +153,7 @@ class EntryLister:
 def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> EntryList:
     order, token = after or (0, 0)
     leases: list[Lease] = []
-    for bucket in queue.in_flight.buckets_from(order):
+    for bucket in queue.leases.buckets_from(order):
         part = list(bucket.leases.values())
         if bucket.order == order and token in bucket.leases:
             # Where the last one told has ended, on from the beginning of its bucket.

@@ -103,9 +103,9 @@ class WaitingReader:
         self, queue: Queue, delayed: bool, after: QueuePosition | None, now_ms: int
     ) -> AsyncIterator[tuple[Place, list[AvailableMessage]]]:
         """Buckets from that of `after` on, in the order of delivery."""
-        due = queue.available.due_until(now_ms)
+        due = queue.waiting.due_until(now_ms)
         last, last_timed = _last(queue, BucketKind.READY), _last(queue, BucketKind.TIMED)
-        for priority in sorted({lane.priority for lane in queue.available.lanes()}):
+        for priority in sorted({lane.priority for lane in queue.waiting.lanes()}):
             if after is not None and priority < after.priority:
                 continue
             ready, begin = _begins(queue, after if after and after.priority == priority else None)
@@ -136,7 +136,7 @@ class WaitingReader:
         """Buckets from an order on; None when there is nothing more."""
         last = _last(queue, kind)
         while True:
-            lane = queue.available.lane(priority, kind)
+            lane = queue.waiting.lane(priority, kind)
             if lane is None or not _first(queue, kind) <= first <= last:
                 return None
             if first <= lane.known_until:
@@ -148,7 +148,7 @@ class WaitingReader:
                 )
             finally:
                 lane.end_read(first, last)
-            if queue.available.lane(priority, kind) is lane:
+            if queue.waiting.lane(priority, kind) is lane:
                 return BucketRun(lane.merged(rows, first, through), through, len(rows))
 
     async def chunks(self, queue: Queue, first_ms: int = 0) -> AsyncIterator[EntryBatch]:
@@ -156,11 +156,11 @@ class WaitingReader:
 
         Ends early when the queue is purged meanwhile.
         """
-        epoch = queue.lane_epoch
+        epoch = queue.waiting.epoch
         begin = order_of(epoch, min(first_ms, MAX_ORDER_MS), 0)
-        for lane in queue.available.lanes():
+        for lane in queue.waiting.lanes():
             first = lane_order(lane.kind, begin)
-            while first <= _last(queue, lane.kind) and queue.lane_epoch == epoch:
+            while first <= _last(queue, lane.kind) and queue.waiting.epoch == epoch:
                 piece = await self._piece(queue, lane.priority, lane.kind, first)
                 if piece is None:
                     break
@@ -172,14 +172,14 @@ class WaitingReader:
 
         What this costs does not grow with the queue's depth.
         """
-        for lane in queue.available.lanes():
+        for lane in queue.waiting.lanes():
             for bucket in lane.in_memory():
                 if bucket.index_of(message_id) is not None:
                     return Place(lane.priority, lane.kind, bucket.order)
         scanned = 0
         for time_ms in sorted(set(times_ms)):
-            first = order_of(queue.lane_epoch, min(max(time_ms, 0), MAX_ORDER_MS), 0)
-            for lane in queue.available.lanes():
+            first = order_of(queue.waiting.epoch, min(max(time_ms, 0), MAX_ORDER_MS), 0)
+            for lane in queue.waiting.lanes():
                 if scanned >= LOCATED_TOTAL:
                     return None
                 place, looked_at = await self._locate(queue, lane, message_id, first)
@@ -204,12 +204,12 @@ class WaitingReader:
 
 def _first(queue: Queue, kind: BucketKind) -> int:
     """The lowest lane order of the queue's epoch."""
-    return lane_order(kind, order_of(queue.lane_epoch, 0, 0))
+    return lane_order(kind, order_of(queue.waiting.epoch, 0, 0))
 
 
 def _last(queue: Queue, kind: BucketKind) -> int:
     """The highest lane order of the queue's epoch."""
-    return last_lane_order(kind, last_order(queue.lane_epoch))
+    return last_lane_order(kind, last_order(queue.waiting.epoch))
 
 
 def _begins(queue: Queue, after: QueuePosition | None) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from services.broker.core.batches.execute import (
     Execution,
     Push,
     Transfer,
-    check,
     execute,
+    plan,
     repeated,
 )
 from services.broker.outbox.conversion import (
@@ -109,7 +109,7 @@ class Executor:
         }
         if large:
             # Nothing is uploaded for a list that is refused anyway.
-            await self._owner.run(lambda _: check(self._owner.shard, execution))
+            await self._owner.run(lambda now_ms: plan(self._owner.shard, execution, now_ms))
         # If one fails the others stay: nothing refers to them, and the janitor removes such.
         records = await asyncio.gather(*map(batch.uploaded, large.values()))
         stored = dict(zip(large, records, strict=True))

@@ -225,14 +225,14 @@ def public(
 
 
 def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
-    waiting = queue.counts(now_ms)
+    waiting = queue.waiting.counts(now_ms)
     return queue_pb2.QueueCounts(
         available_count=waiting.available,
         delayed_count=waiting.delayed,
-        in_flight_count=queue.in_flight_count,
-        done_count=queue.done_count,
-        failed_count=queue.failed_count,
-        archived_count=queue.archived_count,
+        in_flight_count=queue.leases.count,
+        done_count=queue.done.count,
+        failed_count=queue.failed.count,
+        archived_count=queue.archived.count,
         by_priority=[
             queue_pb2.PriorityCounts(
                 priority=priority, available_count=available, delayed_count=delayed

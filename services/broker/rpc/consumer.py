@@ -174,7 +174,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         if counts:
             tokens, results = self._leases_in_runs(request.runs, [*tokens], results)
         done = await self._owner.run(
-            lambda now_ms: self._owner.shard.ack(tokens, now_ms), len(tokens) * FINISHED_BYTES
+            lambda now_ms: self._owner.shard.leases.ack(tokens, now_ms),
+            len(tokens) * FINISHED_BYTES,
         )
         await self._owner.durable()
         if done.count(Finish.OK) == len(results):
@@ -199,7 +200,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
         def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
             nacks = [_nack(token, item) for token, item in pairs]
-            return self._owner.shard.nack(nacks, now_ms, came_ms)
+            return self._owner.shard.leases.nack(nacks, now_ms, came_ms)
 
         pairs = list(zip(tokens, rows, strict=True))
         done = await self._in_steps(pairs, nack, request.ByteSize())
@@ -215,7 +216,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
 
         def extend(part: Sequence[int], now_ms: int) -> list[tuple[Finish, int]]:
-            return self._owner.shard.extend(part, lease_ms, now_ms)
+            return self._owner.shard.leases.extend(part, lease_ms, now_ms)
 
         done = await self._in_steps(tokens, extend)
         await self._owner.durable()

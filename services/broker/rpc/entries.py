@@ -95,7 +95,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
         def cancel(now_ms: int) -> None:
             self._check_owned(queue)
-            if queue.cancel(place, handle.message_id) is None:
+            if queue.waiting.cancel(place, handle.message_id) is None:
                 raise _moved(handle)
             self._owner.shard.events.cancelled(queue, handle.message_id, now_ms)
 
@@ -114,8 +114,9 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
         def reschedule(now_ms: int) -> EntryLocation:
             self._check_owned(queue)
-            moved = queue.reschedule(place, handle.message_id, request.visible_at_ms, now_ms)
-            item = queue.find(moved, handle.message_id) if moved is not None else None
+            waiting, message_id = queue.waiting, handle.message_id
+            moved = waiting.reschedule(place, message_id, request.visible_at_ms, now_ms)
+            item = waiting.find(moved, message_id) if moved is not None else None
             if moved is None or item is None:
                 raise _moved(handle)
             self._owner.shard.events.rescheduled(
@@ -143,7 +144,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
 
         def find(_: int) -> int:
             self._check_owned(queue)
-            item = queue.find(place, parsed.message_id)
+            item = queue.waiting.find(place, parsed.message_id)
             if item is None:
                 raise _moved(parsed)
             return item.visible_at_ms

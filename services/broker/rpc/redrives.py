@@ -64,7 +64,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
                     redriven_count=0,
                     next_order=queue.failed.oldest_order,
                     next_place=0,
-                    end_order=queue.last_order,
+                    end_order=queue.orders.last,
                     queue_id=queue_id,
                     target_queue_id=target_id,
                     filter=request.filter,

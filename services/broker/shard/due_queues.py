@@ -58,7 +58,7 @@ class DueQueues:
 def _next_ms(queue: Queue) -> int | None:
     orders = [
         max(lane.earliest, lane.due_until + 1)
-        for lane in queue.available.timed_lanes()
+        for lane in queue.waiting.timed_lanes()
         if lane.count and lane.earliest is not None
     ]
     return split_order(order_in_time(BucketKind.TIMED, min(orders))).ms if orders else None

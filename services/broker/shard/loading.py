@@ -68,8 +68,7 @@ from services.broker.core.queue import NeedsLane, Queue
 from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Needs, Shard
-from services.broker.core.waiting.lane import Lane
-from services.broker.core.waiting.lane_cache import COMPLETE
+from services.broker.core.waiting.lane import COMPLETE, Lane
 from services.broker.core.waiting.scan import LaneOwner, NeedsRows, StoredBucket
 from services.broker.shard.attempts_reader import read_attempts
 
@@ -191,7 +190,7 @@ async def _load_leases(
                 deadline_ms = max(deadline_ms, now_ms + min(stored.lease_length_ms, GRACE_MS))
             # Written again where it moved: another restart must find it alive, too.
             moved = deadline_ms != stored.lease_deadline_ms
-            shard.restore_lease(
+            shard.leases.restore(
                 queue, order, Lease.restore(stored, deadline_ms, queue), changed=moved
             )
 
@@ -251,7 +250,7 @@ class Loader:
         finally:
             lane.loading = False
         lane.loaded(first_unknown, rows, COMPLETE if through == last else through)
-        if available.lane(lane.priority, lane.kind) is lane:
+        if available.by_name.get((lane.priority, lane.kind)) is lane:
             self._shard.lanes.was_read(lane, available.by_name.values())
 
     async def _buckets(self, need: NeedsRows) -> tuple[list[StoredBucket], int]:

@@ -232,7 +232,7 @@ class ShardOwner:
 
     def _note_due(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
-            if queue.available.has_timed:  # Most have not, and there may be ten thousand.
+            if queue.waiting.has_timed:  # Most have not, and there may be ten thousand.
                 self._due.note(queue)
 
     def _durable(self, commit: int) -> None:
@@ -255,7 +255,7 @@ class ShardOwner:
             except StoreUnavailable as error:
                 # Their attempts records cannot be read now: the leases go on a little longer.
                 log.warning("leases cannot be ended now: %s", error)
-            next_ms = self.shard.deadlines.next_ms()
+            next_ms = self.shard.leases.deadlines.next_ms()
             wait_ms = TICK_MAX_MS if next_ms is None else next_ms - self.clock.now_ms()
             slept_at, slept_ms = loop.time(), self.clock.now_ms()
             await asyncio.sleep(min(max(wait_ms, 1), TICK_MAX_MS) / 1000)
@@ -272,10 +272,10 @@ class ShardOwner:
         while self.commits.overdue_ms() < OVERDUE_MS:
             until_ms = self.clock.now_ms()
             await self._grace_after_step()
-            next_ms = self.shard.deadlines.next_ms()
+            next_ms = self.shard.leases.deadlines.next_ms()
             if next_ms is None or next_ms > until_ms:
                 return
-            leases = self.shard.due(until_ms, EXPIRE_AT_ONCE)
+            leases = self.shard.leases.deadlines.ended(until_ms, EXPIRE_AT_ONCE)
             # However long it takes to read what this needs: backoffs count from here.
             await self.run(partial(self._expire, leases, until_ms))
             # Not faster than it is stored, and everybody else in between.
@@ -310,7 +310,7 @@ class ShardOwner:
                 grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
 
     def _expire(self, leases: list[Lease], until_ms: int, _: int) -> None:
-        self.shard.expire(leases, until_ms)
+        self.shard.leases.expire(leases, until_ms)
 
     async def watch_due(self) -> None:
         """Looks at delayed messages when their time has come; runs until cancelled."""
@@ -327,7 +327,7 @@ class ShardOwner:
         try:
             for queue in due:
                 until_ms = self.clock.now_ms()
-                while self.owns(queue) and queue.has_due(until_ms):
+                while self.owns(queue) and queue.waiting.has_due(until_ms):
                     await self.run(partial(self._look, queue, until_ms))
                     # Not faster than it is stored, and everybody else in between.
                     await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
@@ -337,4 +337,4 @@ class ShardOwner:
 
     def _look(self, queue: Queue, until_ms: int, _: int) -> None:
         if self.owns(queue):
-            queue.drop_expired(until_ms, LOOK_AT_ONCE)
+            queue.waiting.drop_expired(until_ms, LOOK_AT_ONCE)

@@ -122,7 +122,7 @@ class Sweeper:
         shard.swept(queue_id, epoch)
 
     async def _sweep_purged(self, queue: Queue) -> None:
-        for epoch in queue.garbage_lane_epochs:
+        for epoch in queue.waiting.garbage_epochs:
             await self._owner.durable()
             removed = 0
             for span in _lane_spans(queue.queue_id, epoch):
@@ -136,7 +136,7 @@ class Sweeper:
 
     def _lanes_swept(self, queue: Queue, epoch: int, _: int) -> None:
         if self._owner.owns(queue):
-            queue.lanes_swept(epoch)
+            queue.waiting.note_swept(epoch)
 
     async def _sweep_finished(
         self,
@@ -156,7 +156,7 @@ class Sweeper:
         self, queue: Queue, finished: FinishedList[Any], last_order: int, _: int
     ) -> None:
         if self._owner.owns(queue):
-            queue.finished_swept(finished, last_order)
+            finished.note_swept(last_order)
 
     async def _sweep_attempts(self, queue_id: str) -> int:
         # No queue of this name can be made before they are gone: see `ready_for`.

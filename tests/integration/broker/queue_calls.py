@@ -41,7 +41,7 @@ async def rows_of_lists(rig: Rig, *, with_attempts: bool = False) -> int:
 def has_garbage(queue: Queue) -> bool:
     """Whether rows are left of what was purged, or of an earlier queue of this name."""
     lists = (queue.done, queue.failed, queue.archived)
-    epochs = queue.garbage_epochs or queue.garbage_lane_epochs
+    epochs = queue.garbage_epochs or queue.waiting.garbage_epochs
     return bool(epochs or any(one.garbage.last for one in lists))
 
 

@@ -18,7 +18,7 @@ from services.broker.shard.loading import Loader, load_shard
 from services.router.pieces import Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import BrokerRules
-from tests.unit.broker.core.shards import START_MS
+from tests.unit.broker.core.shards import START_MS, Each
 from tests.unit.broker.core.stores import DictStore
 
 LIMITS = PieceLimits(messages_max=6, matches_max=100, step_max=3, hold_ms=0)
@@ -134,7 +134,7 @@ async def drained(broker: Broker, queue_id: str) -> list[int]:
     found: list[int] = []
     while queue is not None:
         try:
-            claimed = shard.claim(queue, lambda _: Choice.TAKE, 1000, "", START_MS)
+            claimed = shard.leases.claim(queue, Each(lambda _: Choice.TAKE), 1000, "", START_MS)
         except (NeedsLane, Needs) as need:
             await loader.answer(need)
             continue

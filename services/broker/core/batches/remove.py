@@ -1,12 +1,12 @@
-"""Removals: entries that others think may go, judged again by what the queue knows. Pure.
+"""Removals: entries that a job wants removed, judged again by what the queue knows. Pure.
 
     available ──past its retention──► gone          done ──past the queue's done retention──► gone
     failed ──its content is archived──► archived ──redriven──► pushed, as a new message
        │                                   └──dropped──► gone
        └──past the queue's failed retention──► gone
 
-Rows of lists come as they are stored, and whoever calls this has the turn to take something out of
-them: see LetterTurns. What a purge has made garbage since is gone.
+Rows of lists are passed as they are stored; the caller holds the queue's lock (`QueueLocks`). What
+a purge has made garbage since counts as gone.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ M = TypeVar("M", FailedMessage, ArchivedMessage)
 
 
 class Outcome(Enum):
-    """What became of an entry that should go."""
+    """What became of an entry that was to be removed."""
 
     REMOVED = 1
     GONE = 2
     NOT_EXPIRED = 3  # its time has not come
     IN_FLIGHT = 4  # its lease may still be acked
-    EXPIRED = 5  # nobody would get it
+    EXPIRED = 5  # no consumer would get it
 
 
 class DeadLetter(NamedTuple):
@@ -43,7 +43,7 @@ class DeadLetter(NamedTuple):
     message_id: int
     failed_at_ms: int
     run: str = ""
-    """Which run archived it, where it is archived."""
+    """The run that archived it, if it is archived."""
 
 
 # --- What waits -------------------------------------------------------------
@@ -56,7 +56,7 @@ def drop_waiting(
 
     May raise Needs. Name few buckets: they are in memory together.
     """
-    found = queue.available.find_all(wanted)
+    found = queue.waiting.find_buckets(wanted)
     outcomes: dict[Place, list[Outcome]] = {}
     for place, ids in wanted.items():
         there = found[place]
@@ -66,9 +66,7 @@ def drop_waiting(
         lane, bucket = there
         outcomes[place], indexes = _judged_waiting(bucket, ids, until_ms)
         if indexes:
-            lane.remove(bucket, indexes)
-            queue.expired_count += len(indexes)
-            queue.touch()
+            queue.waiting.remove_expired(lane, bucket, indexes)
     return outcomes
 
 
@@ -96,7 +94,7 @@ def _judged_waiting(
 
 
 def done_before(queue: Queue, before_ms: int, grace_ms: int, now_ms: int) -> int:
-    """Before which time done messages may go, of those wanted gone; 0: none may."""
+    """The time before which done messages may be removed; 0: none may."""
     retention_s = queue.settings.done_retention_s
     if not retention_s:
         return 0
@@ -106,7 +104,7 @@ def done_before(queue: Queue, before_ms: int, grace_ms: int, now_ms: int) -> int
 class DoneRow(NamedTuple):
     """A row of the done list that is to lose messages: how many it has, and what stays of it.
 
-    `tried` are the messages that go and have an attempts record, which nobody needs any more.
+    `tried` are those removed that have an attempts record, which is of no use any more.
     """
 
     order: int
@@ -116,7 +114,7 @@ class DoneRow(NamedTuple):
 
 
 def done_row(order: int, messages: Sequence[DoneMessage], before_ms: int) -> DoneRow | None:
-    """What is to become of a row; None: nothing of it was done before then."""
+    """What becomes of a row; None: nothing in it was done before then."""
     over = [one for one in messages if one.done_at_ms < before_ms]
     left = [one for one in messages if one.done_at_ms >= before_ms]
     # What was transferred may have come back, with its history.
@@ -125,7 +123,7 @@ def done_row(order: int, messages: Sequence[DoneMessage], before_ms: int) -> Don
 
 
 def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
-    """Removes the beginning of the done list; gives how many messages that are."""
+    """Removes the beginning of the done list; returns how many messages that is."""
     removed = 0
     tried: list[int] = []
     for row in rows:
@@ -138,7 +136,7 @@ def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
         else:
             shard.delete(key)
         gone = row.messages_count - len(left)
-        queue.take_finished(queue.done, row.order, gone, emptied=not left)
+        queue.done.remove(row.order, gone, emptied=not left)
         removed += gone
         tried += row.tried
     _forget_attempts(shard, queue, tried)
@@ -149,7 +147,7 @@ def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
 
 
 class FailedRow(NamedTuple):
-    """A row of the failed list, as it is stored, and which letters of it are wanted."""
+    """A row of the failed list as it is stored, and which dead letters of it are wanted."""
 
     order: int
     stored: Sequence[FailedMessage]
@@ -159,9 +157,9 @@ class FailedRow(NamedTuple):
 def take_dead_letters(
     shard: Shard, queue: Queue, rows: Sequence[FailedRow], *, failed_by_ms: int | None = None
 ) -> tuple[list[list[Outcome]], list[FailedMessage]]:
-    """Takes letters out of the failed list, if they failed by then; gives those taken.
+    """Removes dead letters that failed by then from the failed list, with their attempts records.
 
-    The outcomes are by row. Their attempts records go with them.
+    Returns the outcomes by row, and the dead letters removed.
     """
 
     def judge(dead_letter: FailedMessage) -> Outcome:
@@ -175,17 +173,15 @@ def take_dead_letters(
         items.append(outcomes)
         if places:
             key = failed_key(queue.queue_id, order)
-            _take_out(shard, queue, queue.failed, (order, key), stored, places, encode_failed)
-            shard.redrives.taken_out(queue.queue_id, {order: places.keys()})
+            _remove(shard, queue.failed, (order, key), stored, places, encode_failed)
+            shard.redrives.note_removed(queue.queue_id, {order: places.keys()})
             taken += [stored[place] for place in places]
     _forget_attempts(shard, queue, [dead_letter.message_id for dead_letter in taken])
     return items, taken
 
 
 def archive(queue: Queue, dead_letters: Sequence[FailedMessage], run: str, now_ms: int) -> None:
-    """Notes dead letters as archived."""
     queue.archived.add(ArchivedMessage.of(dead_letter, now_ms, run) for dead_letter in dead_letters)
-    queue.touch()
 
 
 def judge_archived(
@@ -195,7 +191,7 @@ def judge_archived(
     wanted: Sequence[DeadLetter],
     now_ms: int,
 ) -> tuple[list[Outcome], dict[int, int]]:
-    """What may be redriven of a row of archived messages: outcomes, and which is where."""
+    """What may be redriven of a row of archived messages: outcomes, and places by number."""
 
     def judge(one: ArchivedMessage) -> Outcome:
         is_over = 0 < one.retention_deadline_ms <= now_ms
@@ -214,7 +210,7 @@ def redrive_archived(
     ingest_shard: int,
     now_ms: int,
 ) -> list[Outcome]:
-    """Takes messages out of a row of archived ones, and pushes their contents.
+    """Removes messages from a row of archived ones, and pushes their contents.
 
     `pushes` are the outbox rows, by the places of `wanted`; all that may be redriven have one.
     """
@@ -226,7 +222,7 @@ def redrive_archived(
     for row in rows:
         shard.outbox.push(ingest_shard, row, now_ms)
     key = archived_key(queue.queue_id, order)
-    _take_out(shard, queue, queue.archived, (order, key), stored, places, encode_archived)
+    _remove(shard, queue.archived, (order, key), stored, places, encode_archived)
     return outcomes
 
 
@@ -237,13 +233,13 @@ def drop_archived(
     stored: Sequence[ArchivedMessage],
     wanted: Sequence[DeadLetter],
 ) -> list[Outcome]:
-    """Takes messages out of a row of archived ones, whichever run archived them."""
+    """Removes messages from a row of archived ones, whichever run archived them."""
     runs = {(one.message_id, one.failed_at_ms): one.run for one in stored}
     named = [one._replace(run=runs.get((one.message_id, one.failed_at_ms), "")) for one in wanted]
     outcomes, places = _judged(queue.archived, order, stored, named, lambda _: Outcome.REMOVED)
     if places:
         key = archived_key(queue.queue_id, order)
-        _take_out(shard, queue, queue.archived, (order, key), stored, places, encode_archived)
+        _remove(shard, queue.archived, (order, key), stored, places, encode_archived)
     return outcomes
 
 
@@ -254,7 +250,7 @@ def _judged(
     wanted: Sequence[DeadLetter],
     judge: Callable[[M], Outcome],
 ) -> tuple[list[Outcome], dict[int, int]]:
-    """The outcomes, and of those that go: at which place of the row is which of those wanted."""
+    """The outcomes; and by their places in the row, the numbers of those removed in `wanted`."""
     at: dict[DeadLetter, list[int]] = {}
     # A purge since the row was read has left it as garbage.
     if 0 < finished.oldest_order <= order:
@@ -271,9 +267,8 @@ def _judged(
     return outcomes, places
 
 
-def _take_out(
+def _remove(
     shard: Shard,
-    queue: Queue,
     finished: FinishedList[Any],
     row: tuple[int, bytes],
     stored: Sequence[Any],
@@ -286,15 +281,15 @@ def _take_out(
         shard.put(key, encode(left))
     else:
         shard.delete(key)
-    queue.take_finished(finished, order, len(places), emptied=not left)
+    finished.remove(order, len(places), emptied=not left)
 
 
 def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
-    """Deletes attempts records, but of messages that are in flight here a second time.
+    """Deletes attempts records, except of messages that are in flight here a second time.
 
-    Looks at all leases, some milliseconds for 100,000: once for many messages.
+    Scans all leases, some milliseconds for 100,000: call it once for many messages.
     """
-    in_flight = queue.in_flight.message_ids() if ids else ()
+    in_flight = queue.leases.message_ids() if ids else ()
     for message_id in ids:
         if message_id not in in_flight:
             for key in shard.attempts.forget(queue, message_id):

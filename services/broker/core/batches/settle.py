@@ -1,7 +1,7 @@
-"""What somebody decided about single dead letters: it takes effect in one commit, or not at all.
+"""Decisions about single dead letters: they take effect in one commit, or not at all.
 
-Pure: no I/O, no clock, no asyncio. The rows come as they are stored, and whoever calls this has the
-queue's turn to take letters out of them: see LetterTurns.
+Pure: no I/O, no clock, no asyncio. Rows are passed as they are stored; the caller holds the queue's
+lock (`QueueLocks`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from libs.storage.records.queues import (
     FailedMessage,
     encode_failed,
 )
-from services.broker.core.commands import Needs
 from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 
 NOTED = "note: "
-"""How the outcome begins of what somebody noted in a message's history."""
+"""The beginning of the outcome that stands for a note in a message's history."""
 
 
 class Action(Enum):
-    """What becomes of a letter."""
+    """What becomes of a dead letter."""
 
     STAYS = 1
     COMES_BACK = 2
@@ -38,12 +37,12 @@ class Action(Enum):
 
 
 LIVING_ON = frozenset({Action.COMES_BACK, Action.IS_REPLACED})
-"""Those after which somebody gets the message again, or what replaces it."""
+"""Those after which a consumer gets the message again, or what replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What was decided about one letter, which is in the row `order`."""
+    """What was decided about one dead letter, which is in the row `order`."""
 
     message_id: int
     order: int
@@ -53,15 +52,15 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Settlements:
-    """What was decided about letters of one queue.
+    """What was decided about dead letters of one queue.
 
     Attributes:
         rows: The rows that have them, as they are stored, by order.
-        pushes: The outbox rows of what replaces letters, by the place of the settlement.
+        pushes: The outbox rows of what replaces dead letters, by the place of the settlement.
         ingest_shard: Where these go.
-        who: Decided it.
+        who: The person or program that decided.
         request_id: Makes repeating safe; empty = none.
-        fingerprint: Tells other content from the same.
+        fingerprint: Of the content, to recognize a repeat.
     """
 
     each: Sequence[Settlement]
@@ -84,16 +83,14 @@ def was_done(shard: Shard, request_id: str, fingerprint: bytes) -> bool:
 
 
 def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None:
-    """Applies them. Raises Needs, and what the proto says, when nothing has changed."""
+    """Applies them. Raises Needs, and the errors of the proto, when nothing has changed."""
     places = check(queue, wanted, now_ms)
     if wanted.pushes:
         shard.outbox.check_room(len(wanted.pushes), sum(map(len, wanted.pushes.values())))
     if wanted.request_id:
         shard.executed.check_room()
     noted = [attempts_at(queue, one.message_id) for one in wanted.each if one.note]
-    cold = [key for key in noted if key not in shard.attempts]
-    if cold:
-        raise Needs((), cold)
+    shard.attempts.require(noted)
 
     for number, (one, place) in enumerate(zip(wanted.each, places, strict=True)):
         dead_letter = wanted.rows[one.order][place]
@@ -101,7 +98,7 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
             attempt = FailedAttempt(wanted.who, now_ms, NOTED + one.note)
             shard.attempts.add(attempts_at(queue, one.message_id), attempt)
         if one.action is Action.COMES_BACK:
-            queue.enter(_back(dead_letter), now_ms)
+            queue.waiting.enqueue(_back(dead_letter), now_ms)
         elif one.action is Action.IS_REPLACED:
             shard.outbox.push(wanted.ingest_shard, wanted.pushes[number], now_ms)
         if one.action in (Action.IS_DROPPED, Action.IS_REPLACED):
@@ -122,17 +119,17 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
 
 
 def check(queue: Queue, wanted: Settlements, now_ms: int) -> list[int]:
-    """The place of each letter in its row. Raises NotFound and the like, naming the settlement."""
+    """The place of each dead letter in its row. Errors name the settlement."""
     used: set[tuple[int, int]] = set()
     places: list[int] = []
     for number, one in enumerate(wanted.each):
         place = _place(queue, wanted, one, number, used)
         used.add((one.order, place))
         dead_letter = wanted.rows[one.order][place]
-        if one.action in LIVING_ON and queue.is_over(_back(dead_letter), now_ms):
+        if one.action in LIVING_ON and queue.waiting.is_over(_back(dead_letter), now_ms):
             raise FailedPrecondition(
                 "DEAD_LETTER_EXPIRED",
-                f"message {one.message_id} is past its retention: nobody would get it",
+                f"message {one.message_id} is past its retention: no consumer would get it",
                 subject=str(one.message_id),
                 metadata=_at(number),
             )
@@ -152,7 +149,7 @@ def _place(
     raise NotFound(
         "entry",
         f"{queue.queue_id}/{one.message_id:x}",
-        f"message {one.message_id} is not the dead letter any more that it was when it was listed",
+        f"message {one.message_id} is no longer the dead letter that was listed: list again",
         reason="ENTRY_UNKNOWN",
         metadata=_at(number),
     )
@@ -180,5 +177,5 @@ def _take_out(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[
             shard.put(key, encode_failed(left))
         else:
             shard.delete(key)
-        queue.take_failed(order, len(gone), emptied=not left)
-    shard.redrives.taken_out(queue.queue_id, taken)
+        queue.failed.remove(order, len(gone), emptied=not left)
+    shard.redrives.note_removed(queue.queue_id, taken)

@@ -2,8 +2,8 @@
 
 In reading order; a file imports only files above it:
 
-`lease_bucket` Leases in memory: each for itself, or those of a large claim as columns
+`lease_bucket` Leases in memory: an object for each, or the leases of a large claim as columns
 `token_index`  Where each running lease lies, by its token
-`leases`       Leases: the messages of a queue that are in flight, and what became of those that no
-               longer are
+`leases`       Leases: the messages of a queue that are in flight, when leases end, and how they
+               ended
 """

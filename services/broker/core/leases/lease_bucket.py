@@ -1,8 +1,8 @@
-"""Leases in memory: each for itself, or those of a large claim as columns.
+"""Leases in memory: an object for each, or the leases of a large claim as columns.
 
 A claim of a thousand makes no object for every lease: a bucket keeps the messages as they lay in
-their queue, and once what their leases share. Whoever needs a single lease, to extend it or to give
-it back, has its bucket unpacked; most leases are claimed and acked by the hundred.
+their queue, and once what their leases share. To extend or requeue a single lease, its bucket is
+unpacked; most leases are claimed and acked by the hundred.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.broker.core.waiting.scan import Origin, Segment
 
 
 class LeaseOwner(Protocol):
-    """What leases need of their queue, which keeps them."""
+    """What leases need of their queue; its methods are those of `Queue`."""
 
     queue_id: str
     created_revision: int
@@ -31,30 +31,21 @@ class LeaseOwner(Protocol):
     nacked_count: int
     ended_leases_count: int
 
-    def ack_in(self, bucket: LeaseBucket, tokens: Sequence[int], now_ms: int) -> None:
-        """Moves messages to done, whose leases lie in one bucket."""
+    def ack_in(self, bucket: LeaseBucket, tokens: Sequence[int], now_ms: int) -> None: ...
 
-    def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
-        """Moves messages to done."""
+    def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None: ...
 
-    def give_back(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool:
-        """Makes the message available again, or drops it when its retention is over (False)."""
+    def requeue(self, lease: Lease, visible_at_ms: int, now_ms: int) -> bool: ...
 
-    def extended(self, lease: Lease, deadline_ms: int) -> None:
-        """Moves the end of a lease."""
+    def extend(self, lease: Lease, deadline_ms: int) -> None: ...
 
-    def lengthened(self, bucket: LeaseBucket) -> None:
-        """Notes that the ends of leases in a bucket have moved."""
+    def fail(self, lease: Lease, reason: str, now_ms: int) -> None: ...
 
-    def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
-        """Moves a message to failed."""
-
-    def release(self, leases: Iterable[Lease]) -> None:
-        """Undoes claims that no consumer has seen."""
+    def release(self, leases: Sequence[Lease]) -> None: ...
 
 
 class Lease:
-    """One message in flight. `origin` is the bucket it came from, for giving it back."""
+    """One message in flight. `origin` is where it was taken from, for a release."""
 
     __slots__ = (
         "attempts",
@@ -104,7 +95,7 @@ class Lease:
 
     @classmethod
     def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: LeaseOwner) -> Lease:
-        """The lease as it was stored, with the deadline that holds after a restart."""
+        """A stored lease, with the deadline that holds after a restart."""
         return cls(
             stored.lease,
             stored.message_id,
@@ -130,7 +121,7 @@ _RECORD: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(
     "consumer",
     "token",
 )
-"""The fields of an InFlightMessage, without the time that its making takes."""
+"""The fields of an InFlightMessage, without the time that making one takes."""
 
 
 class Terms(NamedTuple):
@@ -144,14 +135,14 @@ class Terms(NamedTuple):
 
 
 class Claimed:
-    """What one claim took: messages with their tokens, as they were while they waited."""
+    """What one claim took: messages as they were while they waited, with their tokens."""
 
     __slots__ = ("_segments", "items", "parts", "terms", "tokens")
 
     def __init__(self, terms: Terms, segments: Sequence[Segment]) -> None:
         self.terms = terms
         self.tokens: list[int] = []
-        """They come with the buckets that the leases are put into."""
+        """Assigned with the buckets that the leases are put into."""
         self.items: list[AvailableMessage] = [
             item for segment in segments for item in segment.items
         ]
@@ -160,7 +151,7 @@ class Claimed:
         self._segments = segments
 
     def leases(self) -> list[Lease]:
-        """The leases one by one; none of them may have ended."""
+        """The leases as objects; none of them may have ended."""
         return [
             bucket.leases[token]
             for bucket, first, end in self.parts
@@ -168,7 +159,7 @@ class Claimed:
         ]
 
     def make(self, first: int, end: int) -> Iterator[Lease]:
-        """Leases for the messages in these places."""
+        """Makes the leases of the messages from `first` to `end`."""
         queue, consumer, claimed_at_ms, deadline_ms, length_ms = self.terms
         origins = [
             (segment.kind, segment.order, place)
@@ -214,20 +205,20 @@ class LeaseBucket:
         self.order = order
         self.stored = stored
         self.is_block = False
-        """Whether it was made of all tokens of a block; it never gets others."""
+        """Whether it was made of all tokens of a block; none is ever added."""
         self.watched_ms: int | None = None  # see Deadlines
         self._leases: dict[int, Lease] = {}
-        # As long as they are columns: the claim, their part of it, and those that run: all of
+        # While they are columns: the claim, their part of it, and the leases that run: all of
         # them (`whole` has their tokens), or some by token.
         self._claimed: Claimed | None = None
         self._span = (0, 0)
         self.whole: tuple[int, ...] = ()
-        """The tokens of all leases that the bucket ever had, if all of them run; else none."""
+        """The tokens of all leases that the bucket ever had if all of them run, else empty."""
         self._waited: dict[int, AvailableMessage] = {}
 
     @classmethod
     def packed(cls, order: int, claimed: Claimed, first: int, tokens: Sequence[int]) -> LeaseBucket:
-        """A bucket of a part of a claim, from `first` on, as columns."""
+        """A bucket of the part of a claim from `first` on, as columns."""
         bucket = cls(claimed.terms.queue, order)
         bucket.is_block = True
         bucket._claimed, bucket._span = claimed, (first, first + len(tokens))
@@ -236,14 +227,13 @@ class LeaseBucket:
 
     @property
     def count(self) -> int:
-        """How many leases there are."""
         if self._claimed is None:
             return len(self._leases)
         return len(self.whole or self._waited)
 
     @property
     def leases(self) -> dict[int, Lease]:
-        """The leases one by one, by token; from now on they are kept so."""
+        """The leases by token, as objects; from now on they are kept so."""
         if self._claimed is not None:
             claimed, waited = self._claimed, self._by_token()
             self._claimed, self._waited = None, {}
@@ -251,7 +241,7 @@ class LeaseBucket:
         return self._leases
 
     def _by_token(self) -> dict[int, AvailableMessage]:
-        """The messages of columns; from now on they need not be all that there were."""
+        """The messages of columns, by token; from now on some may be removed."""
         assert self._claimed is not None
         if self.whole:
             self._waited = dict(zip(self.whole, self._items(), strict=True))
@@ -259,49 +249,43 @@ class LeaseBucket:
         return self._waited
 
     def _items(self) -> list[AvailableMessage]:
-        """The messages of columns of which all are there."""
+        """The messages of columns of which none was removed."""
         assert self._claimed is not None
         first, end = self._span
         return self._claimed.items[first:end]
 
     def put(self, leases: Iterable[Lease]) -> None:
-        """Adds leases."""
         mine = self.leases
         for lease in leases:
             lease.bucket = self
             mine[lease.token] = lease
 
     def holds(self, token: int) -> bool:
-        """Whether such a lease runs."""
         if self.whole:
             return self.whole[0] <= token <= self.whole[-1]  # a block goes up by one
         return token in (self._leases if self._claimed is None else self._waited)
 
     def holds_all(self, tokens: Sequence[int]) -> bool:
-        """Whether such leases run, each of them named once."""
+        """Whether all of these leases run, and none is named twice."""
         wanted, running = set(tokens), self._by_token() if self._claimed is not None else None
         held: Mapping[int, object] = self._leases if running is None else running
         return len(wanted) == len(tokens) and wanted <= held.keys()
 
     def message_ids(self) -> list[int]:
-        """The messages of the leases."""
         if self._claimed is None:
             return [lease.message_id for lease in self._leases.values()]
         items = self._items() if self.whole else self._waited.values()
         return [item.message_id for item in items]
 
     def tokens(self) -> list[int]:
-        """The tokens of the leases."""
         return list(self._leases if self._claimed is None else self.whole or self._waited)
 
     def earliest_ms(self) -> int:
-        """The first deadline of its leases."""
         if self._claimed is not None:
             return self._claimed.terms.deadline_ms
         return min(lease.deadline_ms for lease in self._leases.values())
 
     def ended(self, now_ms: int) -> list[Lease]:
-        """The leases whose deadline has come."""
         if self._claimed is not None and now_ms < self._claimed.terms.deadline_ms:
             return []
         return [lease for lease in self.leases.values() if lease.deadline_ms <= now_ms]
@@ -309,7 +293,7 @@ class LeaseBucket:
     def lengthen(self, since_ms: int, now_ms: int, grace_ms: int) -> bool:
         """Gives leases alive at `since_ms` their length from `now_ms` on, or `grace_ms` if shorter.
 
-        Tells whether the end of any has moved; none moves back.
+        Returns whether the end of any has moved; none moves back.
         """
         if self._claimed is not None:
             terms = self._claimed.terms
@@ -324,11 +308,10 @@ class LeaseBucket:
         return has_moved
 
     def clear(self) -> None:
-        """Drops all leases."""
         self._claimed, self.whole, self._waited, self._leases = None, (), {}, {}
 
-    def take_done(self, tokens: Sequence[int], now_ms: int) -> list[tuple[Any, ...]]:
-        """Takes running leases out whose messages are done now; gives these as DoneMessages."""
+    def remove_done(self, tokens: Sequence[int], now_ms: int) -> list[tuple[Any, ...]]:
+        """Removes running leases whose messages are done now; returns these as DoneMessages."""
         if self._claimed is None:
             return [done(self._leases.pop(token), now_ms) for token in tokens]
         terms = self._claimed.terms
@@ -353,7 +336,7 @@ class LeaseBucket:
         )
 
     def value(self) -> bytes:
-        """The record, of at least one lease."""
+        """The record; there must be a lease."""
         if self._claimed is None:
             return encode_active((), list(map(_RECORD, self._leases.values())))
         terms, count = self._claimed.terms, self.count
@@ -375,7 +358,7 @@ class LeaseBucket:
 
 
 def done(lease: Lease, now_ms: int, transferred_to: str = "") -> tuple[Any, ...]:
-    """The message of a lease, as a DoneMessage."""
+    """The message of a lease as a DoneMessage."""
     return (
         lease.message_id,
         now_ms,

@@ -1,4 +1,4 @@
-"""Leases: the messages of a queue that are in flight, and what became of those that no longer are.
+"""Leases: the messages of a queue that are in flight, when leases end, and how they ended.
 
 In-flight messages lie in buckets too, one or more for each commit that claimed; a bucket is written
 again when some of its leases finish, and deleted with the last of them.
@@ -17,13 +17,14 @@ from libs.storage.layout.primitives import Row
 from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket, LeaseOwner
 from services.broker.core.leases.token_index import PLACE_BITS, tokens_of
+from services.broker.core.waiting.orders import Orders
 
 IN_FLIGHT_BUCKET_MAX = 250
 """Leases in a bucket at most: finishing one writes the others again, about 60 bytes each. No more
 than a block has tokens."""
 
 PACKED_MIN = 50
-"""Leases of one claim from which on they get a bucket of their own, where they are columns."""
+"""Claims of this many messages get a bucket of their own, which keeps them as columns."""
 
 FINISHED_SLOTS = 2048
 """Rows of the ring of finished leases; each takes FINISHED_SLOT_MIN before the next one."""
@@ -32,25 +33,28 @@ SLOT_LEASES_MAX = 60_000
 """Finished leases in one row at most: an array has room for a few more."""
 
 FINISHED_SLOT_MIN = 64
-"""So 2,047 x 64 = 131,008 finished leases at least are remembered; the protos promise 100,000."""
+"""At least 2,047 x 64 = 131,008 finished leases are remembered; the protos promise 100,000."""
 
 FINISHED_MAX = 300_000
 """Finished leases in memory at most (about 30 MB): full commits make fuller slots."""
 
 FORGOTTEN_AT_ONCE = 30_000
-"""About: of a commit that is larger, what finished last is remembered all the same."""
+"""Approximate: of a larger commit, the leases that finished last are still remembered."""
 
 GRACE_MS = 30_000
 """A lease alive at the last commit gets this long (or its length) after a restart: no consumer
-could extend or ack while the broker was away."""
+could extend or ack while the broker was down."""
 
 
 class InFlight:
     """The in-flight messages of one queue, in buckets by the order in which they were claimed."""
 
-    def __init__(self, queue_id: str) -> None:
+    def __init__(self, queue_id: str, orders: Orders, touch: Callable[[], None]) -> None:
+        """`touch` is called whenever the queue's state record changes."""
         self.count = 0
         self._queue_id = queue_id
+        self._orders = orders
+        self._touch = touch
         self._buckets: dict[int, LeaseBucket] = {}
         self._open: LeaseBucket | None = None
         self._changed: dict[int, LeaseBucket] = {}
@@ -60,63 +64,66 @@ class InFlight:
         """The order of the first bucket; 0 when there is none."""
         return next(iter(self._buckets), 0)
 
-    def put(
-        self, claimed: Claimed, next_order: Callable[[], int], next_block: Callable[[], int]
-    ) -> None:
-        """Adds leases, and gives them their tokens: those of one bucket have a block.
+    def __iter__(self) -> Iterator[Lease]:
+        for bucket in self._buckets.values():
+            yield from bucket.leases.values()
 
-        `next_order` gives orders above all others, for the buckets needed.
-        """
+    def put(self, claimed: Claimed, next_block: Callable[[], int]) -> None:
+        """Adds leases and gives them their tokens: those of one bucket have a block."""
+        now_ms = claimed.terms.claimed_at_ms
         first, count = 0, len(claimed.items)
         while first < count:
             length = min(count - first, IN_FLIGHT_BUCKET_MAX)
             if count - first >= PACKED_MIN:
                 tokens = tokens_of(next_block(), length)
-                bucket = LeaseBucket.packed(next_order(), claimed, first, tokens)
+                bucket = LeaseBucket.packed(self._orders.next(now_ms), claimed, first, tokens)
                 claimed.tokens += bucket.whole
                 self._buckets[bucket.order] = bucket
             else:
-                bucket = self._open or LeaseBucket(claimed.terms.queue, next_order())
+                bucket = self._open or LeaseBucket(claimed.terms.queue, self._orders.next(now_ms))
                 self._buckets[bucket.order] = bucket
                 length = min(length, IN_FLIGHT_BUCKET_MAX - bucket.count)
                 claimed.tokens += tokens_of(next_block(), length)
                 bucket.put(claimed.make(first, first + length))
                 self._open = bucket if bucket.count < IN_FLIGHT_BUCKET_MAX else None
-            self._changed[bucket.order] = bucket
+            self.note_changed(bucket)
             claimed.parts.append((bucket, first, first + length))
             first += length
         self.count += count
 
-    def take_out(self, leases: Iterable[Lease]) -> None:
-        """Removes leases."""
+    def remove(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
             del lease.bucket.leases[lease.token]
-            self.taken_out(lease.bucket, 1)
+            self.note_removed(lease.bucket, 1)
 
-    def taken_out(self, bucket: LeaseBucket, count: int) -> None:
+    def note_removed(self, bucket: LeaseBucket, count: int) -> None:
         """Notes that leases have left a bucket."""
-        self._changed[bucket.order] = bucket
         self.count -= count
+        self.note_changed(bucket)
 
-    def changed(self, bucket: LeaseBucket) -> None:
-        """Notes that a lease of this bucket differs from what is stored."""
+    def note_changed(self, bucket: LeaseBucket) -> None:
+        """Notes that the leases of a bucket differ from what is stored."""
         self._changed[bucket.order] = bucket
+        self._touch()
 
     def restore(self, lease: Lease, order: int, *, changed: bool) -> LeaseBucket:
-        """Takes in a stored lease; orders must come ascending."""
+        """Takes in a stored lease; orders must come ascending.
+
+        `changed` if it differs from what is stored: the next commit writes it.
+        """
         bucket = self._buckets.get(order)
         if bucket is None:
             bucket = self._buckets[order] = LeaseBucket(lease.queue, order, stored=True)
         bucket.put((lease,))
         if changed:
-            self._changed[order] = bucket
+            self.note_changed(bucket)
         self.count += 1
         return bucket
 
     def of_message(self, message_id: int) -> list[Lease]:
-        """The leases on the entries of a message: looks at all, some milliseconds for 100,000.
+        """The leases on the entries of a message: scans all, some milliseconds for 100,000.
 
-        An index would cost every claim, and only a handle that is out of date asks.
+        An index would slow every claim, and only a handle that is out of date asks.
         """
         return [
             lease
@@ -127,13 +134,8 @@ class InFlight:
         ]
 
     def message_ids(self) -> set[int]:
-        """The messages of all leases: some milliseconds for 100,000."""
+        """The messages of all leases; some milliseconds for 100,000."""
         return {one for bucket in self._buckets.values() for one in bucket.message_ids()}
-
-    def leases(self) -> Iterator[Lease]:
-        """All of them."""
-        for bucket in self._buckets.values():
-            yield from bucket.leases.values()
 
     def buckets_from(self, order: int) -> Iterator[LeaseBucket]:
         """The buckets from an order on, ascending."""
@@ -142,17 +144,12 @@ class InFlight:
                 yield self._buckets[at]
 
     def clear(self) -> list[int]:
-        """Drops all leases and gives their tokens; nothing of it is written."""
+        """Drops all leases and returns their tokens; writes nothing."""
         tokens = [token for bucket in self._buckets.values() for token in bucket.tokens()]
         for bucket in self._buckets.values():
             bucket.clear()
         self.count, self._buckets, self._changed, self._open = 0, {}, {}, None
         return tokens
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether the next drain gives rows, or closes a bucket."""
-        return bool(self._changed)
 
     def drain(self) -> Iterator[Row]:
         """The rows of the buckets that changed since the last drain."""
@@ -170,17 +167,17 @@ class InFlight:
 
 
 class Deadlines:
-    """Which buckets hold a lease that may have ended. About one entry a bucket, not a lease."""
+    """Which buckets hold a lease that may have ended: about one entry for each bucket."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, LeaseBucket]] = []
-        # By queue, those from which leases are to be ended; a queue that had its turn is the last.
+        # By queue, the buckets with leases to end; a queue that had its turn goes to the end.
         self._due: dict[LeaseOwner, deque[LeaseBucket]] = {}
         self._count = 0  # breaks ties, since buckets do not compare
         self._compact_at = 1024
 
     def watch(self, bucket: LeaseBucket, deadline_ms: int) -> None:
-        """The bucket must be looked at when `deadline_ms` has come, or before."""
+        """Notes that the bucket must be looked at by `deadline_ms`."""
         if bucket.watched_ms is not None and bucket.watched_ms <= deadline_ms:
             return
         bucket.watched_ms = deadline_ms
@@ -193,7 +190,7 @@ class Deadlines:
             self._compact_at = max(1024, 2 * len(self._heap))
 
     def next_ms(self) -> int | None:
-        """When to look next, 0 where some wait to be ended; None when no lease runs."""
+        """When to look next, 0 if some leases wait to be ended; None if no lease runs."""
         while self._due:
             queue, buckets = next(iter(self._due.items()))
             while buckets and not buckets[0].count:
@@ -208,13 +205,13 @@ class Deadlines:
     def ended(self, now_ms: int, limit: int) -> list[Lease]:
         """Up to `limit` leases whose deadline has come; queues take turns, with equal shares.
 
-        The caller ends them now; those that it does not end are given again.
+        The caller ends them now; those that it does not end are returned again.
         """
         while self._heap and self._heap[0][0] <= now_ms:
             entry = heapq.heappop(self._heap)
             bucket = entry[2]
             if _is_live(entry):
-                bucket.watched_ms = 0  # it cannot be due any sooner: no place in the heap, too
+                bucket.watched_ms = 0  # it cannot be due any sooner: keep it out of the heap
                 self._due.setdefault(bucket.queue, deque()).append(bucket)
         due: list[Lease] = []
         for turns_left, queue in zip(range(len(self._due), 0, -1), list(self._due), strict=True):
@@ -246,26 +243,26 @@ class Deadlines:
 
 
 def _is_live(entry: tuple[int, int, LeaseBucket]) -> bool:
-    """Whether an entry stands for a bucket; one that does not is to be dropped."""
+    """Whether an entry still stands for a bucket."""
     deadline_ms, _, bucket = entry
     if bucket.watched_ms != deadline_ms:
         return False
     if not bucket.count:
-        bucket.watched_ms = None  # it may be open still, and be filled again
+        bucket.watched_ms = None  # it may still be open, and be filled again
         return False
     return True
 
 
 class FinishedLeases:
-    """What became of the leases finished last: a repeated ack must be told from a forged one."""
+    """How the last leases ended: a repeated ack must be distinguished from a forged one."""
 
     def __init__(self, stored: Iterable[FinishedLeasesRecord] = ()) -> None:
         self._outcomes: dict[int, LeaseOutcome] = {}
-        self._blocks: dict[int, tuple[range, LeaseOutcome]] = {}  # which ended as a whole
+        self._blocks: dict[int, tuple[range, LeaseOutcome]] = {}  # that ended as a whole
         self._count = 0
         self._slots: deque[_Slot] = deque()
         self._open: list[int] = []
-        self._open_outcomes: list[LeaseOutcome] = []  # looking them up again costs more than these
+        self._open_outcomes: list[LeaseOutcome] = []  # cheaper than looking them up again
         self._open_slots = [_Slot(0, [], [])]
         self._open_slot_count = 0  # in the last one
         self._changed = False
@@ -281,7 +278,6 @@ class FinishedLeases:
     def add(
         self, tokens: Sequence[int], outcome: LeaseOutcome, *, whole_block: bool = False
     ) -> None:
-        """Remembers how leases finished."""
         if self._open_slot_count >= FORGOTTEN_AT_ONCE:
             self._open_slots.append(_Slot(0, [], []))
             self._open_slot_count = 0
@@ -300,7 +296,7 @@ class FinishedLeases:
         self._changed = self._changed or bool(tokens)
 
     def outcome(self, token: int) -> LeaseOutcome | None:
-        """How a lease finished; None when it runs, never was, or was forgotten."""
+        """How a lease ended; None if it runs, never existed, or was forgotten."""
         outcome = self._outcomes.get(token)
         if outcome is None and token >> PLACE_BITS in self._blocks:
             tokens, ended = self._blocks[token >> PLACE_BITS]
@@ -324,7 +320,7 @@ class FinishedLeases:
             self._sequence += 1
             del self._open[: len(part)], self._open_outcomes[: len(part)]
         if rows and not self._open:
-            # None of them before the last row that has some of them is written over.
+            # None is forgotten before the last row with some of them is overwritten.
             written = self._sequence - 1
             self._slots.extend(slot._replace(sequence=written) for slot in self._open_slots)
             self._open_slots, self._open_slot_count = [_Slot(0, [], [])], 0
@@ -344,7 +340,7 @@ class FinishedLeases:
 
 
 class _Slot(NamedTuple):
-    """What is forgotten together, once the slot of the ring that has it is written over."""
+    """What is forgotten together, when its slot of the ring is overwritten."""
 
     sequence: int
     singles: list[int]

@@ -1,7 +1,7 @@
 """Where each running lease lies, by its token.
 
-A token is a block and a place in it. A claim of many gets blocks of its own, so that a thousand
-leases are known by five entries here, and an ack of all of a block is told by one comparison::
+A token is a block and a place in it. A large claim gets blocks of its own, so that a thousand
+leases take five entries here, and one comparison recognizes an ack of a whole block::
 
     token   | block: 56 random bits | place: 8 bits |
 """
@@ -15,16 +15,16 @@ from typing import Final, NamedTuple
 from services.broker.core.leases.lease_bucket import LeaseBucket
 
 PLACE_BITS: Final = 8
-"""So a block has 256 tokens at most."""
+"""A block has at most 256 tokens."""
 
 
 class LeaseGroup(NamedTuple):
-    """Leases of one bucket that end together; no bucket: such leases do not run."""
+    """Leases of one bucket that end together; no bucket: they do not run."""
 
     bucket: LeaseBucket | None
     tokens: Sequence[int]
     whole: bool
-    """Whether they are all that a block ever had."""
+    """Whether they are all that the block ever had."""
 
 
 class LeaseIndex:
@@ -33,13 +33,13 @@ class LeaseIndex:
     def __init__(self) -> None:
         self._blocks: dict[int, LeaseBucket] = {}
         self._left: dict[int, int] = {}  # by block: how many of its leases run
-        self._singles: dict[int, LeaseBucket] = {}  # by token: all that are in no block
+        self._singles: dict[int, LeaseBucket] = {}  # by token: those outside of blocks
 
     def __len__(self) -> int:
         return len(self._singles) + sum(self._left.values())
 
     def add(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
-        """Takes in leases of a bucket: all of it, where that is a block."""
+        """Adds leases of a bucket: all of them, if it is a block."""
         if bucket.is_block:
             block = tokens[0] >> PLACE_BITS
             self._blocks[block], self._left[block] = bucket, len(tokens)
@@ -47,11 +47,11 @@ class LeaseIndex:
             self._singles.update(dict.fromkeys(tokens, bucket))
 
     def is_free(self, block: int) -> bool:
-        """Whether a block may be given out; in all but one of 10^11 cases it may."""
+        """Whether a block is unused, as it is in all but one of 10^11 cases."""
         return block not in self._blocks and block << PLACE_BITS not in self._singles
 
     def find(self, token: int) -> LeaseBucket | None:
-        """Where the lease lies; None when it has ended, or never was."""
+        """Where the lease lies; None if it has ended, or never existed."""
         bucket = self._singles.get(token)
         if bucket is None:
             bucket = self._blocks.get(token >> PLACE_BITS)
@@ -60,12 +60,11 @@ class LeaseIndex:
         return bucket
 
     def remove(self, token: int) -> None:
-        """A running lease ends."""
         if self._singles.pop(token, None) is None:
             self._leave(token >> PLACE_BITS, 1)
 
     def take(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
-        """Ends leases, in the order given; the caller takes them out of their bucket at once."""
+        """Ends leases, in the order given; the caller removes them from their bucket at once."""
         at, count = 0, len(tokens)
         others: list[int] = []
         while at < count:
@@ -76,7 +75,7 @@ class LeaseIndex:
                 at += 1
                 continue
             if others:
-                # First, since they may be of this block, too.
+                # First, since they may be of this block too.
                 yield from self._take_each(others)
                 others = []
                 continue
@@ -113,7 +112,6 @@ class LeaseIndex:
 
 
 def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> LeaseGroup:
-    """The tokens from here on that are of the block of this bucket."""
     whole = bucket.whole
     if whole and tuple(tokens[at : at + len(whole)]) == whole:
         return LeaseGroup(bucket, whole, whole=True)
@@ -124,6 +122,5 @@ def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> LeaseGroup
 
 
 def tokens_of(block: int, count: int) -> range:
-    """The first tokens of a block."""
     first = block << PLACE_BITS
     return range(first, first + count)

@@ -2,14 +2,12 @@
 
 In reading order; a file imports only files above it:
 
-`attempts`        The failed attempts of messages: a cache of their records, newest last
-`delayed_journal` The journal of delayed messages: what those who watch a queue read
-`executed`        Which lists of commands took effect in the last minutes: makes repeating an
-                  Execute safe
-`finished_lists`  The done and the failed list of a queue: what each commit finished is a row, in
-                  order of time
-`storable`        Records of rare commands, encoded before the command changes memory
-`outbox`          Pushes on their way to the ingests: numbered here, stored with the commands that
-                  make them
-`replays`         How far the logs from before a queue's creation are brought into it
+`attempts`       The failed attempts of messages: a cache of their records, newest last
+`executed`       Which lists of commands took effect in the last minutes: makes repeating an Execute
+                 safe
+`finished_lists` The done, failed and archived lists of a queue: what each commit finished is a row
+`storable`       Records of rare commands, encoded before the command changes memory
+`outbox`         Pushes on their way to the ingests: numbered here, stored with the commands that
+                 make them
+`replays`        How far the logs from before a queue's creation are brought into it
 """

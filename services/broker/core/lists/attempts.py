@@ -1,6 +1,6 @@
 """The failed attempts of messages: a cache of their records, newest last.
 
-A message that gets an entry in another queue takes its record along: see `carry`.
+When a message gets an entry in another queue, its record goes along: see `carry`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,36 @@ from typing import Protocol
 from libs.storage.layout.keys import attempts_key
 from libs.storage.layout.primitives import Row
 from libs.storage.records.queues import FailedAttempt, encode_attempts
-from services.broker.core.waiting.scan import AttemptsKey
+from services.broker.core.waiting.scan import AttemptsKey, Needs
 
 ATTEMPTS_CACHED = 20_000
 """Attempts records in memory: those of the messages that failed last, likely to fail again."""
 
 ATTEMPTS_KEPT = 1000
-"""Attempts in one record at most, the newest: redrives go on without end, and records must not."""
+"""Attempts in one record at most, the newest: redrives may go on forever, records must not grow."""
 
 
 class QueueIdentity(Protocol):
-    """What tells a queue from all others, its predecessors of the same name included."""
+    """Identifies a queue, also among its predecessors of the same name."""
 
     queue_id: str
     created_revision: int
 
 
 def attempts_at(queue: QueueIdentity, message_id: int) -> AttemptsKey:
-    """Under what the attempts at a message in a queue are known here."""
     return queue.queue_id, queue.created_revision, message_id
 
 
+def carried(
+    message_ids: Iterable[int], source: QueueIdentity, target: QueueIdentity
+) -> list[AttemptsKey]:
+    """The records that `Attempts.carry` needs for these messages."""
+    queues = () if source is target else (source, target)
+    return [attempts_at(queue, one) for one in message_ids for queue in queues]
+
+
 class Attempts:
-    """Records that are not here are in the database, or there is none yet."""
+    """A record that is not here is in the database, or does not exist yet."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[AttemptsKey, list[FailedAttempt]] = OrderedDict()
@@ -46,39 +53,34 @@ class Attempts:
         return key in self._records
 
     def get(self, key: AttemptsKey) -> Sequence[FailedAttempt] | None:
-        """The record, if it is here: newer then than what the database has."""
+        """The record, if it is here; it is newer than what the database has."""
         return self._records.get(key)
 
     def begin_read(self, keys: Iterable[AttemptsKey]) -> None:
-        """Notes that these are being read: if they come here meanwhile, they must stay."""
+        """Notes that these are being read: what comes here meanwhile must stay."""
         self._reading.update(keys)
 
     def end_read(self, keys: Iterable[AttemptsKey]) -> None:
-        """Ends what `begin_read` began."""
         self._reading.subtract(keys)
         self._reading = +self._reading
 
     def offer(self, key: AttemptsKey, record: list[FailedAttempt]) -> None:
-        """Takes in a record as it was read; one that is here already is newer."""
+        """Takes in a record that was read, unless a newer one is here already."""
         self._records.setdefault(key, record)
 
     def add(self, key: AttemptsKey, attempt: FailedAttempt) -> None:
-        """Adds an attempt to a record that is here, or to none."""
         self._put(key, [*self._records.get(key, ()), attempt])
 
-    def needed(
-        self, message_ids: Iterable[int], source: QueueIdentity, target: QueueIdentity
-    ) -> list[AttemptsKey]:
-        """The records that `carry` must find here, and that are not."""
-        if source is target:
-            return []
-        keys = [attempts_at(queue, one) for one in message_ids for queue in (source, target)]
-        return [key for key in keys if key not in self._records]
+    def require(self, keys: Iterable[AttemptsKey]) -> None:
+        """Raises Needs for the records that are not here."""
+        cold = [key for key in keys if key not in self._records]
+        if cold:
+            raise Needs((), cold)
 
     def carry(self, message_id: int, source: QueueIdentity, target: QueueIdentity) -> None:
-        """Adds the attempts at a message in one queue to those in another: see `needed`.
+        """Adds the attempts at a message in one queue to those in another: see `carried`.
 
-        What the other has already, since the message comes back to it, is not added again.
+        Attempts that the other already has, since the message comes back, are not added again.
         """
         earlier = self._records.get(attempts_at(source, message_id))
         if source is target or not earlier:
@@ -92,9 +94,9 @@ class Attempts:
         self._put(key, sorted(attempts, key=lambda one: one.claimed_at_ms))
 
     def forget(self, queue: QueueIdentity, message_id: int) -> Sequence[bytes]:
-        """Forgets the attempts at a message in a queue, where its entry is gone.
+        """Forgets the attempts at a message whose entry in a queue is gone.
 
-        Gives the row that the caller is to delete; none where the next drain does.
+        Returns the row that the caller must delete; none if the next drain does.
         """
         key = attempts_at(queue, message_id)
         if key not in self._records and key not in self._reading:
@@ -109,7 +111,6 @@ class Attempts:
         self._changed.add(key)
 
     def drain(self) -> Iterator[tuple[AttemptsKey, Row]]:
-        """The rows of the records that changed since the last drain."""
         for key in self._changed:
             queue_id, _, message_id = key
             record = self._records[key]
@@ -118,7 +119,7 @@ class Attempts:
         self._changed = set()
 
     def shrink(self, undurable: Set[AttemptsKey]) -> None:
-        """Lets go of the oldest records, but for those which the database could not give back."""
+        """Drops the oldest records, except those that the database could not return yet."""
         surplus = len(self._records) - ATTEMPTS_CACHED
         if surplus > 0:
             for key in list(islice(self._records, surplus)):

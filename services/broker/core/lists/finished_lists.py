@@ -1,4 +1,4 @@
-"""The done and the failed list of a queue: what each commit finished is a row, in order of time."""
+"""The done, failed and archived lists of a queue: what each commit finished is a row."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from typing import Generic, TypeVar
 
 from libs.storage.layout.primitives import Row
 from libs.storage.records.states import OrderRange
+from services.broker.core.waiting.orders import Orders
 
 LIST_ROW_MAX = 1000
-"""Done or failed messages in one row at most: who reads or changes one takes two milliseconds."""
+"""Messages in one row at most: reading or changing a row takes two milliseconds."""
 
 M = TypeVar("M")
 
 
 class FinishedList(Generic[M]):
-    """One of the two lists. Only what the next commit writes is in memory."""
+    """One of the lists, in order of time. Only what the next commit writes is in memory."""
 
     def __init__(
         self,
         key_of: Callable[[int], bytes],
         encode: Callable[[Sequence[M]], bytes],
+        orders: Orders,
+        touch: Callable[[], None],
         count: int,
         oldest_order: int,
         garbage: OrderRange,
     ) -> None:
-        """`key_of` gives the key of a row, by its order."""
+        """`key_of` returns the key of the row of an order; `touch` is called at each change."""
         self.count = count
         self.oldest_order = oldest_order
         """The order of the first row; 0: nothing is stored. What lies before is garbage."""
@@ -33,6 +36,8 @@ class FinishedList(Generic[M]):
         """Rows that a purge has left to be removed."""
         self._key_of = key_of
         self._encode = encode
+        self._orders = orders
+        self._touch = touch
         self._new: list[M] = []
         self._seen = 0
 
@@ -51,40 +56,45 @@ class FinishedList(Generic[M]):
         before = len(self._new)
         self._new += messages
         self.count += len(self._new) - before
+        self._touch()
 
     def take_unseen(self) -> Sequence[M]:
         """What was added since the last commit and the last call of this."""
         unseen, self._seen = self._new[self._seen :], len(self._new)
         return unseen
 
-    def rows(self, next_order: Callable[[], int]) -> Iterator[Row]:
-        """What was added since the last commit; `next_order` gives orders above all others."""
+    def drain(self, now_ms: int) -> Iterator[Row]:
+        """The rows of what was added since the last commit."""
         if not self._new:
             return
-        order = next_order()
+        order = self._orders.next(now_ms)
         self.oldest_order = self.oldest_order or order
         for start in range(0, len(self._new), LIST_ROW_MAX):
             yield self._key_of(order), self._encode(self._new[start : start + LIST_ROW_MAX])
-            order = next_order()
+            order = self._orders.next(now_ms)
         self._new, self._seen = [], 0
 
-    def take(self, order: int, count: int, *, emptied: bool) -> None:
-        """Notes that messages of a stored row are taken out, and whether the row is gone."""
+    def remove(self, order: int, count: int, *, emptied: bool) -> None:
+        """Notes that messages of a stored row are removed, and whether the row is gone."""
         self.count -= count
         if not self.stored_count:
             self.oldest_order = 0
         elif emptied and order == self.oldest_order:
             self.oldest_order = order + 1
+        self._touch()
 
-    def purge(self, last_order: int) -> int:
-        """Empties the list, of which no row is behind `last_order`; gives how many messages."""
+    def purge(self) -> int:
+        """Empties the list; returns how many messages. Its rows are left to the sweeper."""
         count, self.count, self._new, self._seen = self.count, 0, [], 0
         if self.oldest_order:
-            self.garbage = OrderRange(self.garbage.first or self.oldest_order, last_order)
+            first = self.garbage.first or self.oldest_order
+            self.garbage = OrderRange(first, self._orders.last)
             self.oldest_order = 0
+        self._touch()
         return count
 
-    def swept(self, last_order: int) -> None:
+    def note_swept(self, last_order: int) -> None:
         """Notes that the garbage is gone up to an order."""
         last = self.garbage.last
         self.garbage = OrderRange() if last_order >= last else OrderRange(last_order + 1, last)
+        self._touch()

@@ -1,8 +1,9 @@
-"""The available messages of one queue: what joins them, and what a claim takes."""
+"""The available messages of one queue: how they join it, what a claim takes, and what expires."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 
 from libs.storage.layout.buckets import (
@@ -10,21 +11,23 @@ from libs.storage.layout.buckets import (
     BucketKind,
     bucket_number,
     last_lane_order,
+    number_of,
     order_in_time,
     order_of,
     split_order,
 )
 from libs.storage.layout.keys import BUCKET, RecordType, queue_head, waiting_tail
 from libs.storage.layout.primitives import Row
+from libs.storage.records.delayed_records import DelayedMessage
 from libs.storage.records.queues import AvailableMessage
-from libs.storage.records.states import LaneRecord
+from libs.storage.records.states import LaneRecord, PurgesRecord
+from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.waiting.bucket import Bucket, Columns, Place
 from services.broker.core.waiting.counts import Counts, counts_of
-from services.broker.core.waiting.lane import READY_BUCKET_MAX, IsOver, Lane
-from services.broker.core.waiting.orders import Orders
+from services.broker.core.waiting.delayed_journal import DelayedJournal
+from services.broker.core.waiting.lane import READY_BUCKET_MAX, Lane
+from services.broker.core.waiting.orders import Orders, in_epoch
 from services.broker.core.waiting.scan import (
-    BulkSelector,
-    Choice,
     ExpiryPolicy,
     Needs,
     NeedsBucket,
@@ -39,39 +42,47 @@ from services.broker.core.waiting.scan import (
 from services.broker.core.waiting.time_slots import TIMED_LAST_MS, OpenTimedBuckets
 
 Beyond = tuple[Lane, list[int]]
-"""A lane and orders of it which it may let go of once they are durable."""
+"""A lane, and orders of it that it may let go of once they are durable."""
 
 
 class Available:
     """The lanes of one queue. Times are ms by the broker's clock."""
 
     def __init__(
-        self, queue_id: str, orders: Orders, epoch: int, records: Iterable[LaneRecord]
+        self,
+        queue_id: str,
+        orders: Orders,
+        purges: PurgesRecord,
+        lanes: Iterable[LaneRecord],
+        touch: Callable[[], None],
     ) -> None:
+        """Restore stored lanes; `touch` is called whenever the state record changes."""
         self.queue_id = queue_id
-        self.epoch = epoch
-        """That of the lanes: each purge begins another one."""
-        self.changed = False
-        """Whether a walk has removed anything since this was last set to False."""
-        self.dropped_count = 0
-        """How many messages `look_at_due` has dropped since this was last set to 0."""
+        self.epoch = purges.lane_epoch
+        """In the orders of the lanes: each purge begins another one."""
+        self.garbage_epochs = purges.garbage_lane_epochs
+        """Those of former lanes whose rows are still to be removed."""
+        self.expired_count = 0
+        """Messages that left past their retention since the start, for metrics."""
+        self.delayed = DelayedJournal(in_epoch(self.epoch, orders.last))
         self._key_head = queue_head(RecordType.ACTIVE, queue_id)
         self._orders = orders
-        self.by_name = {(one.priority, one.kind): Lane.restore(one, epoch) for one in records}
+        self._touch = touch
+        self.by_name = {(one.priority, one.kind): Lane.restore(one, self.epoch) for one in lanes}
         self.has_timed = any(kind is BucketKind.TIMED for _, kind in self.by_name)
-        """Whether there are messages that have to wait for a time, or were once."""
+        """Whether messages have to wait for a time, or ever had to."""
         self._open_ready: dict[int, Bucket] = {}  # by priority: filled until the next commit
         self._open_timed = OpenTimedBuckets(orders)
         self._walked_ms = 0  # until when timed messages may have been looked at
 
     @property
     def ready_count(self) -> int:
-        """Available messages that wait for nothing but a claim."""
+        """Messages that wait for nothing but a claim."""
         return sum(lane.count for lane in self.by_name.values() if lane.kind == BucketKind.READY)
 
     @property
     def timed_count(self) -> int:
-        """Available messages with a time from which on they may be claimed, due ones included."""
+        """Messages with a time from which on they may be claimed, due ones included."""
         return sum(lane.count for lane in self.by_name.values() if lane.kind == BucketKind.TIMED)
 
     def timed_lanes(self) -> list[Lane]:
@@ -82,36 +93,121 @@ class Available:
 
     def next_due_ms(self) -> int | None:
         """When the first timed message falls due, or a lower bound; None when there is none."""
-        earliest = [
-            lane.earliest_in_time
-            for lane in self.by_name.values()
-            if lane.kind == BucketKind.TIMED and lane.count
-        ]
+        earliest = [lane.earliest_in_time for lane in self.timed_lanes() if lane.count]
         return min((split_order(one).ms for one in earliest if one is not None), default=None)
 
     def records(self) -> tuple[LaneRecord, ...]:
-        """Where each lane stands."""
         return tuple([lane.record() for lane in self.by_name.values()])
 
     def lanes(self) -> list[Lane]:
-        """All lanes, in the order of delivery but for what falls due."""
+        """All lanes, in the order of delivery except for what falls due."""
         return [self.by_name[name] for name in sorted(self.by_name)]
 
     def lane(self, priority: int, kind: BucketKind) -> Lane | None:
-        """The lane, if there is something in it."""
         return self.by_name.get((priority, kind))
 
     def counts(self, now_ms: int) -> Counts:
-        """How many messages wait, as far as memory tells."""
+        """How many messages wait, by priority; in O(lanes), as far as memory knows."""
         return counts_of(self.lanes(), self.due_until(now_ms), now_ms)
 
-    # --- Messages come ------------------------------------------------------
+    # --- Messages join ------------------------------------------------------
 
-    def add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> int:
-        """Makes messages of one priority available now, behind those that are.
+    def seen_until(self, now_ms: int) -> int:
+        """A message that is visible after this must wait for its time, not only for a claim.
 
-        Gives the order of the bucket with the last of them.
+        Nothing is added at a time that claims have already passed: a command may run late, with
+        the time at which it came.
         """
+        return max(now_ms, self._walked_ms)
+
+    def is_over(self, item: AvailableMessage, now_ms: int) -> bool:
+        """Whether a message is past its retention, by the latest time that was looked at."""
+        return 0 < item.retention_deadline_ms <= self.seen_until(now_ms)
+
+    def assign(
+        self,
+        message_ids: Sequence[int],
+        priorities: Sequence[int],
+        deadlines_ms: Sequence[int],
+        visible_at_ms: Sequence[int],
+        now_ms: int,
+    ) -> None:
+        """Adds messages that come into the queue, as columns; an empty one has all defaults."""
+        self._touch()
+        seen_ms = self.seen_until(now_ms)
+        if not (priorities or visible_at_ms or (deadlines_ms and min(deadlines_ms) <= seen_ms)):
+            self._add_columns(Columns(message_ids, DEFAULT_PRIORITY, deadlines_ms), now_ms)
+            return
+        count = len(message_ids)
+        ready: dict[int, list[AvailableMessage]] = {}
+        rows = zip(
+            message_ids,
+            priorities or (DEFAULT_PRIORITY,) * count,
+            deadlines_ms or (0,) * count,
+            visible_at_ms or (0,) * count,
+            strict=True,
+        )
+        for message_id, priority, deadline_ms, visible_ms in rows:
+            if 0 < deadline_ms <= seen_ms:
+                self.expired_count += 1
+                continue
+            item = AvailableMessage(message_id, priority, visible_ms, deadline_ms, 0)
+            if visible_ms > seen_ms:
+                self._journal(item, self._add_timed(item))
+            else:
+                ready.setdefault(priority, []).append(item)
+        for priority, items in ready.items():
+            self._add_ready(priority, items, now_ms)
+
+    def admit(self, item: AvailableMessage, now_ms: int) -> Place | None:
+        """As `enqueue`; if the message is delayed, those who watch the queue see it come."""
+        place = self.enqueue(item, now_ms)
+        if place is not None and place.kind is BucketKind.TIMED:
+            self._journal(item, place)
+        return place
+
+    def enqueue(self, item: AvailableMessage, now_ms: int) -> Place | None:
+        """Makes a message available from its `visible_at_ms` on; returns where it is.
+
+        Drops one whose retention is over (None).
+        """
+        if self.is_over(item, now_ms):
+            self.expired_count += 1
+            return None
+        self._touch()
+        if item.visible_at_ms > self.seen_until(now_ms):
+            return self._add_timed(item)
+        item = item._replace(visible_at_ms=0)
+        order = self._add_ready(item.priority, [item], now_ms)
+        return Place(item.priority, BucketKind.READY, order)
+
+    def reinsert(
+        self,
+        priority: int,
+        kind: BucketKind,
+        order: int,
+        items: Sequence[tuple[int, AvailableMessage]],
+    ) -> None:
+        """Returns messages that were taken from the bucket of this order: (place, message)."""
+        self._touch()
+        if split_order(order_in_time(kind, order)).epoch == self.epoch:
+            self._lane(priority, kind).reinsert(order, items)
+        else:  # The queue was purged meanwhile.
+            self._add_ready(priority, [item for _, item in sorted(items, key=itemgetter(0))], 0)
+
+    def _journal(self, item: AvailableMessage, place: Place) -> None:
+        delayed_message = DelayedMessage(
+            item.message_id,
+            place.priority,
+            item.visible_at_ms,
+            item.retention_deadline_ms,
+            order_in_time(place.kind, place.order),
+            number_of(place.order),
+        )
+        self.delayed.add(delayed_message)
+
+    def _add_ready(self, priority: int, items: Sequence[AvailableMessage], now_ms: int) -> int:
+        """Adds messages of one priority behind all others; returns the last one's bucket."""
         lane = self._lane(priority, BucketKind.READY)
         order = done = 0
         while done < len(items):
@@ -129,12 +225,12 @@ class Available:
             order = bucket.order
         return order
 
-    def add_new(self, columns: Columns, now_ms: int) -> None:
-        """As `add_ready`: mostly a queue gets some messages once between two commits."""
+    def _add_columns(self, columns: Columns, now_ms: int) -> None:
+        """As `_add_ready`, without an object for each message unless a bucket is already open."""
         priority = columns.priority
         begun = self._open_ready.get(priority)
         if begun is not None and begun.count < READY_BUCKET_MAX:
-            self.add_ready(priority, columns.messages(), now_ms)
+            self._add_ready(priority, columns.messages(), now_ms)
             return
         lane = self._lane(priority, BucketKind.READY)
         for part in columns.parts(READY_BUCKET_MAX):
@@ -155,35 +251,13 @@ class Available:
             return None
         return bucket
 
-    def seen_until(self, now_ms: int) -> int:
-        """A message that is visible after this must wait for its time, not only for a claim.
+    def _add_timed(self, item: AvailableMessage) -> Place:
+        """Adds a message at its `visible_at_ms`, which must be after `seen_until`.
 
-        Where claims have looked already (a command may run late, with the time at which it came),
-        nothing is put any more.
+        So must be the end of its retention; if that is earlier, the message is dropped then.
         """
-        return max(now_ms, self._walked_ms)
-
-    def add_timed(self, priority: int, item: AvailableMessage) -> Place:
-        """Makes a message available from its `visible_at_ms` on; says where it is.
-
-        Both this time and its retention must be after `seen_until`. One whose retention ends first
-        stands at that time, to be dropped then.
-        """
-        bucket = self._open_timed.add(self._lane(priority, BucketKind.TIMED), item)
-        return Place(priority, BucketKind.TIMED, bucket.order)
-
-    def put_back(
-        self,
-        priority: int,
-        kind: BucketKind,
-        order: int,
-        items: Sequence[tuple[int, AvailableMessage]],
-    ) -> None:
-        """Returns messages that were taken from the bucket of this order: (place, message)."""
-        if split_order(order_in_time(kind, order)).epoch == self.epoch:
-            self._lane(priority, kind).put_back(order, items)
-        else:  # The queue was purged meanwhile.
-            self.add_ready(priority, [item for _, item in sorted(items, key=itemgetter(0))], 0)
+        lane = self._lane(item.priority, BucketKind.TIMED)
+        return Place(item.priority, BucketKind.TIMED, self._open_timed.add(lane, item).order)
 
     def _lane(self, priority: int, kind: BucketKind) -> Lane:
         lane = self.by_name.get((priority, kind))
@@ -194,10 +268,41 @@ class Available:
 
     # --- One message, or all ------------------------------------------------
 
-    def find(self, place: Place) -> tuple[Lane, Bucket] | None:
-        """The bucket there, if there is one. May raise NeedsRows as part of Needs."""
+    def find(self, place: Place, message_id: int) -> AvailableMessage | None:
+        """The message, if it waits in this bucket. May raise Needs."""
+        found = self._find_in(place, message_id)
+        return found[1].items[found[2]] if found else None
+
+    def cancel(self, place: Place, message_id: int) -> AvailableMessage | None:
+        """Removes the message, if it waits in this bucket. May raise Needs."""
+        found = self._find_in(place, message_id)
+        if found is None:
+            return None
+        lane, bucket, index = found
+        item = bucket.items[index]
+        lane.remove(bucket, (index,))
+        self._touch()
+        return item
+
+    def reschedule(
+        self, place: Place, message_id: int, visible_at_ms: int, now_ms: int
+    ) -> Place | None:
+        """Moves a message that waits in this bucket to another time; returns where it is then.
+
+        None: it is not in this bucket, or past its retention. May raise Needs.
+        """
+        item = self.cancel(place, message_id)
+        return self.admit(item._replace(visible_at_ms=visible_at_ms), now_ms) if item else None
+
+    def _find_in(self, place: Place, message_id: int) -> tuple[Lane, Bucket, int] | None:
+        found = self.find_bucket(place)
+        index = found[1].index_of(message_id) if found else None
+        return (*found, index) if found and index is not None else None
+
+    def find_bucket(self, place: Place) -> tuple[Lane, Bucket] | None:
+        """The bucket at this place, with its lane. May raise Needs."""
         lane = self.by_name.get((place.priority, place.kind))
-        if lane is None or self._epoch_of(place) != self.epoch:
+        if lane is None or split_order(order_in_time(place.kind, place.order)).epoch != self.epoch:
             return None
         bucket = lane.find(place.order)
         if bucket is None:
@@ -206,16 +311,13 @@ class Available:
             return None
         return lane, bucket
 
-    def _epoch_of(self, place: Place) -> int:
-        return split_order(order_in_time(place.kind, place.order)).epoch
-
-    def find_all(self, places: Iterable[Place]) -> dict[Place, tuple[Lane, Bucket] | None]:
-        """As `find` for several; what must be read is told together."""
+    def find_buckets(self, places: Iterable[Place]) -> dict[Place, tuple[Lane, Bucket] | None]:
+        """As `find_bucket` for several; raises one Needs for all that must be read."""
         found = {}
         slots: list[NeedsRows] = []
         for place in places:
             try:
-                found[place] = self.find(place)
+                found[place] = self.find_bucket(place)
             except Needs as need:
                 slots += need.slots
         if slots:
@@ -223,15 +325,27 @@ class Available:
         return found
 
     def purge(self, epoch: int) -> int:
-        """Drops everything in O(lanes): the lanes begin anew in this epoch. Gives how many."""
+        """Drops everything in O(lanes), and begins a new epoch; returns how many messages.
+
+        The rows of the former epoch are left to the sweeper.
+        """
         count = sum(lane.count for lane in self.by_name.values())
+        self.garbage_epochs = (*self.garbage_epochs, self.epoch)
         self.epoch = epoch
+        self.delayed = DelayedJournal()
+        self.delayed.begin(epoch)
         self.by_name = {}
         self._open_ready = {}
         self._open_timed.close()
+        self._touch()
         return count
 
-    # --- Time comes ---------------------------------------------------------
+    def note_swept(self, epoch: int) -> None:
+        """Notes that the rows of former lanes are gone."""
+        self.garbage_epochs = tuple(one for one in self.garbage_epochs if one != epoch)
+        self._touch()
+
+    # --- Messages fall due --------------------------------------------------
 
     def due_until(self, now_ms: int) -> int:
         """The last order in a timed lane whose time has come."""
@@ -239,25 +353,29 @@ class Available:
         return last_lane_order(BucketKind.TIMED, time)
 
     def has_due(self, now_ms: int) -> bool:
-        """Whether `look_at_due` has something to do."""
+        """Whether `drop_expired` has something to do."""
         until = self.due_until(now_ms)
-        return any(_has_due(lane, until) for lane in self.by_name.values())
+        return any(_has_due(lane, until) for lane in self.timed_lanes())
 
-    def look_at_due(self, is_over: IsOver, now_ms: int, limit: int) -> int:
-        """Counts what has fallen due and drops that of which `is_over` is true.
+    def drop_expired(self, now_ms: int, limit: int) -> int:
+        """Counts what has fallen due, and drops of it what is past its retention.
 
-        Looks at about `limit` messages and gives how many. May raise NeedsLane or Needs; it goes
+        Looks at about `limit` messages and returns how many. May raise NeedsLane or Needs; it goes
         on where it was.
         """
+
+        def is_over(item: AvailableMessage) -> bool:
+            return 0 < item.retention_deadline_ms <= now_ms
+
         until = self.due_until(now_ms)
         self._walked_ms = max(self._walked_ms, now_ms)
         looked_at = 0
-        for lane in [lane for lane in self.by_name.values() if _has_due(lane, until)]:
+        for lane in [lane for lane in self.timed_lanes() if _has_due(lane, until)]:
             if lane.head is None and not lane.complete:
                 raise NeedsLane(self, lane)
             count = lane.count
             looked_at += lane.look_at_due(until, is_over, limit - looked_at)
-            self.dropped_count += count - lane.count
+            self._note_expired(count - lane.count)
             if looked_at >= limit:
                 break
             if lane.count and lane.due_until < until:
@@ -270,25 +388,23 @@ class Available:
         if need.first_order == lane.due_until + 1 and need.known_until == lane.known_until:
             count = lane.count
             lane.offer_due(rows, need.first_order, through, need.is_over)
-            self.dropped_count += count - lane.count
+            self._note_expired(count - lane.count)
+
+    def _note_expired(self, count: int) -> None:
+        if count:
+            self.expired_count += count
+            self._touch()
 
     # --- Messages leave -----------------------------------------------------
 
     def walk(
-        self,
-        choose: Selector,
-        over: ExpiryPolicy,
-        now_ms: int,
-        found: Sequence[object],
-        many: BulkSelector | None = None,
+        self, selector: Selector, expiry: ExpiryPolicy, now_ms: int, capacity: int
     ) -> list[Segment]:
-        """Offers visible messages in the order of delivery; gives those taken. May raise NeedsLane.
+        """Takes visible messages, at most `capacity`, in the order of delivery.
 
-        Drops those that are over; `found` is what the walk has come upon so far. Where `many` is
-        given, it is asked first, about whole buckets.
-
-        Something is read from the database only for a walk that has not found anything yet, and
-        only so much of a lane, however much of it cannot be had; lower priorities wait then too.
+        May raise NeedsLane, but only if the selector has found nothing yet, and as long as no more
+        than some of the lane is in memory: lower priorities wait while messages of a higher one
+        cannot be had.
         """
         taken: list[Segment] = []
         self._walked_ms = max(self._walked_ms, now_ms)
@@ -298,75 +414,37 @@ class Available:
                 for kind in (BucketKind.READY, BucketKind.TIMED)
                 if (lane := self.by_name.get((priority, kind))) and lane.count
             ]
-            walk = Walk(lanes, self.epoch, now_ms)
+            walk = Walk(lanes, self.epoch, now_ms, capacity)
             cold = None
             for lane, bucket in walk:
                 if bucket is None:
                     cold = lane
                     break
-                segment = many and self._offer_many(walk, lane, bucket, many, over)
-                segment = segment or self._offer(walk, lane, bucket, choose, over)
+                segment = walk.take(lane, bucket, selector, expiry)
                 if segment.items:
                     taken.append(segment)
-            walk.settle()
-            if cold is not None and not (found or taken) and (cold.head is None or cold.roomy):
+            walk.finish()
+            capacity = walk.capacity
+            if walk.has_removed:
+                self._touch()
+                if walk.has_removed_timed:
+                    # What comes now is behind these, even if they are reinserted.
+                    self._open_ready.pop(priority, None)
+            has_found = bool(taken) or selector.has_found
+            if cold is not None and not has_found and (cold.head is None or cold.roomy):
                 raise NeedsLane(self, cold)
             if walk.stopped or cold is not None:
                 break
         return taken
 
-    def _offer_many(
-        self, walk: Walk, lane: Lane, bucket: Bucket, many: BulkSelector, over: ExpiryPolicy
-    ) -> Segment | None:
-        """What was taken; None when the messages must be offered one by one."""
-        start, count = bucket.start, bucket.count
-        end = min(count, start + many.room())
-        items = bucket.items[start:end]
-        if over.any_may(*bucket.worst) or not many.offer(items):
-            return None
-        walk.stopped = end < count
-        if not many.takes or not items:
-            return Segment((), lane.kind, bucket.order, ())
-        segment = Segment(items, lane.kind, bucket.order, bucket.places_of(start, end))
-        self._taken(lane, bucket, end, ())
-        return segment
-
-    def _offer(
-        self, walk: Walk, lane: Lane, bucket: Bucket, choose: Selector, over: ExpiryPolicy
-    ) -> Segment:
-        items = bucket.items
-        taken: list[AvailableMessage] = []
-        places: list[int] = []
-        kept: list[int] = []
-        until = len(items)
-        for index in range(bucket.start, until):
-            item = items[index]
-            if over.drop(item):
-                continue
-            choice = choose(item)
-            if choice is Choice.TAKE:
-                taken.append(item)
-                places.append(bucket.place(index))
-            elif choice is Choice.SKIP:
-                kept.append(index)
-            else:
-                walk.stopped = True
-                until = index
-                break
-        if until - bucket.start > len(kept):
-            self._taken(lane, bucket, until, kept)
-        return Segment(taken, lane.kind, bucket.order, places)
-
-    def _taken(self, lane: Lane, bucket: Bucket, until: int, kept: Sequence[int]) -> None:
-        lane.taken(bucket, until, kept)
-        self.changed = True
-        if lane.kind is BucketKind.TIMED:
-            # What comes now is behind these, also where they are given back.
-            self._open_ready.pop(lane.priority, None)
+    def remove_expired(self, lane: Lane, bucket: Bucket, indexes: set[int]) -> None:
+        """Removes messages past their retention from a bucket that `find_bucket` returned."""
+        lane.remove(bucket, indexes)
+        self._note_expired(len(indexes))
 
     # --- Records ------------------------------------------------------------
 
-    def drain(self, generation: int, rows: list[Row]) -> list[Beyond]:
+    def drain(self, now_ms: int, generation: int, rows: list[Row]) -> list[Beyond]:
         """Adds the rows that changed since the last drain; what may go once they are durable."""
         beyond = []
         for lane in tuple(self.by_name.values()):
@@ -379,6 +457,9 @@ class Available:
                 del self.by_name[lane.priority, lane.kind]
         self._open_ready.clear()
         self._open_timed.close()
+        if self.has_timed and self.delayed.has_new:
+            next_order = partial(self._orders.next_of, self.epoch, now_ms)
+            rows.extend(self.delayed.drain(self.queue_id, next_order))
         return beyond
 
     def _put_rows(self, lane: Lane, rows: list[Row]) -> None:
@@ -395,6 +476,6 @@ class Available:
 
 
 def _has_due(lane: Lane, until_order: int) -> bool:
-    if lane.kind != BucketKind.TIMED or not lane.count or lane.due_until >= until_order:
+    if not lane.count or lane.due_until >= until_order:
         return False
     return lane.earliest is not None and lane.earliest <= until_order

@@ -1,4 +1,4 @@
-"""The walk that a claim takes over a queue: which message is next, and what must be read first."""
+"""The walk of a claim over a queue: which message is next, and what must be read first."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ class LaneOwner(Protocol):
     @property
     def by_name(self) -> Mapping[tuple[int, BucketKind], Lane]:
         """All lanes, by priority and kind."""
-
-    def lane(self, priority: int, kind: BucketKind) -> Lane | None:
-        """The lane of this priority and kind; None where there is none."""
 
     def offer_due(self, need: NeedsDue, rows: Sequence[StoredBucket], through: int) -> None:
         """Answers a NeedsDue."""
@@ -73,18 +70,17 @@ class Needs(Exception):
 
 
 class NeedsBucket(NeedsRows):
-    """What is in this bucket? Only for those that change it: claims read lanes from the front."""
+    """One bucket, for a command that changes it: claims read lanes from the front."""
 
     def __init__(self, available: LaneOwner, lane: Lane, order: int) -> None:
         super().__init__(available, lane, order, order)
 
     def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
-        """See NeedsRows."""
         self.lane.pin(self.first_order, rows[0][1] if rows else None)
 
 
 class NeedsDue(NeedsRows):
-    """What has fallen due beyond the part of a lane that is in memory?"""
+    """The buckets that fell due beyond the part of a lane that is in memory."""
 
     in_parts = True
 
@@ -93,7 +89,6 @@ class NeedsDue(NeedsRows):
         self.is_over = is_over
 
     def offer(self, rows: Sequence[StoredBucket], through: int) -> None:
-        """See NeedsRows."""
         self.available.offer_due(self, rows, through)
 
 
@@ -105,7 +100,32 @@ class Choice(Enum):
     STOP = 3  # enough
 
 
-Selector = Callable[[AvailableMessage], Choice]
+class Selector(ABC):
+    """Decides which of the next messages a walk takes.
+
+    A walk offers the messages of a bucket together; if the selector refuses, it asks about each.
+    """
+
+    takes = True
+    """Whether the messages that it accepts are taken; otherwise they are left where they are."""
+
+    def room(self) -> int:
+        """How many messages it may be offered together; 0: enough."""
+        return 0
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        """Accepts all of these, or (False) none."""
+        return False
+
+    @abstractmethod
+    def choose(self, item: AvailableMessage) -> Choice:
+        """Decides about one message."""
+
+    @property
+    def has_found(self) -> bool:
+        """Whether it knows enough to go on without a read of the database."""
+        return False
+
 
 Origin = tuple[BucketKind, int, int]
 """Where a message was taken from: kind, order and the place within the bucket."""
@@ -120,43 +140,45 @@ class Segment(NamedTuple):
     places: Sequence[int]
 
 
-class ExpiryPolicy(Protocol):
-    """Which messages must leave without being handed out."""
+class ExpiryPolicy:
+    """Which messages leave a queue without being delivered."""
+
+    def __init__(
+        self, now_ms: int, max_attempts: int, exhausted: Callable[[AvailableMessage], None]
+    ) -> None:
+        """`exhausted` is called with each message that has no attempts left."""
+        self.expired_count = 0
+        self._now_ms = now_ms
+        self._max_attempts = max_attempts
+        self._exhausted = exhausted
 
     def drop(self, item: AvailableMessage) -> bool:
-        """Whether this one must; it is dropped then."""
+        """Whether this message must leave; it has to be removed then."""
+        if 0 < item.retention_deadline_ms <= self._now_ms:
+            self.expired_count += 1
+            return True
+        if item.attempts >= self._max_attempts:
+            self._exhausted(item)
+            return True
+        return False
 
-    def any_may(self, attempts: int, deadline_ms: int) -> bool:
-        """Whether one may that has these attempts at most, or this deadline or a later one."""
-
-
-class BulkSelector(ABC):
-    """Chooses among many messages at once, as long as nothing speaks against any of them.
-
-    A walk asks it first; where it cannot say, the walk asks a Chooser about each message.
-    """
-
-    takes = True
-    """Whether what it says yes to is taken; otherwise left where it is."""
-
-    @abstractmethod
-    def room(self) -> int:
-        """How many messages it may be offered; 0: enough."""
-
-    @abstractmethod
-    def offer(self, items: Sequence[AvailableMessage]) -> bool:
-        """Says yes to all of these, or (False) to none."""
+    def may_drop(self, attempts: int, deadline_ms: int) -> bool:
+        """Whether it could drop a message of at most these attempts, and no earlier deadline."""
+        return attempts >= self._max_attempts or 0 < deadline_ms <= self._now_ms
 
 
 class Walk:
     """Goes over the buckets of one priority in the order in which they came or fell due.
 
-    Gives (lane, bucket), or (lane, None) where the lane must be read from the database first.
+    Yields (lane, bucket), or (lane, None) where the lane must be read from the database first.
     """
 
-    def __init__(self, lanes: list[Lane], epoch: int, now_ms: int) -> None:
-        self.now_ms = now_ms
+    def __init__(self, lanes: list[Lane], epoch: int, now_ms: int, capacity: int) -> None:
+        """Take at most `capacity` messages."""
+        self.capacity = capacity
         self.stopped = False
+        self.has_removed = False
+        self.has_removed_timed = False
         self._due_until = order_of(epoch, now_ms, MAX_ORDER_N)
         self._lanes = lanes
         self._visited = [0] * len(lanes)
@@ -184,9 +206,55 @@ class Walk:
             return None
         return order
 
-    def settle(self) -> None:
-        """Lets the lanes drop what the walk has emptied."""
+    def take(self, lane: Lane, bucket: Bucket, selector: Selector, expiry: ExpiryPolicy) -> Segment:
+        """Takes what the selector wants of a bucket; drops what must leave undelivered."""
+        start, count = bucket.start, bucket.count
+        end = min(count, start + min(selector.room(), self.capacity))
+        items = bucket.items[start:end]
+        if expiry.may_drop(*bucket.worst) or not selector.offer(items):
+            return self._take_each(lane, bucket, selector, expiry)
+        self.stopped = end < count
+        if not selector.takes or not items:
+            return Segment((), lane.kind, bucket.order, ())
+        segment = Segment(items, lane.kind, bucket.order, bucket.places_of(start, end))
+        self.capacity -= len(items)
+        self._remove(lane, bucket, end, ())
+        return segment
+
+    def _take_each(
+        self, lane: Lane, bucket: Bucket, selector: Selector, expiry: ExpiryPolicy
+    ) -> Segment:
+        items = bucket.items
+        taken: list[AvailableMessage] = []
+        places: list[int] = []
+        kept: list[int] = []
+        until = len(items)
+        for index in range(bucket.start, until):
+            item = items[index]
+            if expiry.drop(item):
+                continue
+            choice = selector.choose(item) if len(taken) < self.capacity else Choice.STOP
+            if choice is Choice.TAKE:
+                taken.append(item)
+                places.append(bucket.place(index))
+            elif choice is Choice.SKIP:
+                kept.append(index)
+            else:
+                self.stopped = True
+                until = index
+                break
+        self.capacity -= len(taken)
+        if until - bucket.start > len(kept):
+            self._remove(lane, bucket, until, kept)
+        return Segment(taken, lane.kind, bucket.order, places)
+
+    def _remove(self, lane: Lane, bucket: Bucket, until: int, kept: Sequence[int]) -> None:
+        lane.remove_before(bucket, until, kept)
+        self.has_removed = True
+        self.has_removed_timed = self.has_removed_timed or lane.kind is BucketKind.TIMED
+
+    def finish(self) -> None:
+        """Has the lanes drop the buckets that the walk has emptied."""
         for lane, visited in zip(self._lanes, self._visited, strict=True):
             if visited:
-                lane.settle(visited)
-        self._visited = [0] * len(self._lanes)
+                lane.drop_emptied(visited)

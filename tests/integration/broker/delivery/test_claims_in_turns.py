@@ -28,7 +28,7 @@ async def steps_of(rig: Rig, task: asyncio.Task[object], each: Callable[[int], o
     """Calls `each` with the messages in flight, once in every turn of the event loop."""
     queue = rig.owner.shard.queues["q"]
     while not task.done():
-        each(queue.in_flight_count)
+        each(queue.leases.count)
         await asyncio.sleep(0)
 
 
@@ -60,10 +60,10 @@ async def test_a_claim_that_its_caller_leaves_between_turns_is_undone() -> None:
                 call.cancel()
 
         await steps_of(rig, claiming, leave_in_the_middle)
-        await eventually(lambda: queue.in_flight_count == 0)
+        await eventually(lambda: queue.leases.count == 0)
 
         assert halves
-        assert queue.ready_count == COUNT
+        assert queue.waiting.ready_count == COUNT
         again = await rig.claim(max_messages=COUNT)
         assert [one.message.message_id for one in again] == [*range(1, COUNT + 1)]
         assert {one.attempts_count for one in again} == {1}
@@ -84,7 +84,7 @@ async def test_the_bytes_of_a_claim_hold_for_all_its_turns(fitting: int) -> None
         )
 
         assert len(claimed) == fitting
-        assert rig.owner.shard.queues["q"].in_flight_count == fitting
+        assert rig.owner.shard.queues["q"].leases.count == fitting
 
 
 async def test_claims_in_turns_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,11 +148,11 @@ async def test_a_cancelled_claim_leaves_everything_as_it_was() -> None:
         await rig.assign([1])
         disk.free.clear()
         claim = rig.consumers.Claim(consumer_pb2.ClaimRequest(queue_id="q", wait_ms=10_000))
-        while not rig.owner.shard.queues["q"].in_flight_count:
+        while not rig.owner.shard.queues["q"].leases.count:
             await asyncio.sleep(0.001)
 
         claim.cancel()
-        while rig.owner.shard.queues["q"].in_flight_count:
+        while rig.owner.shard.queues["q"].leases.count:
             await asyncio.sleep(0.001)
 
         disk.free.set()
@@ -168,7 +168,7 @@ async def test_no_answer_is_ahead_of_the_disk() -> None:
         (held,) = await rig.claim()
         disk.free.clear()
         first_ack = asyncio.create_task(rig.ack(held.lease_token))
-        while not rig.owner.shard.queues["q"].done_count:
+        while not rig.owner.shard.queues["q"].done.count:
             await asyncio.sleep(0.001)
         answers: list[asyncio.Task[Any]] = [
             first_ack,
@@ -195,7 +195,7 @@ async def test_a_claim_answered_after_half_of_its_lease_is_undone() -> None:
         await rig.assign([1])
         disk.free.clear()
         claim = asyncio.create_task(rig.claim())
-        while not rig.owner.shard.queues["q"].in_flight_count:
+        while not rig.owner.shard.queues["q"].leases.count:
             await asyncio.sleep(0.001)
         rig.clock.advance(5001)
         disk.free.set()
@@ -221,7 +221,7 @@ async def test_no_lease_ends_while_a_commit_is_overdue() -> None:
         rig.clock.advance(60_000)
         await rig.owner.end_leases_once()
         late = asyncio.create_task(rig.ack(second.lease_token))
-        while rig.owner.shard.queues["q"].in_flight_count:
+        while rig.owner.shard.queues["q"].leases.count:
             await asyncio.sleep(0.001)
         disk.free.set()
         assert await ack == [OK]

@@ -240,9 +240,9 @@ async def test_leases_that_end_while_their_claim_is_committed_are_not_kept() -> 
         await call.write(consumer_pb2.ConsumeRequest(start=start))
         await call.read()
         queue = rig.owner.shard.queues["q"]
-        while queue.in_flight.count < 100:
+        while queue.leases.count < 100:
             await asyncio.sleep(0.001)
-        await rig.owner.run(lambda _: rig.owner.shard.purge_in_flight(queue))
+        await rig.owner.run(lambda _: rig.owner.shard.leases.purge(queue))
         disk.free.set()
 
         answer = await call.read()

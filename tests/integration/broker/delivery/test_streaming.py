@@ -202,11 +202,11 @@ async def test_a_broken_stream_leaves_what_was_sent_claimed_and_gives_back_the_r
         await consumer.receive(1)
         disk.free.clear()
         assigning = asyncio.create_task(rig.assign([2, 3]))
-        while rig.owner.shard.queues["q"].in_flight_count < 3:
+        while rig.owner.shard.queues["q"].leases.count < 3:
             await asyncio.sleep(0.001)
 
         consumer.call.cancel()
-        while rig.owner.shard.queues["q"].in_flight_count > 1:
+        while rig.owner.shard.queues["q"].leases.count > 1:
             await asyncio.sleep(0.001)
 
         disk.free.set()
@@ -225,7 +225,7 @@ async def test_what_could_be_sent_only_after_half_its_lease_is_given_back_with_i
         await asyncio.sleep(0.02)
         disk.free.clear()
         assigning = asyncio.create_task(rig.assign([1, 2]))
-        while not rig.owner.shard.queues["q"].in_flight_count:
+        while not rig.owner.shard.queues["q"].leases.count:
             await asyncio.sleep(0.001)
         rig.clock.advance(5001)
         disk.free.set()

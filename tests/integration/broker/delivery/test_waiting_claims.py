@@ -43,7 +43,7 @@ async def test_a_stream_that_ended_by_an_error_keeps_nothing_from_those_behind_i
         await eventually(lambda: len(delivery._waiter_lines[queue].line) == 1)
         disk.free.clear()
         others = asyncio.create_task(assign(rig, "other", 1, 1))
-        await eventually(lambda: rig.owner.shard.queues["other"].ready_count == 1)
+        await eventually(lambda: rig.owner.shard.queues["other"].waiting.ready_count == 1)
 
         # When the stream is ended by a bad request, which its consumer hears after the commit
         waiting = asyncio.create_task(rig.claim(wait_ms=30_000))
@@ -54,7 +54,7 @@ async def test_a_stream_that_ended_by_an_error_keeps_nothing_from_those_behind_i
         assigning = asyncio.create_task(assign(rig, "q", 2, 2))
 
         # Then the claim behind it gets what comes
-        await eventually(lambda: queue.in_flight_count == 1)
+        await eventually(lambda: queue.leases.count == 1)
         disk.free.set()
         assert [claimed.message.message_id for claimed in await waiting] == [2]
         await asyncio.gather(others, assigning)

@@ -113,7 +113,7 @@ async def test_nothing_is_told_before_it_is_durable() -> None:
             rig.disk.free.clear()
             assigning = asyncio.create_task(delay(rig, [1]))
             async with asyncio.timeout(30):
-                while not rig.owner.shard.queues["q"].timed_count:
+                while not rig.owner.shard.queues["q"].waiting.timed_count:
                     await asyncio.sleep(0.001)
             for _ in range(3):
                 assert await watch.heartbeat() == []

@@ -56,7 +56,7 @@ class Editing:
         places = [one.waiting for one in handles if one.message_id == message_id]
 
         def find(_: int) -> int:
-            item = queue.find(places[0], message_id) if places and places[0] else None
+            item = queue.waiting.find(places[0], message_id) if places and places[0] else None
             if item is None:
                 raise NotFound("entry", str(message_id), reason="ENTRY_UNKNOWN")
             return item.visible_at_ms

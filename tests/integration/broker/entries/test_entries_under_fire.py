@@ -44,7 +44,7 @@ async def test_nothing_is_told_that_a_crash_could_take_back() -> None:
         handles = [one.handle for one in await listed(rig, AVAILABLE)]
         disk.free.clear()
         claiming = asyncio.create_task(rig.claim())
-        while not rig.owner.shard.queues["q"].in_flight_count:
+        while not rig.owner.shard.queues["q"].leases.count:
             await asyncio.sleep(0.001)
         entry = asyncio.create_task(get(rig, handles[0]))
         listing = asyncio.create_task(ids(rig, IN_FLIGHT))

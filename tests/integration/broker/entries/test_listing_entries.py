@@ -117,7 +117,7 @@ async def test_what_was_told_last_may_be_gone_when_the_next_page_is_asked() -> N
         failed, behind_failed = await page(FAILED, "")
         assert (available, in_flight, failed) == ([401, 402], [301, 302], [201, 202])
         claimed = await rig.claim(max_messages=3)
-        [lease] = rig.owner.shard.queues["q"].find_in_flight(302)
+        [lease] = rig.owner.shard.queues["q"].leases.of_message(302)
         await rig.ack(f"0-{lease.token:016x}")
         assert len(claimed) == 3
         assert (await page(AVAILABLE, behind_available))[0] == [404, 405]

@@ -8,7 +8,7 @@ import pytest
 
 from libs.storage.database.slate import Batch, Database
 from services.broker.core.commands import Purge
-from services.broker.core.queue import Queue
+from services.broker.core.waiting.available import Available
 from services.broker.shard import owner, sweeper
 from slatemq.v1 import queue_pb2
 from tests.integration.broker.queue_calls import has_garbage, rows_of_lists, swept
@@ -127,7 +127,7 @@ async def test_a_message_that_ends_before_its_delay_leaves_though_nobody_claims(
         assert await rig.counts() == {"delayed": 2}
 
         rig.clock.advance(100)
-        await eventually(lambda: rig.owner.shard.queues["q"].timed_count == 1)
+        await eventually(lambda: rig.owner.shard.queues["q"].waiting.timed_count == 1)
 
         rig.clock.advance(60_000)
         assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [2]
@@ -192,9 +192,9 @@ async def test_only_queues_with_garbage_are_looked_at_by_the_sweeper(
 async def test_what_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "LOOK_EVERY_S", 1000)
     looked_at: list[str] = []
-    has_due = Queue.has_due
+    has_due = Available.has_due
 
-    def noting(self: Queue, now_ms: int) -> bool:
+    def noting(self: Available, now_ms: int) -> bool:
         looked_at.append(self.queue_id)
         return has_due(self, now_ms)
 
@@ -206,7 +206,7 @@ async def test_what_is_not_due_is_not_looked_at(monkeypatch: pytest.MonkeyPatch)
         await rig.assign([2], "later", visible_at_ms=[now_ms + 5000])
         rig.clock.advance(500)
         await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="empty"))
-        monkeypatch.setattr(Queue, "has_due", noting)
+        monkeypatch.setattr(Available, "has_due", noting)
         items: list[set[str]] = []
         for by_ms in (0, 499, 1, 4000, 4000):
             rig.clock.advance(by_ms)

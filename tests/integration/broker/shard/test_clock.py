@@ -89,6 +89,6 @@ async def test_draining_many_messages_leaves_nothing_in_memory() -> None:
         assert delivery is not None
         await rig.owner.durable()
         assert (delivery.places_count, delivery._waiter_lines, delivery.streams) == (0, {}, {})
-        assert (len(shard._running), rig.owner._pending) == (0, {})
+        assert (len(shard.leases._running), rig.owner._pending) == (0, {})
         kept = delivery._payloads
         assert kept._young_bytes <= kept._half_bytes <= 16 << 20

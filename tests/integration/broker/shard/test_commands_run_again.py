@@ -13,6 +13,7 @@ from services.broker.core.shard import Nack, Needs
 from services.broker.requests.tokens import parse_token
 from tests.integration.broker.rig import Rig, running
 from tests.manual_clock import ManualClock
+from tests.unit.broker.core.shards import Each
 
 T = TypeVar("T")
 READ_MS = 20_000
@@ -37,7 +38,9 @@ async def slowly(rig: Rig, command: Callable[[int], T]) -> tuple[T, int]:
 async def claim(rig: Rig) -> list[Lease]:
     def take(now_ms: int) -> list[Lease]:
         shard = rig.owner.shard
-        return shard.claim(shard.queues["q"], lambda _: Choice.TAKE, 1000, "w", now_ms).leases()
+        return shard.leases.claim(
+            shard.queues["q"], Each(lambda _: Choice.TAKE), 1000, "w", now_ms
+        ).leases()
 
     leases, reads = await slowly(rig, take)
     assert reads == 1
@@ -80,15 +83,15 @@ async def test_the_delay_of_a_nack_or_a_release_counts_from_when_it_came(tmp_pat
 
         # When they are given back, and every read takes long
         nack = Nack(tokens[0], "no", due_ms - came_ms)
-        _, nack_reads = await slowly(rig, lambda now_ms: shard.nack([nack], now_ms, came_ms))
+        _, nack_reads = await slowly(rig, lambda now_ms: shard.leases.nack([nack], now_ms, came_ms))
         came_later_ms = clock.now_ms()
         release = Execution([Release(tokens[1], due_ms - came_later_ms)])
         await slowly(rig, lambda now_ms: execute(shard, release, now_ms, came_later_ms))
 
         # Then one read was enough, and both wait as long as they were told to
         assert nack_reads == 1
-        assert shard.queues["q"].timed_count == 4
-        assert shard.queues["q"].next_due_ms() == due_ms
+        assert shard.queues["q"].waiting.timed_count == 4
+        assert shard.queues["q"].waiting.next_due_ms() == due_ms
         clock.advance(due_ms - clock.now_ms())
         given = [one.message.message_id for one in await rig.claim(max_messages=10)]
         assert sorted(given) == [1, 2, 3, 4]

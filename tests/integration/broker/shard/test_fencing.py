@@ -118,14 +118,14 @@ async def test_a_failed_commit_ends_the_process_and_answers_nobody() -> None:
             asyncio.create_task(refusal(rig.claim())),
             asyncio.create_task(refusal(rig.claim(wait_ms=30_000))),
         ]
-        while rig.owner.shard.queues["q"].done_count + waiting(rig) < 2:
+        while rig.owner.shard.queues["q"].done.count + waiting(rig) < 2:
             await asyncio.sleep(0.001)
         disk.broken = True
         disk.free.set()
 
         for code, _, _ in await asyncio.gather(*calls):
             assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        released = rig.owner.shard.queues["q"].in_flight_count
+        released = rig.owner.shard.queues["q"].leases.count
     assert rig.exit is not None
     assert rig.exit.code == 1
     assert released == 1, "a claim whose commit failed is not given to another"

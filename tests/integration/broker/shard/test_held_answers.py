@@ -251,7 +251,7 @@ async def test_an_entry_is_in_the_wrong_state_when_that_is_on_disk() -> None:
         # When the message is claimed before it goes on, and that hangs
         claim = consumer_pb2.ClaimRequest(queue_id="q", max_messages=1)
         claiming = asyncio.ensure_future(rig.consumers.Claim(claim))
-        await eventually(lambda: rig.owner.shard.queues["q"].in_flight_count)
+        await eventually(lambda: rig.owner.shard.queues["q"].leases.count)
         change_once_durable(disk, rig, lambda _: None)
 
         # Then the cancellation is refused once the claim is on disk

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.leases.lease_bucket import Lease, LeaseOwner
-from services.broker.core.queue import Choice, NeedsLane, Queue
+from services.broker.core.queue import Choice, NeedsLane, Queue, Selector
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Needs, Range, Shard
 from services.broker.shard.loading import Loader, last_clock_ms, load_shard
@@ -16,6 +16,16 @@ from tests.unit.broker.core.stores import DictStore
 
 T = TypeVar("T")
 START_MS = 1_767_225_600_000
+
+
+class Each(Selector):
+    """Decides about each message by a function."""
+
+    def __init__(self, decide: Callable[[AvailableMessage], Choice]) -> None:
+        self._decide = decide
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        return self._decide(item)
 
 
 class Rig:
@@ -78,19 +88,21 @@ class Rig:
                 return Choice.TAKE if left >= 0 else Choice.STOP
 
             queue = self.queue(queue_id)
-            return self.shard.claim(queue, choose, lease_ms, "worker", self.now_ms).leases()
+            return self.shard.leases.claim(
+                queue, Each(choose), lease_ms, "worker", self.now_ms
+            ).leases()
 
         return await self.run(command)
 
     def release(self, leases: Sequence[Lease]) -> None:
-        self.shard.release([lease.token for lease in leases])
+        self.shard.leases.release([lease.token for lease in leases])
 
     async def nack(self, *items: Nack) -> list[Finish]:
-        return await self.run(lambda: self.shard.nack(items, self.now_ms))
+        return await self.run(lambda: self.shard.leases.nack(items, self.now_ms))
 
     async def expire(self, limit: int = 10) -> list[LeaseOwner]:
-        due = self.shard.due(self.now_ms, limit)
-        return await self.run(lambda: self.shard.expire(due, self.now_ms))
+        due = self.shard.leases.deadlines.ended(self.now_ms, limit)
+        return await self.run(lambda: self.shard.leases.expire(due, self.now_ms))
 
     async def ids(self, limit: int) -> list[int]:
         return [lease.message_id for lease in await self.claim(limit)]

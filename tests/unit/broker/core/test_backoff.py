@@ -63,7 +63,7 @@ def test_jitter_uses_its_whole_range(backoff: Backoff) -> None:
 
 async def test_claims_of_one_message_each_do_not_all_wait_for_as_long() -> None:
     rig = await rig_with(backoff=Backoff(BackoffKind.FIXED, 60_000, jitter=1.0))
-    rig.shard._blocks = iter(range(1000, 2000))
+    rig.shard.leases._blocks = iter(range(1000, 2000))
     await rig.route(range(1, 201))
     waits = set()
     for _ in range(200):
@@ -139,7 +139,7 @@ async def test_a_failed_attempt_waits_longer_each_time_however_it_failed() -> No
         rig.now_ms += 1
     (last,) = await rig.claim(1)
     await rig.nack(Nack(last.token, "no"))
-    assert rig.queue().failed_count == 1, "the last attempt waits for nothing"
+    assert rig.queue().failed.count == 1, "the last attempt waits for nothing"
 
 
 async def test_a_delay_of_its_own_wins_over_the_backoff_also_none_at_all() -> None:
@@ -181,10 +181,12 @@ async def test_no_extension_goes_beyond_the_longest_total_lease() -> None:
     (lease,) = await rig.claim(1, lease_ms=30_000)
     start_ms = rig.now_ms
     rig.now_ms += 25_000
-    assert rig.shard.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 50_000)]
+    assert rig.shard.leases.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 50_000)]
     rig.now_ms += 20_000
-    assert rig.shard.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 50_000)]
-    assert rig.shard.extend([lease.token], 1000, rig.now_ms) == [(Finish.OK, start_ms + 46_000)]
+    assert rig.shard.leases.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 50_000)]
+    assert rig.shard.leases.extend([lease.token], 1000, rig.now_ms) == [
+        (Finish.OK, start_ms + 46_000)
+    ]
     rig.now_ms = start_ms + 46_000
     assert len(await rig.expire()) == 1
 
@@ -199,8 +201,8 @@ async def test_a_lower_total_lease_takes_nothing_from_an_end_that_holds() -> Non
         queue, queue.settings.changed(max_total_lease_ms=5000, max_lease_ms=5000)
     )
     rig.now_ms += 10_000
-    assert rig.shard.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 15_000)]
-    assert rig.shard.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 15_000)]
+    assert rig.shard.leases.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 15_000)]
+    assert rig.shard.leases.extend([lease.token], 0, rig.now_ms) == [(Finish.OK, start_ms + 15_000)]
 
 
 async def test_a_claim_is_capped_by_the_longest_lease_of_now() -> None:

@@ -59,11 +59,11 @@ from libs.storage.records.states import (
 )
 from services.broker.core.leases.leases import IN_FLIGHT_BUCKET_MAX, SLOT_LEASES_MAX
 from services.broker.core.lists.attempts import ATTEMPTS_KEPT
-from services.broker.core.lists.delayed_journal import ROW_MAX
 from services.broker.core.lists.executed import ROW_REQUEST_IDS_MAX
 from services.broker.core.lists.finished_lists import LIST_ROW_MAX
 from services.broker.core.lists.outbox import BYTES_MAX
 from services.broker.core.settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS
+from services.broker.core.waiting.delayed_journal import ROW_MAX
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 from services.broker.delivery.responses import CONSUMER_ID_BYTES_MAX
@@ -222,7 +222,7 @@ RECORDS = {
         },
         encode_delayed,
         ROW_MAX,
-        "lists.delayed_journal",
+        "waiting.delayed_journal",
     ),
     "the state of a queue": Record(
         QueueStateRecord, STATE, lambda rows: encode_queue_state(rows[0])
@@ -321,7 +321,6 @@ BEFORE_THE_COMMAND = {
 OTHER_FORMS = {
     "encode_new": "encode_active",
     "encode_in_flight": "encode_active",
-    "encode_usual_state": "encode_queue_state",
 }
 """Faster encoders of the same records, held to these by golden rows."""
 

@@ -75,7 +75,7 @@ async def test_a_queue_made_again_knows_nothing_of_the_former_one() -> None:
     await rig.restart()
 
     assert await rig.ids(10) == []
-    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.UNKNOWN]
+    assert rig.shard.leases.ack([lease.token], rig.now_ms) == [Finish.UNKNOWN]
     await rig.route([4])
     assert await rig.ids(10) == [4]
 
@@ -105,8 +105,8 @@ async def test_leases_of_a_deleted_queue_do_not_end_any_more() -> None:
 
     rig.shard.delete_queue(rig.queue())
 
-    assert rig.shard.due(rig.now_ms + 5000, 100) == []
-    assert rig.shard.deadlines.next_ms() is None
+    assert rig.shard.leases.deadlines.ended(rig.now_ms + 5000, 100) == []
+    assert rig.shard.leases.deadlines.next_ms() is None
 
 
 def test_a_name_can_be_used_again_only_while_one_of_its_32_epochs_is_clean() -> None:
@@ -193,7 +193,7 @@ async def test_a_message_is_not_seen_a_millisecond_early() -> None:
     await rig.route([1], visible_at_ms=START_MS + 10)
 
     rig.now_ms = START_MS + 9
-    assert rig.queue().next_due_ms() == START_MS + 10
+    assert rig.queue().waiting.next_due_ms() == START_MS + 10
     assert await rig.ids(1) == []
     rig.now_ms = START_MS + 10
     assert await rig.ids(1) == [1]
@@ -225,7 +225,7 @@ async def test_a_message_due_after_the_year_2248_is_kept() -> None:
     rig.commit()
 
     assert await rig.ids(1) == []
-    assert rig.queue().timed_count == 1
+    assert rig.queue().waiting.timed_count == 1
 
 
 async def test_a_message_past_its_retention_is_gone_without_an_attempt() -> None:
@@ -242,7 +242,7 @@ async def test_a_message_past_its_retention_is_gone_without_an_attempt() -> None
     stored = stored_queue(rig.store.rows, "orders")
     assert stored is not None
     assert (stored.waiting, stored.failed, stored.done) == ({}, {}, {})
-    assert rig.queue().expired_count == 3
+    assert rig.queue().waiting.expired_count == 3
 
 
 async def test_an_ingest_that_is_away_holds_up_its_own_messages_only() -> None:

@@ -85,10 +85,10 @@ async def test_what_is_being_written_again_stays_in_memory_though_it_was_durable
     # when one of them is cancelled, and only the first write is done
     [place] = {
         Place(lane.priority, lane.kind, bucket.order)
-        for lane in rig.queue().available.lanes()
+        for lane in rig.queue().waiting.lanes()
         for bucket in lane.in_memory()
     }
-    assert rig.queue().cancel(place, 2) is not None
+    assert rig.queue().waiting.cancel(place, 2) is not None
     rig.store.write(rig.shard.drain(rig.now_ms), rig.now_ms, late=True)
     rig.store.make_durable()
     rig.shard.durable()
@@ -128,7 +128,7 @@ async def test_a_lane_of_which_nothing_is_left_is_not_read(monkeypatch: pytest.M
     await rig.route([1, 2])
     rig.commit()
     await rig.restart()
-    assert rig.queue().ready_count == 2
+    assert rig.queue().waiting.ready_count == 2
     assert await rig.ids(1) == [1]
     reads = rig.store.reads
 

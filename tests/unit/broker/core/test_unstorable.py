@@ -137,7 +137,7 @@ async def test_a_range_that_would_leave_a_replay_too_long_is_refused_whole() -> 
         assign_all(shard, [piece], rig.now_ms)
 
     assert (facts(shard), shard.has_changes, shard.cursors) == (known, False, {})
-    assert rig.queue("live").ready_count == 0
+    assert rig.queue("live").waiting.ready_count == 0
 
 
 def test_of_several_queues_whose_replays_change_together_all_change_or_none() -> None:
@@ -173,7 +173,7 @@ def poison_attempts(shard: Shard) -> None:
 
 
 def poison_finished(shard: Shard) -> None:
-    shard.finished.add([1 << 64], LeaseOutcome.ACKED)
+    shard.leases.finished.add([1 << 64], LeaseOutcome.ACKED)
     shard.queues["q"].touch()
 
 
@@ -216,12 +216,17 @@ async def test_at_the_last_time_of_the_clock_everything_can_be_stored() -> None:
     rig.commit()
     tokens = [lease.token for lease in await rig.claim(2)]
     rig.commit()
-    rig.shard.ack(tokens[:1], rig.now_ms)
+    rig.shard.leases.ack(tokens[:1], rig.now_ms)
     rig.commit()
     rig.now_ms += 30_000  # no clock gives it, but nothing would end where one did
     await rig.expire()
     rig.commit()
     await rig.restart()
     queue = rig.queue()
-    counts = queue.ready_count, queue.timed_count, queue.done_count, queue.failed_count
+    counts = (
+        queue.waiting.ready_count,
+        queue.waiting.timed_count,
+        queue.done.count,
+        queue.failed.count,
+    )
     assert counts == (1, 1, 1, 1)

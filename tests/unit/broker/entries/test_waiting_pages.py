@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.broker.core.waiting import available
-from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting import lane as lanes
 from services.broker.entries.waiting_pages import QueuePosition, WaitingReader
 from services.broker.shard import loading
 from tests.unit.broker.core.shards import START_MS, Rig
@@ -27,7 +27,7 @@ async def waiting(rig: Rig, *, delayed: bool = False, limit: int = 100) -> list[
 async def test_a_list_is_in_the_order_of_delivery_and_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_memory, "CACHED_MAX", 4)
+    monkeypatch.setattr(lanes, "CACHED_MAX", 4)
     monkeypatch.setattr(loading, "LOAD_MESSAGES", 3)
     monkeypatch.setattr(available, "READY_BUCKET_MAX", 2)
     rig = Rig()

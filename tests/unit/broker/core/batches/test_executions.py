@@ -111,7 +111,7 @@ async def test_a_list_with_one_refused_command_changes_nothing(
 ) -> None:
     _, make, kind, reason = case
     rig, leases = await rig_with(3, "next")
-    rig.shard.ack([leases[0].token], rig.now_ms)
+    rig.shard.leases.ack([leases[0].token], rig.now_ms)
     rig.commit()
     bad = make(leases[0].token)
     if isinstance(bad, Transfer):
@@ -150,7 +150,7 @@ async def test_a_message_past_its_retention_is_not_transferred_back_to_life() ->
 
     assert stored(rig).done[1].transferred_to == "next"
     assert stored(rig, "next").waiting == {}
-    assert rig.queue("next").expired_count == 1
+    assert rig.queue("next").waiting.expired_count == 1
 
 
 async def test_retention_is_judged_by_the_latest_time_at_which_anybody_looked() -> None:
@@ -164,7 +164,7 @@ async def test_retention_is_judged_by_the_latest_time_at_which_anybody_looked() 
     await run(rig, Transfer(lease.token, "next", delay_ms=100))
 
     assert stored(rig, "next").waiting == {}
-    assert rig.queue("next").expired_count == 1
+    assert rig.queue("next").waiting.expired_count == 1
 
 
 @pytest.mark.parametrize("given_back", [False, True])
@@ -182,7 +182,7 @@ async def test_what_leaves_at_the_end_of_its_retention_joins_those_that_leave_th
     await rig.restart()
 
     # When one more comes whose delay ends after its retention
-    [lease] = rig.queue().leases()
+    [lease] = rig.queue().leases
     later = 2000
     await run(
         rig, Release(lease.token, later) if given_back else Transfer(lease.token, "next", 0, later)
@@ -203,7 +203,7 @@ async def test_a_transfer_keeps_the_retention_and_waits_for_its_delay() -> None:
     waiting = stored(rig, "next").waiting[1]
     assert waiting.visible_at_ms == rig.now_ms + 500
     assert waiting.retention_deadline_ms == deadline_ms
-    assert rig.queue("next").next_due_ms() == rig.now_ms + 500
+    assert rig.queue("next").waiting.next_due_ms() == rig.now_ms + 500
 
 
 async def test_without_a_priority_a_transfer_takes_the_fallback_of_its_target() -> None:
@@ -223,7 +223,7 @@ async def test_nothing_changes_before_everything_cold_is_read() -> None:
     await rig.route([8, 9], visible_at_ms=due_ms, queue_id="next")
     rig.commit()
     await rig.restart()
-    leases = list(rig.queue().leases())
+    leases = list(rig.queue().leases)
     commands = (Complete(leases[0].token), Transfer(leases[1].token, "next", 0, 500))
 
     # When a list completes one message, and adds another to them
@@ -243,10 +243,10 @@ async def test_a_message_may_be_transferred_to_where_it_is_and_to_its_own_queue(
     await rig.route([1], queue_id="next")
 
     await run(rig, Transfer(leases[0].token, "next"))
-    assert rig.queue("next").ready_count == 2
+    assert rig.queue("next").waiting.ready_count == 2
     rig.commit()
     await rig.restart()
-    assert rig.queue("next").ready_count == 2
+    assert rig.queue("next").waiting.ready_count == 2
 
     await rig.route([2])
     [own] = await rig.claim(1)
@@ -285,7 +285,7 @@ async def test_a_repeat_is_ok_and_does_nothing_over_restarts_for_ten_minutes() -
     rig.shard.executed.forget(rig.now_ms)
     ends = await run(rig, *commands, request_id="r")
 
-    [lease] = rig.queue().leases()
+    [lease] = rig.queue().leases
     assert ends[1] == lease.deadline_ms
     assert not rig.shard.outbox.has_changes
     assert rig.shard.outbox.counter(INGEST).last_number == 1
@@ -299,7 +299,7 @@ async def test_the_same_request_id_with_other_commands_is_refused() -> None:
         await run(rig, Complete(leases[0].token), request_id="r", mark=b"2")
 
     assert (refused.value.field, refused.value.reason) == ("request_id", "REQUEST_ID_REUSED")
-    assert rig.queue().in_flight_count == 1
+    assert rig.queue().leases.count == 1
 
 
 async def test_request_ids_go_with_their_rows_when_their_time_is_over() -> None:

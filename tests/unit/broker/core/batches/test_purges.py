@@ -21,8 +21,8 @@ async def test_a_purge_leaves_what_is_in_flight_done_and_failed() -> None:
     await rig.route([1, 2, 3, 4])
     await rig.route([5], visible_at_ms=START_MS + 500)
     acked, failed, held = await rig.claim(3)
-    rig.shard.ack([acked.token], rig.now_ms)
-    rig.shard.fail([failed], "gone", rig.now_ms)
+    rig.shard.leases.ack([acked.token], rig.now_ms)
+    rig.shard.leases.fail([failed], "gone", rig.now_ms)
     rig.commit()
 
     assert rig.shard.purge(rig.queue(), {Purge.AVAILABLE}) == 2
@@ -32,8 +32,8 @@ async def test_a_purge_leaves_what_is_in_flight_done_and_failed() -> None:
     rig.now_ms += 1000
     assert await rig.ids(10) == []
     queue = rig.queue()
-    assert (queue.done_count, queue.failed_count, queue.in_flight_count) == (1, 1, 1)
-    assert rig.shard.ack([held.token], rig.now_ms) == [Finish.OK]
+    assert (queue.done.count, queue.failed.count, queue.leases.count) == (1, 1, 1)
+    assert rig.shard.leases.ack([held.token], rig.now_ms) == [Finish.OK]
 
 
 async def test_what_comes_after_a_purge_stays_also_when_the_old_rows_are_swept() -> None:
@@ -48,15 +48,15 @@ async def test_what_comes_after_a_purge_stays_also_when_the_old_rows_are_swept()
     await rig.restart()
 
     queue = rig.queue()
-    (epoch,) = queue.garbage_lane_epochs
+    (epoch,) = queue.waiting.garbage_epochs
     rig.shard.delete_rows(garbage_rows(rig.store.rows, "orders", epoch, lanes_only=True))
-    queue.lanes_swept(epoch)
+    queue.waiting.note_swept(epoch)
     rig.commit()
     await rig.restart()
 
     rig.now_ms += 10
     assert await rig.all_ids(10) == [3, 4]
-    assert rig.queue().garbage_lane_epochs == ()
+    assert rig.queue().waiting.garbage_epochs == ()
 
 
 async def test_a_lease_from_before_a_purge_gives_its_message_back_behind_it() -> None:
@@ -68,7 +68,7 @@ async def test_a_lease_from_before_a_purge_gives_its_message_back_behind_it() ->
     await rig.route([4])
 
     rig.release([released])
-    await rig.run(lambda: rig.shard.nack([Nack(nacked.token)], rig.now_ms))
+    await rig.run(lambda: rig.shard.leases.nack([Nack(nacked.token)], rig.now_ms))
     rig.commit()
     await rig.restart()
 
@@ -87,8 +87,8 @@ async def test_purged_leases_have_ended_and_their_messages_are_gone() -> None:
     await rig.restart()
 
     tokens = [lease.token for lease in leases]
-    assert rig.shard.ack(tokens, rig.now_ms) == [Finish.ENDED, Finish.ENDED]
-    assert rig.shard.due(rig.now_ms + 60_000, 10) == []
+    assert rig.shard.leases.ack(tokens, rig.now_ms) == [Finish.ENDED, Finish.ENDED]
+    assert rig.shard.leases.deadlines.ended(rig.now_ms + 60_000, 10) == []
     assert await rig.ids(10) == [3]
 
 
@@ -97,12 +97,12 @@ async def test_a_purged_list_of_dead_letters_begins_anew_behind_its_garbage() ->
     rig.create()
     await rig.route([1, 2, 3])
     first, second, third = await rig.claim(3)
-    rig.shard.fail([first], "a", rig.now_ms)
+    rig.shard.leases.fail([first], "a", rig.now_ms)
     rig.commit()
-    rig.shard.fail([second], "b", rig.now_ms)  # not written yet
+    rig.shard.leases.fail([second], "b", rig.now_ms)  # not written yet
 
     assert rig.shard.purge(rig.queue(), {Purge.FAILED}) == 2
-    rig.shard.fail([third], "c", rig.now_ms)
+    rig.shard.leases.fail([third], "c", rig.now_ms)
     rig.commit()
     await rig.restart()
 
@@ -138,14 +138,14 @@ async def test_a_purge_after_a_restart_is_never_undone_by_a_read_that_began_befo
     await rig.route([1, 2, 3])
     rig.commit()
     await rig.restart()
-    lane = rig.queue().available.lanes()[0]
+    lane = rig.queue().waiting.lanes()[0]
     with pytest.raises(NeedsLane) as needs:
         rig.queue().peek(1, lambda ids: ids, rig.now_ms)
 
     rig.shard.purge(rig.queue(), {Purge.AVAILABLE})
     await rig.loader.answer(needs.value)
 
-    assert lane not in rig.queue().available.lanes()
+    assert lane not in rig.queue().waiting.lanes()
     assert await rig.ids(10) == []
 
 
@@ -155,18 +155,18 @@ async def test_a_lane_that_is_emptied_before_it_is_read_is_not_read() -> None:
     await rig.route([1])
     rig.commit()
     await rig.restart()
-    lane = rig.queue().available.lanes()[0]
+    lane = rig.queue().waiting.lanes()[0]
     with pytest.raises(NeedsLane) as needs:
         rig.queue().peek(1, lambda ids: ids, rig.now_ms)
     place = Place(0, BucketKind.READY, lane.first_unknown)
 
     # Given a command that takes the message out between the wish to read and the reading.
     with pytest.raises(Needs) as bucket:
-        rig.queue().available.find(place)
+        rig.queue().waiting.find_bucket(place)
     await rig.loader.answer(bucket.value)
     answering = asyncio.create_task(rig.loader.answer(needs.value))
     await asyncio.sleep(0)
-    found = rig.queue().available.find(place)
+    found = rig.queue().waiting.find_bucket(place)
     assert found is not None
     lane.remove(found[1], {0})
 

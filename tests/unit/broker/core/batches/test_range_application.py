@@ -59,7 +59,7 @@ async def test_no_step_brings_in_more_messages_or_changes_more_queues_than_its_b
     before, steps = 0, 0
     while not application.is_done:
         changed = application.step(rig.now_ms)
-        came = sum(queue.ready_count for queue in rig.shard.queues.values())
+        came = sum(queue.waiting.ready_count for queue in rig.shard.queues.values())
         assert came - before <= STEP_MATCHES
         assert len(changed) <= STEP_QUEUES
         before, steps = came, steps + 1
@@ -83,12 +83,12 @@ async def test_what_is_claimed_and_acked_between_two_steps_is_stored_with_the_ra
     application = begun(rig, Assignment("a", [1, 2, 3]), Assignment("b", [1]))
     assert step(rig, application) == ["a"]
     first, _ = await rig.claim(2, queue_id="a")
-    rig.shard.ack([first.token], rig.now_ms)
+    rig.shard.leases.ack([first.token], rig.now_ms)
     finished(rig.shard, application, rig.now_ms)
     rig.commit()
     await rig.restart()
     queue = rig.queue("a")
-    assert (queue.ready_count, queue.in_flight_count, queue.done_count) == (1, 1, 1)
+    assert (queue.waiting.ready_count, queue.leases.count, queue.done.count) == (1, 1, 1)
     assert await waiting(rig, "a") == [3]
 
 

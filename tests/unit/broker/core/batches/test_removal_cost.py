@@ -44,14 +44,14 @@ async def test_dead_letters_of_many_rows_are_taken_with_one_look(
         queue.failed.add((dead_letter,))
         queue.touch()
         rig.shard.drain(START_MS)
-        rows.append(FailedRow(queue.last_order, [dead_letter], [DeadLetter(n + 1, START_MS)]))
+        rows.append(FailedRow(queue.orders.last, [dead_letter], [DeadLetter(n + 1, START_MS)]))
     looks = Looks(monkeypatch)
 
     outcomes, taken = take_dead_letters(rig.shard, queue, rows)
 
     assert outcomes == [[Outcome.REMOVED]] * ROWS
     assert [one.message_id for one in taken] == list(range(1, ROWS + 1))
-    assert queue.failed_count == 0
+    assert queue.failed.count == 0
     assert looks.count == 1
 
 
@@ -65,9 +65,9 @@ async def test_done_entries_of_many_rows_are_pruned_with_one_look(
         queue.done.add((DoneMessage(n + 1, START_MS, 2, "c"),))
         queue.touch()
         rig.shard.drain(START_MS)
-        rows.append(DoneRow(queue.last_order, 1, [], [n + 1]))
+        rows.append(DoneRow(queue.orders.last, 1, [], [n + 1]))
     looks = Looks(monkeypatch)
 
     assert prune_done(rig.shard, queue, rows) == ROWS
-    assert queue.done_count == 0
+    assert queue.done.count == 0
     assert looks.count == 1

@@ -41,7 +41,7 @@ class EntryHistory(ReplayHistory):
             return
         self.tick()
         if not queue.can_purge_available:
-            assert len(queue.garbage_epochs) + len(queue.garbage_lane_epochs) >= 30
+            assert len(queue.garbage_epochs) + len(queue.waiting.garbage_epochs) >= 30
             return
         expected = self.model.queues[queue_id]
         self.settle(queue, expected)
@@ -84,14 +84,14 @@ class EntryHistory(ReplayHistory):
     def is_there(self, queue: Queue, message_id: int) -> bool:
         place = self.place_of(queue, message_id)
         try:
-            return place is not None and queue.find(place, message_id) is not None
+            return place is not None and queue.waiting.find(place, message_id) is not None
         except Needs:
             return True  # memory does not know: the row is right
 
     # --- One entry ----------------------------------------------------------
 
     def place_of(self, queue: Queue, message_id: int) -> Place | None:
-        for lane in queue.available.lanes():
+        for lane in queue.waiting.lanes():
             for bucket in lane.in_memory():
                 if bucket.index_of(message_id) is not None:
                     return Place(lane.priority, lane.kind, bucket.order)
@@ -106,7 +106,7 @@ class EntryHistory(ReplayHistory):
             priority, kind, order = split_bucket(parsed.bucket)
             place = Place(priority, kind, lane_order(kind, order, parsed.number))
             waiting = decode_active(value)[0][offsets.get(place, 0) :]
-            is_live = split_order(order).epoch == queue.lane_epoch
+            is_live = split_order(order).epoch == queue.waiting.epoch
             if is_live and any(item.message_id == message_id for item in waiting):
                 return place
         return None
@@ -134,7 +134,7 @@ class EntryHistory(ReplayHistory):
     def cancel_now(self, queue: Queue, place: Place, message_id: int, slow: bool) -> None:
         if self.queue(queue.queue_id) is not queue:
             return
-        item = queue.cancel(place, message_id)
+        item = queue.waiting.cancel(place, message_id)
 
         expected = self.model.queues[queue.queue_id]
         entry = expected.waiting().get(message_id)
@@ -166,8 +166,8 @@ class EntryHistory(ReplayHistory):
             return
         expected = self.model.queues[queue.queue_id]
         entry = expected.waiting().get(message_id)
-        there = queue.find(place, message_id) is not None
-        moved = queue.reschedule(place, message_id, at_ms, now_ms)
+        there = queue.waiting.find(place, message_id) is not None
+        moved = queue.waiting.reschedule(place, message_id, at_ms, now_ms)
         if entry is None:
             assert moved is None
             return
@@ -182,7 +182,7 @@ class EntryHistory(ReplayHistory):
         expected.entries[message_id] = self.waiting(
             expected, entry.priority, at_ms, entry.deadline_ms, entry.attempts, now_ms
         )
-        found = queue.find(moved, message_id)
+        found = queue.waiting.find(moved, message_id)
         assert found is not None
         assert found.visible_at_ms in (0, at_ms)
 
@@ -198,14 +198,14 @@ class EntryHistory(ReplayHistory):
         if self.queue(queue.queue_id) is not queue:
             return
         expected = self.model.queues[queue.queue_id]
-        if queue.has_due(now_ms):
+        if queue.waiting.has_due(now_ms):
             expected.walked_ms = max(expected.walked_ms, now_ms)
-            queue.drop_expired(now_ms, limit)
-        if not queue.has_due(now_ms):
+            queue.waiting.drop_expired(now_ms, limit)
+        if not queue.waiting.has_due(now_ms):
             self.all_due_is_counted(queue, expected, now_ms)
 
     def all_due_is_counted(self, queue: Queue, expected: ModelQueue, now_ms: int) -> None:
-        counts = queue.counts(now_ms)
+        counts = queue.waiting.counts(now_ms)
         waiting = expected.waiting().values()
         over = sum(self.may_be_gone(expected, one) for one in waiting)
         left = [
@@ -245,7 +245,7 @@ class EntryHistory(ReplayHistory):
                 assert len(page.entries) <= limit
                 for place, item in page.entries:
                     order = order_in_time(place.kind, place.order)
-                    assert queue.lane_epoch == split_order(order).epoch
+                    assert queue.waiting.epoch == split_order(order).epoch
                     ids.append(item.message_id)
                 after = page.next
                 if after is None:

@@ -21,7 +21,7 @@ from services.broker.core.lists import attempts, finished_lists
 from services.broker.core.queue import ATTEMPTS_USED_UP, NeedsLane, Queue
 from services.broker.core.shard import Needs, Shard
 from services.broker.core.waiting import available, lane_budget
-from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting import lane as lanes
 from services.broker.core.waiting import time_slots as timed_buckets
 from services.broker.shard import loading
 from services.broker.shard.loading import Loader, last_clock_ms, load_shard
@@ -36,8 +36,8 @@ slowly = st.sampled_from([False, False, True])
 LIMITS = [
     (available, "READY_BUCKET_MAX", 3),
     (timed_buckets, "TIMED_BUCKET_MAX", 2),
-    (lane_memory, "CACHED_MAX", 6),
-    (lane_memory, "GUESTS_MAX", 2),
+    (lanes, "CACHED_MAX", 6),
+    (lanes, "PINNED_MAX", 2),
     (lane_budget, "BYTES_MAX", 2500),
     (lane_budget, "COUNTED_FROM", 1),
     (lane_budget, "SPARED", 1),
@@ -281,7 +281,7 @@ class History(RuleBasedStateMachine):
         """Every lease, looked at in copies: the buckets stay packed."""
         found: list[Lease] = []
         for queue in self.shard.queues.values():
-            for bucket in queue.in_flight.buckets_from(0):
+            for bucket in queue.leases.buckets_from(0):
                 seen = copy(bucket)
                 seen._leases = dict(seen._leases)
                 found += seen.leases.values()
@@ -350,13 +350,13 @@ class History(RuleBasedStateMachine):
                 or entry.attempts >= expected.lowest_max_attempts
                 for entry in expected.waiting().values()
             )
-            available = queue.ready_count + queue.timed_count
+            available = queue.waiting.ready_count + queue.waiting.timed_count
             assert len(expected.waiting()) - over <= available <= len(expected.waiting())
-            assert queue.in_flight_count == len(expected.held())
-            assert queue.done_count == len(expected.done())
-            assert queue.archived_count == len(expected.archived())
-            due_ms = queue.next_due_ms()
+            assert queue.leases.count == len(expected.held())
+            assert queue.done.count == len(expected.done())
+            assert queue.archived.count == len(expected.archived())
+            due_ms = queue.waiting.next_due_ms()
             timed = [w.visible_at_ms for w in expected.waiting().values() if w.timed]
-            if queue.timed_count and timed and not over:
+            if queue.waiting.timed_count and timed and not over:
                 assert due_ms is not None
                 assert due_ms <= min(timed)

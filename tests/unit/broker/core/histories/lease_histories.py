@@ -34,7 +34,7 @@ class LeaseHistory(RemovalHistory):
     def ack(self, chosen: list[int]) -> None:
         self.tick()
         tokens = self.tokens(chosen)
-        results = self.shard.ack(tokens, self.now_ms)
+        results = self.shard.leases.ack(tokens, self.now_ms)
         for token, result in zip(tokens, results, strict=True):
             holder = self.model.holder(token)
             if holder is None:
@@ -61,7 +61,7 @@ class LeaseHistory(RemovalHistory):
     def nack_now(self, nacks: list[Nack], now_ms: int, came_ms: int) -> None:
         tokens = [nack.token for nack in nacks]
         release, delay_ms = nacks[0].release, nacks[0].delay_ms
-        results = self.shard.nack(nacks, now_ms, came_ms)
+        results = self.shard.leases.nack(nacks, now_ms, came_ms)
         for token, result in zip(tokens, results, strict=True):
             holder = self.model.holder(token)
             if holder is None:
@@ -79,7 +79,7 @@ class LeaseHistory(RemovalHistory):
     def extend(self, chosen: list[int], lease_ms: int) -> None:
         self.tick()
         tokens = self.tokens(chosen)
-        results = self.shard.extend(tokens, lease_ms, self.now_ms)
+        results = self.shard.leases.extend(tokens, lease_ms, self.now_ms)
         for token, (result, deadline_ms) in zip(tokens, results, strict=True):
             holder = self.model.holder(token)
             if holder is None:
@@ -97,7 +97,7 @@ class LeaseHistory(RemovalHistory):
     def expire(self, limit: int, slow: bool) -> None:
         self.tick()
         until_ms = self.now_ms
-        leases = self.shard.due(until_ms, limit)
+        leases = self.shard.leases.deadlines.ended(until_ms, limit)
         waiting = {
             name: sum(held.deadline_ms <= until_ms for held in queue.held().values())
             for name, queue in self.model.queues.items()
@@ -116,7 +116,7 @@ class LeaseHistory(RemovalHistory):
             if held.deadline_ms <= now_ms
         }
         chosen = {lease.token for lease in leases}
-        self.shard.expire(leases, now_ms)
+        self.shard.leases.expire(leases, now_ms)
         running = {lease.token: lease for lease in self.leases()}
         ended = [token for token in self.held_tokens() if token not in running]
         assert set(ended) <= due, "a lease ended early"
@@ -128,7 +128,7 @@ class LeaseHistory(RemovalHistory):
             wait_ms = queue.backoff_ms * held.attempts
             self.returned(holder, "lease expired", wait_ms and now_ms + wait_ms, now_ms)
             self.model.finished[token] = "ended"
-        next_ms = self.shard.deadlines.next_ms()
+        next_ms = self.shard.leases.deadlines.next_ms()
         left = [lease.deadline_ms for lease in running.values()]
         assert (next_ms is None) == (not left)
         assert next_ms is None or next_ms <= min(left)
@@ -139,7 +139,7 @@ class LeaseHistory(RemovalHistory):
         ]
 
     def in_order_of_return(self, ended: list[int]) -> list[int]:
-        order = list(self.shard.finished._outcomes)  # the order is free: take theirs
+        order = list(self.shard.leases.finished._outcomes)  # the order is free: take theirs
         return sorted(ended, key=order.index)
 
     @rule(asleep_ms=st.sampled_from([1500, 40_000]), sure=st.integers(0, 3))
@@ -163,7 +163,7 @@ class LeaseHistory(RemovalHistory):
         wanted = set(self.tokens(chosen))
         mine = [one for one in self.leases() if one.token in wanted and one.origin]
         self.tick()
-        self.shard.release([lease.token for lease in (*mine, *mine[:1])])
+        self.shard.leases.release([lease.token for lease in (*mine, *mine[:1])])
         for lease in mine:
             holder = self.model.holder(lease.token)
             assert holder is not None
@@ -175,8 +175,8 @@ class LeaseHistory(RemovalHistory):
     def fail(self, chosen: list[int]) -> None:
         wanted = set(self.tokens(chosen[:1]))
         for queue in self.shard.queues.values():
-            mine = [one for one in queue.leases() if one.token in wanted]
-            self.shard.fail(mine, "gone", self.now_ms)
+            mine = [one for one in queue.leases if one.token in wanted]
+            self.shard.leases.fail(mine, "gone", self.now_ms)
             for lease in mine:
                 expected = self.model.queues[queue.queue_id]
                 held = expected.held()[lease.message_id]

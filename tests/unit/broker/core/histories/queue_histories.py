@@ -120,14 +120,14 @@ class QueueHistory(History):
             self.shard.swept(queue_id, epoch)
         if queue is None:
             return
-        for epoch in queue.garbage_lane_epochs:
+        for epoch in queue.waiting.garbage_epochs:
             self.shard.delete_rows(garbage_rows(rows, queue_id, epoch, lanes_only=True))
-            queue.lanes_swept(epoch)
+            queue.waiting.note_swept(epoch)
         for finished, keys in garbage_lists(rows, queue):
             half = keys[: (len(keys) + 1) // 2]  # the rest is for the next time, or after a crash
             self.shard.delete_rows([key for key, _ in half])
             last = half[-1][1] if half and half != keys else finished.garbage.last
-            queue.finished_swept(finished, last)
+            finished.note_swept(last)
 
 
 def is_attempt_in(queue_id: str, key: bytes) -> bool:

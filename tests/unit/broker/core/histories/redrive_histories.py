@@ -13,6 +13,7 @@ from libs.storage.records.queues import (
     decode_failed,
 )
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
+from services.broker.core.lists.attempts import carried
 from services.broker.core.queue import Queue
 from services.broker.core.redrives import Step, moved
 from tests.unit.broker.core.histories.entry_histories import EntryHistory
@@ -59,14 +60,13 @@ class RedriveHistory(EntryHistory):
         record = self.record_of(queue, source, into, order)
 
         attempts = self.shard.attempts
-        for cold in attempts.needed(
-            [dead_letter.message_id for dead_letter in dead_letters], queue, target
-        ):
+        ids = [dead_letter.message_id for dead_letter in dead_letters]
+        for cold in carried(ids, queue, target):
             value = self.store.rows.get(attempts_key(cold[0], cold[2]))
             attempts.offer(cold, decode_attempts(value) if value else [])
 
         def enter(item: AvailableMessage) -> bool:
-            if target.enter(item, now_ms) is None:
+            if target.waiting.enqueue(item, now_ms) is None:
                 return False
             attempts.carry(item.message_id, queue, target)
             return True
@@ -96,12 +96,12 @@ class RedriveHistory(EntryHistory):
             rate=0,
             created_at_ms=self.now_ms,
             ended_at_ms=0,
-            total_count=queue.failed_count,
+            total_count=queue.failed.count,
             examined_count=0,
             redriven_count=0,
             next_order=order,
             next_place=0,
-            end_order=queue.last_order,
+            end_order=queue.orders.last,
             queue_id=source,
             target_queue_id=into,
         )

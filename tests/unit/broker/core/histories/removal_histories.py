@@ -54,7 +54,7 @@ class RemovalHistory(ExecuteHistory):
     def drop_over_now(self, queue: Queue, place: Place, message_id: int, until_ms: int) -> None:
         if self.queue(queue.queue_id) is not queue:
             return
-        there = queue.find(place, message_id) is not None
+        there = queue.waiting.find(place, message_id) is not None
         first, again = drop_waiting(queue, {place: [message_id] * 2}, until_ms)[place]
 
         expected = self.model.queues[queue.queue_id]

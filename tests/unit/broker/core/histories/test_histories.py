@@ -38,10 +38,9 @@ from hypothesis.stateful import (
 
 from libs.storage.records.queues import AvailableMessage
 from services.broker.core.leases.lease_bucket import Terms
-from services.broker.core.queue import Choice, Queue
+from services.broker.core.queue import Choice, Queue, Selector
 from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.shard import Assignment, Range
-from services.broker.core.waiting.scan import BulkSelector
 from tests.forms import examples
 from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.histories.histories import QUEUES, queue_ids, slowly
@@ -49,6 +48,7 @@ from tests.unit.broker.core.histories.lease_histories import LeaseHistory
 from tests.unit.broker.core.histories.model import (
     Held,
 )
+from tests.unit.broker.core.shards import Each
 
 FEW = 3  # messages which cannot be had, beyond which a claim does not look: half of CACHED_MAX
 
@@ -60,7 +60,7 @@ message_kinds = st.tuples(
 )
 
 
-class Choosing(BulkSelector):
+class Choosing(Selector):
     """Chooses the first messages of all ingest shards but one, all at once or one by one."""
 
     def __init__(self, limit: int, away: int | None) -> None:
@@ -218,9 +218,9 @@ class Histories(LeaseHistory):
         if self.shard.queues.get(queue.queue_id) is not queue:
             return
         self.walk(queue, now_ms)
-        choosing = Choosing(min(limit, queue.room) if at_once else limit, shard)
-        many = choosing if at_once else None
-        given = self.shard.claim(queue, choosing.choose, lease_ms, f"c{limit}", now_ms, many)
+        choosing = Choosing(limit, shard)
+        selector = choosing if at_once else Each(choosing.choose)
+        given = self.shard.leases.claim(queue, selector, lease_ms, f"c{limit}", now_ms)
 
         expected = self.model.queues[queue.queue_id]
         in_flight = len(expected.held())

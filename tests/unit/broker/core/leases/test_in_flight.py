@@ -7,7 +7,7 @@ from tests.unit.broker.core.shards import Rig
 
 
 def found(rig: Rig, message_id: int) -> set[int]:
-    return {lease.token for lease in rig.queue().find_in_flight(message_id)}
+    return {lease.token for lease in rig.queue().leases.of_message(message_id)}
 
 
 async def test_every_lease_is_found_by_its_message_for_as_long_as_it_runs() -> None:
@@ -28,7 +28,7 @@ async def test_every_lease_is_found_by_its_message_for_as_long_as_it_runs() -> N
     # Whichever ends first, the others are found.
     left = set(of_one)
     for token in sorted(of_one):
-        rig.shard.ack([token], rig.now_ms)
+        rig.shard.leases.ack([token], rig.now_ms)
         left.discard(token)
         assert found(rig, 1) == left
     assert len(found(rig, 2)) == 1

@@ -32,7 +32,7 @@ def finish(grace: LeaseGrace) -> None:
 
 
 def running(rig: Rig) -> dict[int, Lease]:
-    return {one.token: one for queue in rig.shard.queues.values() for one in queue.leases()}
+    return {one.token: one for queue in rig.shard.queues.values() for one in queue.leases}
 
 
 async def test_a_lease_that_ended_before_a_standstill_gets_no_more_time() -> None:
@@ -146,7 +146,7 @@ async def test_whatever_is_commanded_between_the_steps_who_was_alive_has_the_gra
             assert lease.deadline_ms > until_ms
         else:
             assert lease.deadline_ms == held[token], "it was over before the standstill"
-    due = {lease.token for lease in rig.shard.due(until_ms, 10_000)}
+    due = {lease.token for lease in rig.shard.leases.deadlines.ended(until_ms, 10_000)}
     assert due == (held.keys() - alive) & running(rig).keys()
     # And it is stored so: a restart takes those for alive, and no others
     expected = {
@@ -169,20 +169,20 @@ async def command(
     name = chance.choice(sorted(rig.shard.queues))
     match chance.randrange(7):
         case 0:
-            assert set(rig.shard.ack(tokens, rig.now_ms)) <= {Finish.OK}
+            assert set(rig.shard.leases.ack(tokens, rig.now_ms)) <= {Finish.OK}
         case 1:
             await rig.nack(*(Nack(token, "no") for token in tokens))
         case 2:
-            rig.shard.extend([one for one in tokens if one in alive], 50_000, rig.now_ms)
+            rig.shard.leases.extend([one for one in tokens if one in alive], 50_000, rig.now_ms)
             return set()
         case 3:
             await rig.claim(chance.choice([1, 60]), 100_000, queue_id=name)
             return set()
         case 4 if chance.random() < 0.2:
-            tokens = [lease.token for lease in rig.queue(name).leases()]
+            tokens = [lease.token for lease in rig.queue(name).leases]
             rig.shard.purge(rig.queue(name), [Purge.IN_FLIGHT])
         case 5 if chance.random() < 0.2 and len(rig.shard.queues) > 1:
-            tokens = [lease.token for lease in rig.queue(name).leases()]
+            tokens = [lease.token for lease in rig.queue(name).leases]
             rig.shard.delete_queue(rig.queue(name))
         case _:
             return set()

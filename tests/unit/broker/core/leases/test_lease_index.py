@@ -17,7 +17,7 @@ from services.broker.core.leases import leases
 from services.broker.core.leases.leases import FinishedLeases
 from services.broker.core.leases.token_index import LeaseIndex
 from services.broker.core.waiting.scan import Choice
-from tests.unit.broker.core.shards import Rig
+from tests.unit.broker.core.shards import Each, Rig
 
 CLAIMS = (4, 1, 7, 3, 10, 5)
 """Messages of each claim; a bucket has 5 here, and those of 3 or more are columns."""
@@ -40,18 +40,17 @@ async def rig_with_leases() -> tuple[Rig, list[int], list[Sequence[int]]]:
     """All tokens, and those of each bucket."""
     rig = Rig()
     rig.create()
-    rig.shard._blocks = iter(range(1, 100))
+    rig.shard.leases._blocks = iter(range(1, 100))
     await rig.route(range(1, sum(CLAIMS) + 1))
     tokens: list[int] = []
     parts: list[Sequence[int]] = []
     for count in CLAIMS:
         choices = chain(repeat(Choice.TAKE, count), repeat(Choice.STOP))
-        claimed = rig.shard.claim(
-            rig.queue(), partial(_next_of, choices), 30_000, "worker", rig.now_ms
-        )
+        selector = Each(partial(_next_of, choices))
+        claimed = rig.shard.leases.claim(rig.queue(), selector, 30_000, "worker", rig.now_ms)
         tokens += claimed.tokens
         parts += [claimed.tokens[first:end] for _, first, end in claimed.parts]
-    assert len(rig.shard._running) == len(tokens) == len(set(tokens)) == sum(CLAIMS)
+    assert len(rig.shard.leases._running) == len(tokens) == len(set(tokens)) == sum(CLAIMS)
     return rig, tokens, parts
 
 
@@ -78,18 +77,18 @@ async def test_acks_in_any_order_and_number(
                     wanted.append(Finish.OK if outcome is LeaseOutcome.ACKED else Finish.ENDED)
                 else:
                     wanted.append(Finish.UNKNOWN)
-            assert rig.shard.ack(asked, rig.now_ms) == wanted
+            assert rig.shard.leases.ack(asked, rig.now_ms) == wanted
             for at in nacks:
                 outcome = expected.setdefault(tokens[at], LeaseOutcome.NACKED)
                 nack = await rig.nack(Nack(tokens[at], "no", 60_000))
                 assert nack == [Finish.OK if outcome is LeaseOutcome.NACKED else Finish.ENDED]
 
             running = [token for token in tokens if token not in expected]
-            assert sorted(one.token for one in rig.queue().leases()) == sorted(running)
-            assert len(rig.shard._running) == len(running)
+            assert sorted(one.token for one in rig.queue().leases) == sorted(running)
+            assert len(rig.shard.leases._running) == len(running)
             for token in tokens:
-                assert (rig.shard.running(token) is None) == (token in expected)
-                assert rig.shard.finished.outcome(token) == expected.get(token)
+                assert (rig.shard.leases.running(token) is None) == (token in expected)
+                assert rig.shard.leases.finished.outcome(token) == expected.get(token)
             acked = [one for one, how in expected.items() if how is LeaseOutcome.ACKED]
             # Each message is done under the lease that it had.
             done = {one[5]: one[0] for one in rig.queue().done._new}
@@ -97,16 +96,16 @@ async def test_acks_in_any_order_and_number(
         rig.commit()
         await rig.restart()
         for token in tokens:
-            assert (rig.shard.running(token) is None) == (token in expected)
-            assert rig.shard.finished.outcome(token) == expected.get(token)
+            assert (rig.shard.leases.running(token) is None) == (token in expected)
+            assert rig.shard.leases.finished.outcome(token) == expected.get(token)
 
 
 def test_a_block_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([True, True, False])
     monkeypatch.setattr(LeaseIndex, "is_free", lambda self, block: not next(taken))
     shard = Rig().shard
-    shard._blocks = iter((7, 8, 9))
-    assert shard._free_block() == 9
+    shard.leases._blocks = iter((7, 8, 9))
+    assert shard.leases._free_block() == 9
 
 
 def test_no_block_tells_of_another_and_none_is_0(monkeypatch: pytest.MonkeyPatch) -> None:

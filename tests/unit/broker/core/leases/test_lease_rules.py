@@ -30,7 +30,7 @@ async def test_a_lease_that_was_alive_gets_its_length_or_30_s_after_a_restart() 
 
     await rig.restart(away_ms=600_000)
 
-    ends = {lease.token: lease.deadline_ms - rig.now_ms for lease in rig.queue().leases()}
+    ends = {lease.token: lease.deadline_ms - rig.now_ms for lease in rig.queue().leases}
     assert ends == {
         short.token: 10_000,
         long.token: 30_000,
@@ -51,7 +51,7 @@ async def test_a_lease_that_had_ended_at_the_last_commit_ends() -> None:
     await rig.restart()
 
     assert [queue.queue_id for queue in await rig.expire()] == ["orders"]
-    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.ENDED]
+    assert rig.shard.leases.ack([lease.token], rig.now_ms) == [Finish.ENDED]
 
 
 async def test_a_second_restart_leaves_a_lease_the_grace_that_the_first_one_gave() -> None:
@@ -66,7 +66,7 @@ async def test_a_second_restart_leaves_a_lease_the_grace_that_the_first_one_gave
     await rig.restart(away_ms=5_000)
 
     assert await rig.expire() == []
-    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
+    assert rig.shard.leases.ack([lease.token], rig.now_ms) == [Finish.OK]
 
 
 async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart() -> None:
@@ -74,7 +74,7 @@ async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart()
     rig.create()
     await rig.route([1, 2, 3])
     acked, nacked, ended = await rig.claim(3, lease_ms=1000)
-    rig.shard.ack([acked.token], rig.now_ms)
+    rig.shard.leases.ack([acked.token], rig.now_ms)
     await rig.nack(Nack(nacked.token))
     rig.now_ms += 1000
     await rig.expire()
@@ -82,9 +82,9 @@ async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart()
     await rig.restart()
     tokens = [acked.token, nacked.token, ended.token, 12345]
 
-    acks = rig.shard.ack(tokens, rig.now_ms)
+    acks = rig.shard.leases.ack(tokens, rig.now_ms)
     nacks = await rig.nack(*(Nack(token) for token in tokens))
-    extensions = rig.shard.extend(tokens, 0, rig.now_ms)
+    extensions = rig.shard.leases.extend(tokens, 0, rig.now_ms)
 
     assert acks == [Finish.OK, Finish.ENDED, Finish.ENDED, Finish.UNKNOWN]
     assert nacks == [Finish.ENDED, Finish.OK, Finish.ENDED, Finish.UNKNOWN]
@@ -98,7 +98,7 @@ async def test_an_ack_is_taken_until_the_end_of_its_lease_was_carried_out() -> N
     (lease,) = await rig.claim(1, lease_ms=1000)
     rig.now_ms += 5000
 
-    assert rig.shard.ack([lease.token], rig.now_ms) == [Finish.OK]
+    assert rig.shard.leases.ack([lease.token], rig.now_ms) == [Finish.OK]
     assert await rig.expire() == []
 
 
@@ -164,7 +164,7 @@ async def test_a_message_that_cannot_be_delivered_fails_with_the_attempts_that_w
     rig.create()
     await rig.route([1])
 
-    rig.shard.fail(await rig.claim(1), "payload gone", rig.now_ms)
+    rig.shard.leases.fail(await rig.claim(1), "payload gone", rig.now_ms)
     rig.commit()
 
     stored = stored_queue(rig.store.rows, "orders")
@@ -195,7 +195,7 @@ async def test_only_failed_attempts_are_written_down() -> None:
     await rig.route([1, 2])
     good, bad = await rig.claim(2)
 
-    rig.shard.ack([good.token], rig.now_ms)
+    rig.shard.leases.ack([good.token], rig.now_ms)
     await rig.nack(Nack(bad.token, "boom"))
     rig.commit()
 
@@ -211,10 +211,10 @@ async def test_a_lease_that_is_extended_for_hours_is_watched_once() -> None:
 
     for _ in range(5000):
         rig.now_ms += 5000
-        assert rig.shard.extend([lease.token], 0, rig.now_ms)[0][0] is Finish.OK
+        assert rig.shard.leases.extend([lease.token], 0, rig.now_ms)[0][0] is Finish.OK
         assert await rig.expire() == []
 
-    assert len(rig.shard.deadlines._heap) <= 3
+    assert len(rig.shard.leases.deadlines._heap) <= 3
 
 
 def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
@@ -268,12 +268,12 @@ async def test_what_is_visible_before_the_last_look_waits_for_nothing_but_a_clai
     await rig.route([2], visible_at_ms=rig.now_ms + 500)
     came_ms = rig.now_ms
     rig.now_ms += 1000
-    rig.queue().drop_expired(rig.now_ms, 100)
+    rig.queue().waiting.drop_expired(rig.now_ms, 100)
 
     # When its command says that it is visible from before then on
-    await rig.run(lambda: rig.shard.nack([Nack(lease.token, "no", 100)], came_ms))
+    await rig.run(lambda: rig.shard.leases.nack([Nack(lease.token, "no", 100)], came_ms))
 
-    assert (rig.queue().ready_count, rig.queue().timed_count) == (1, 1)
+    assert (rig.queue().waiting.ready_count, rig.queue().waiting.timed_count) == (1, 1)
 
 
 async def test_queues_take_turns_when_the_leases_of_one_end_by_the_thousand() -> None:
@@ -291,15 +291,15 @@ async def test_queues_take_turns_when_the_leases_of_one_end_by_the_thousand() ->
 
     # when they are ended in turns of three hundred
     turns = []
-    while due := rig.shard.due(rig.now_ms, 300):
+    while due := rig.shard.leases.deadlines.ended(rig.now_ms, 300):
         turns.append(Counter(lease.queue.queue_id for lease in due))
-        await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+        await rig.run(partial(rig.shard.leases.expire, due, rig.now_ms))
 
     # then the first turn has a share of each, and then what is left of the first queue
     assert turns[0]["one"] == 1
     assert sum(turn["few"] for turn in turns[:2]) == 100
     assert sum(turns, Counter()) == {"many": 4000, "few": 100, "one": 1}
-    assert rig.shard.deadlines.next_ms() is None
+    assert rig.shard.leases.deadlines.next_ms() is None
 
 
 async def test_a_lease_that_was_extended_or_acked_after_it_was_chosen_does_not_end() -> None:
@@ -308,15 +308,15 @@ async def test_a_lease_that_was_extended_or_acked_after_it_was_chosen_does_not_e
     await rig.route([1, 2, 3])
     leases = {lease.message_id: lease for lease in await rig.claim(3, lease_ms=1000)}
     rig.now_ms += 2000
-    due = rig.shard.due(rig.now_ms, 10)
+    due = rig.shard.leases.deadlines.ended(rig.now_ms, 10)
     assert len(due) == 3
 
-    rig.shard.extend([leases[1].token], 60_000, rig.now_ms)
-    rig.shard.ack([leases[2].token], rig.now_ms)
-    await rig.run(partial(rig.shard.expire, due, rig.now_ms))
+    rig.shard.leases.extend([leases[1].token], 60_000, rig.now_ms)
+    rig.shard.leases.ack([leases[2].token], rig.now_ms)
+    await rig.run(partial(rig.shard.leases.expire, due, rig.now_ms))
 
-    assert rig.shard.running(leases[1].token) is leases[1]
-    assert rig.queue().done_count == 1
+    assert rig.shard.leases.running(leases[1].token) is leases[1]
+    assert rig.queue().done.count == 1
     assert await rig.ids(10) == [3]
 
 
@@ -343,11 +343,11 @@ async def test_a_bucket_that_waits_for_its_turn_and_gets_shorter_leases_comes_on
     await rig.route(range(1, 11))
     first = await rig.claim(5, lease_ms=2000)
     rig.now_ms += 3000
-    assert len(rig.shard.due(rig.now_ms, 2)) == 2
+    assert len(rig.shard.leases.deadlines.ended(rig.now_ms, 2)) == 2
 
     shorter = await rig.claim(5, lease_ms=-2000)
 
-    due = rig.shard.due(rig.now_ms, 100)
+    due = rig.shard.leases.deadlines.ended(rig.now_ms, 100)
     assert sorted(one.token for one in due) == sorted(one.token for one in (*first, *shorter))
-    await rig.run(partial(rig.shard.expire, due, rig.now_ms))
-    assert rig.shard.deadlines.next_ms() is None
+    await rig.run(partial(rig.shard.leases.expire, due, rig.now_ms))
+    assert rig.shard.leases.deadlines.next_ms() is None

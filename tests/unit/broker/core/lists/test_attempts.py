@@ -114,7 +114,7 @@ async def test_a_slow_read_for_a_queue_that_is_gone_tells_its_successor_nothing(
     await rig.restart()
     [lease] = await rig.claim(1)
     with pytest.raises(Needs) as raised:
-        rig.shard.nack([Nack(lease.token, "former")], rig.now_ms)
+        rig.shard.leases.nack([Nack(lease.token, "former")], rig.now_ms)
     rig.store.slow = True
     reading = asyncio.create_task(rig.loader.answer(raised.value))
     await asyncio.sleep(0)

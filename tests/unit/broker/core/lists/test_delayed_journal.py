@@ -7,13 +7,13 @@ from libs.storage.layout.keys import RecordType, config_key
 from libs.storage.layout.own_keys import parse_delayed_key
 from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
 from services.broker.core.batches.execute import Execution, Transfer, execute
-from services.broker.core.lists.delayed_journal import ROW_MAX
 from services.broker.core.queue import Choice
 from services.broker.core.shard import Assignment, Nack, Range, Shard
+from services.broker.core.waiting.delayed_journal import ROW_MAX
 from services.broker.shard.loading import Loader
 from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.golden_plain_queue import COMMITS
-from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.shards import START_MS, Each, Rig
 
 Journal = dict[int, list[DelayedMessage]]
 
@@ -52,12 +52,14 @@ async def test_a_queue_without_delayed_messages_writes_the_same_keys_and_bytes_a
     assign_all(rig.shard, [Range(0, 0, 7, [Assignment("orders", [1, 2, 3], *columns)])], rig.now_ms)
     commit()
     rig.now_ms += 10
-    claimed = rig.shard.claim(queue, lambda item: Choice.TAKE, 30_000, "worker", rig.now_ms)
+    claimed = rig.shard.leases.claim(
+        queue, Each(lambda item: Choice.TAKE), 30_000, "worker", rig.now_ms
+    )
     first, second, _ = claimed.leases()
     commit()
     rig.now_ms += 10
-    rig.shard.ack([first.token], rig.now_ms)
-    await rig.run(lambda: rig.shard.nack([Nack(second.token, "boom")], rig.now_ms))
+    rig.shard.leases.ack([first.token], rig.now_ms)
+    await rig.run(lambda: rig.shard.leases.nack([Nack(second.token, "boom")], rig.now_ms))
     commit()
     rig.now_ms += 10
     assign_all(rig.shard, [Range(0, 7, 9, [Assignment("orders", [4])])], rig.now_ms)
@@ -82,7 +84,7 @@ async def test_each_commit_writes_its_delayed_messages_under_an_order_of_its_own
     rows = journal(rig)
     assert ids(rows) == [[1, 2, 3], [5]]
     assert [split_order(order).ms for order in rows] == [START_MS, START_MS + 1]
-    assert queue.delayed.last_order == max(rows)
+    assert queue.waiting.delayed.last_order == max(rows)
     item = next(iter(rows.values()))[0]
     assert item[:4] == (1, 7, START_MS + 900, START_MS + 5000)
     assert split_order(item.bucket_order).ms == START_MS + 900
@@ -105,11 +107,11 @@ async def test_messages_that_wait_after_a_failed_attempt_are_not_written() -> No
     queue = rig.create()
     await rig.route([1])
     rig.commit()
-    claimed = rig.shard.claim(queue, lambda item: Choice.TAKE, 30_000, "w", rig.now_ms)
+    claimed = rig.shard.leases.claim(queue, Each(lambda item: Choice.TAKE), 30_000, "w", rig.now_ms)
     (lease,) = claimed.leases()
-    await rig.run(lambda: rig.shard.nack([Nack(lease.token, "", 60_000)], rig.now_ms))
+    await rig.run(lambda: rig.shard.leases.nack([Nack(lease.token, "", 60_000)], rig.now_ms))
     rig.commit()
-    assert queue.timed_count == 1
+    assert queue.waiting.timed_count == 1
     assert journal(rig) == {}
 
 
@@ -133,8 +135,8 @@ async def test_a_purge_leaves_nothing_to_be_written_and_begins_another_epoch() -
     rig.commit()
     rows = journal(rig)
     assert ids(rows) == [[1], [3]]
-    assert [split_order(order).epoch == queue.lane_epoch for order in rows] == [False, True]
-    assert queue.delayed.last_in(queue.lane_epoch) == max(rows)
+    assert [split_order(order).epoch == queue.waiting.epoch for order in rows] == [False, True]
+    assert queue.waiting.delayed.last_in(queue.waiting.epoch) == max(rows)
 
 
 async def test_a_transfer_that_waits_is_told_in_the_queue_that_it_comes_into() -> None:

@@ -8,17 +8,17 @@ import pytest
 
 from services.broker.core.commands import Purge
 from services.broker.core.queue import Choice
-from services.broker.core.waiting import lane_cache as lane_memory
-from services.broker.core.waiting.lane_cache import CACHED_MAX
+from services.broker.core.waiting import lane as lanes
+from services.broker.core.waiting.lane import CACHED_MAX
 from services.broker.entries.waiting_pages import WaitingReader
-from tests.unit.broker.core.shards import START_MS, Rig
+from tests.unit.broker.core.shards import START_MS, Each, Rig
 
 
 @pytest.mark.parametrize("kind", ["ready", "timed"])
 async def test_a_deep_lane_costs_what_a_shallow_one_does(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_memory, "CACHED_MAX", 2_000)
+    monkeypatch.setattr(lanes, "CACHED_MAX", 2_000)
     costs = {depth: await cost_of_100_claims(depth, kind) for depth in (4_000, 40_000)}
 
     assert costs[4_000] == costs[40_000]
@@ -46,7 +46,7 @@ async def cost_of_100_claims(depth: int, kind: str) -> tuple[int, int, bool]:
 
 
 def in_memory(rig: Rig) -> int:
-    lanes_of = rig.queue().available.by_name.values()
+    lanes_of = rig.queue().waiting.by_name.values()
     return sum(
         len(bucket.items)
         for lane in lanes_of
@@ -62,7 +62,7 @@ async def test_a_lane_that_only_grows_stays_small_in_memory() -> None:
         await rig.route(list(range(first, first + 2000)))
         rig.commit()
 
-    assert rig.queue().ready_count == 100_000
+    assert rig.queue().waiting.ready_count == 100_000
     assert in_memory(rig) <= CACHED_MAX + 2000
     assert rig.store.reads == 0
 
@@ -70,7 +70,7 @@ async def test_a_lane_that_only_grows_stays_small_in_memory() -> None:
 async def test_delayed_messages_that_come_from_the_end_stay_few_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_memory, "CACHED_MAX", 100)
+    monkeypatch.setattr(lanes, "CACHED_MAX", 100)
     rig = Rig()
     rig.create()
 
@@ -93,7 +93,7 @@ async def test_a_claim_and_its_ack_write_the_same_few_bytes_at_any_depth() -> No
             rig.commit()
         leased = await rig.claim(1)
         claim_bytes = rig.commit()
-        rig.shard.ack([leased[0].token], rig.now_ms)
+        rig.shard.leases.ack([leased[0].token], rig.now_ms)
         sizes[depth] = (claim_bytes, rig.commit())
 
     assert sizes[1_000] == sizes[100_000]
@@ -110,7 +110,9 @@ async def test_a_claim_that_skips_leaves_what_it_looked_at_alone() -> None:
         return [message_id for message_id in ids if message_id != 2]
 
     assert rig.queue().peek(2, wanted, rig.now_ms) == [1, 3]
-    given = rig.shard.claim(rig.queue(), lambda item: Choice.SKIP, 1000, "w", rig.now_ms)
+    given = rig.shard.leases.claim(
+        rig.queue(), Each(lambda item: Choice.SKIP), 1000, "w", rig.now_ms
+    )
 
     assert given.leases() == []
     assert rig.commit() == 0
@@ -138,10 +140,10 @@ async def test_delayed_messages_cost_claims_nothing_and_no_memory() -> None:
         written = 0
         for number in range(10):
             leases = await rig.claim(10)
-            rig.shard.ack([lease.token for lease in leases], rig.now_ms)
+            rig.shard.leases.ack([lease.token for lease in leases], rig.now_ms)
             # Every second it is looked at what fell due.
             rig.now_ms += 1000
-            assert not rig.queue().has_due(rig.now_ms), number
+            assert not rig.queue().waiting.has_due(rig.now_ms), number
             written += rig.commit()
         costs[depth] = (rig.store.rows_read, written, in_memory(rig))
 
@@ -164,8 +166,8 @@ async def cost_of_repairs(depth: int) -> tuple[int, int, int]:
     assert place is not None
     assert rig.store.rows_read <= 10, "4,000 messages at most"
     rig.store.rows_read = 0
-    await rig.run(lambda: queue.cancel(place, middle + 1))
-    await rig.run(lambda: queue.reschedule(place, middle + 2, at_ms + 100, rig.now_ms))
+    await rig.run(lambda: queue.waiting.cancel(place, middle + 1))
+    await rig.run(lambda: queue.waiting.reschedule(place, middle + 2, at_ms + 100, rig.now_ms))
     written = rig.commit()
     assert rig.store.rows_read <= 3, "the bucket, and that of the new time"
     return rig.store.rows_read, written, in_memory(rig)
@@ -185,10 +187,10 @@ async def cost_of_dropping(depth: int) -> tuple[int, int, int]:
     rig.commit()
     rig.now_ms += 10
     rig.store.rows_read = 0
-    while queue.has_due(rig.now_ms):
-        await rig.run(lambda: queue.drop_expired(rig.now_ms, 100))
+    while queue.waiting.has_due(rig.now_ms):
+        await rig.run(lambda: queue.waiting.drop_expired(rig.now_ms, 100))
     written = rig.commit()
-    assert queue.timed_count == depth
+    assert queue.waiting.timed_count == depth
     assert rig.shard.purge(queue, {Purge.AVAILABLE}) == depth + 100
     return rig.store.rows_read, written, rig.commit()
 
@@ -196,15 +198,15 @@ async def cost_of_dropping(depth: int) -> tuple[int, int, int]:
 async def test_what_fell_due_and_nobody_claims_is_counted_in_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_memory, "CACHED_MAX", 1_000)
+    monkeypatch.setattr(lanes, "CACHED_MAX", 1_000)
     rig = await delayed_rig(20_000)
     rig.now_ms += 3_600_000 + 20_000
 
     steps = 0
-    while rig.queue().has_due(rig.now_ms):
-        await rig.run(lambda: rig.queue().drop_expired(rig.now_ms, 1000))
+    while rig.queue().waiting.has_due(rig.now_ms):
+        await rig.run(lambda: rig.queue().waiting.drop_expired(rig.now_ms, 1000))
         steps += 1
         assert in_memory(rig) <= 1_000 + 4_000
 
-    assert rig.queue().counts(rig.now_ms).available == 20_100
+    assert rig.queue().waiting.counts(rig.now_ms).available == 20_100
     assert rig.store.rows_read <= 20_000 // 400 + steps + 1, "each bucket once"

@@ -17,7 +17,7 @@ def held_bytes(rig: Rig) -> int:
     return sum(
         lane.held_bytes
         for queue in rig.shard.queues.values()
-        for lane in queue.available.by_name.values()
+        for lane in queue.waiting.by_name.values()
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
 from services.broker.core.shard import Nack
 from services.broker.core.waiting import available
-from services.broker.core.waiting import lane_cache as lane_memory
+from services.broker.core.waiting import lane as lanes
 from services.broker.core.waiting.bucket import Place
 from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.shard import loading
@@ -24,12 +24,12 @@ async def place_of(rig: Rig, message_id: int) -> Place:
 
 
 async def cancel(rig: Rig, place: Place, message_id: int) -> bool:
-    return await rig.run(lambda: rig.queue().cancel(place, message_id)) is not None
+    return await rig.run(lambda: rig.queue().waiting.cancel(place, message_id)) is not None
 
 
 async def look(rig: Rig) -> None:
-    while rig.queue().has_due(rig.now_ms):
-        await rig.run(lambda: rig.queue().drop_expired(rig.now_ms, 1000))
+    while rig.queue().waiting.has_due(rig.now_ms):
+        await rig.run(lambda: rig.queue().waiting.drop_expired(rig.now_ms, 1000))
 
 
 def stored_ids(rig: Rig) -> set[int]:
@@ -136,7 +136,7 @@ async def test_a_taken_part_of_a_cold_head_is_not_found() -> None:
     await rig.claim(1)
     rig.commit()
     await rig.restart()
-    order = rig.queue().available.lanes()[0].first_unknown
+    order = rig.queue().waiting.lanes()[0].first_unknown
     place = Place(0, READY, order)
 
     assert not await cancel(rig, place, 1)
@@ -150,14 +150,14 @@ async def test_a_taken_part_of_a_cold_head_is_not_found() -> None:
 async def test_buckets_that_were_looked_at_for_nothing_do_not_pile_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_memory, "GUESTS_MAX", 3)
+    monkeypatch.setattr(lanes, "PINNED_MAX", 3)
     rig = Rig()
     rig.create()
     for number in range(1, 21):
         await rig.route([number], visible_at_ms=START_MS + 100 * number)
     rig.commit()
     await rig.restart()
-    (lane,) = rig.queue().available.lanes()
+    (lane,) = rig.queue().waiting.lanes()
 
     for number in range(1, 21):
         place = Place(0, TIMED, lane.first_unknown + (number - 1) * 100 * 64)
@@ -175,12 +175,12 @@ async def test_a_rescheduled_message_moves_to_its_new_time_and_to_now() -> None:
     queue = rig.queue()
     place = await place_of(rig, 1)
 
-    later = await rig.run(lambda: queue.reschedule(place, 1, START_MS + 500, rig.now_ms))
+    later = await rig.run(lambda: queue.waiting.reschedule(place, 1, START_MS + 500, rig.now_ms))
     assert later is not None
     moved = order_in_time(later.kind, later.order)
     assert (later.kind, split_order(moved).ms) == (TIMED, START_MS + 500)
     assert await rig.ids(10) == [2, 3]
-    now = await rig.run(lambda: queue.reschedule(later, 1, START_MS, rig.now_ms))
+    now = await rig.run(lambda: queue.waiting.reschedule(later, 1, START_MS, rig.now_ms))
     assert now is not None
     assert now.kind is READY
     assert await rig.ids(10) == [1]
@@ -192,7 +192,7 @@ async def test_a_rescheduled_message_moves_to_its_new_time_and_to_now() -> None:
 async def test_counts_tell_what_fell_due_without_a_claim_also_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_memory, "CACHED_MAX", 20)
+    monkeypatch.setattr(lanes, "CACHED_MAX", 20)
     monkeypatch.setattr(loading, "LOAD_MESSAGES", 10)
     rig = Rig()
     rig.create()
@@ -205,7 +205,7 @@ async def test_counts_tell_what_fell_due_without_a_claim_also_after_a_restart(
     rig.now_ms = START_MS + 800
 
     await look(rig)
-    counts = rig.queue().counts(rig.now_ms)
+    counts = rig.queue().waiting.counts(rig.now_ms)
 
     assert (counts.available, counts.delayed) == (82, 20)
     assert counts.by_priority == ((0, 40, 10), (1, 42, 10))
@@ -215,7 +215,7 @@ async def test_counts_tell_what_fell_due_without_a_claim_also_after_a_restart(
     await look(rig)
     assert rig.store.rows_read == reads, "what was counted is not read again"
     assert len(await rig.all_ids(40)) == 40, "of the most urgent ones"
-    assert rig.queue().counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
+    assert rig.queue().waiting.counts(rig.now_ms).by_priority == ((0, 0, 10), (1, 42, 10))
 
 
 async def test_a_message_that_ends_before_its_delay_leaves_at_its_end_without_a_claim() -> None:
@@ -229,13 +229,13 @@ async def test_a_message_that_ends_before_its_delay_leaves_at_its_end_without_a_
 
     rig.now_ms = START_MS + 99
     await look(rig)
-    assert rig.queue().timed_count == 3
+    assert rig.queue().waiting.timed_count == 3
     rig.now_ms += 1
     await look(rig)
     rig.commit()
 
     assert stored_ids(rig) == {2, 3}
-    assert rig.queue().expired_count == 1
+    assert rig.queue().waiting.expired_count == 1
     rig.now_ms += 5000
     assert await rig.ids(10) == [2]
 
@@ -251,7 +251,7 @@ async def test_a_lease_that_comes_back_late_does_not_bring_back_what_has_expired
     if back == "release":
         rig.release([lease])
     elif back == "nack":
-        await rig.run(lambda: rig.shard.nack([Nack(lease.token)], rig.now_ms))
+        await rig.run(lambda: rig.shard.leases.nack([Nack(lease.token)], rig.now_ms))
     else:
         await rig.expire()
 
@@ -265,10 +265,10 @@ async def test_a_nack_with_a_delay_over_the_retention_leaves_at_its_end() -> Non
     rig.create()
     await rig.route([1], deadline_ms=START_MS + 100)
     (lease,) = await rig.claim(1)
-    await rig.run(lambda: rig.shard.nack([Nack(lease.token, delay_ms=60_000)], rig.now_ms))
-    assert rig.queue().timed_count == 1
+    await rig.run(lambda: rig.shard.leases.nack([Nack(lease.token, delay_ms=60_000)], rig.now_ms))
+    assert rig.queue().waiting.timed_count == 1
 
     rig.now_ms += 100
     await look(rig)
 
-    assert rig.queue().timed_count == 0
+    assert rig.queue().waiting.timed_count == 0
