@@ -15,7 +15,7 @@ from libs.storage.records.states import decode_format, encode_format
 
 __all__ = ["FORMAT", "check_format", "settle_format"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _FIRST_KEY: Final = b"\x00"
 _BEHIND_KEYS: Final = b"\xff"

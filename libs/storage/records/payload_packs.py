@@ -3,6 +3,7 @@
 A pack has the payloads of up to PACK_MESSAGES messages with consecutive IDs, from the sequence of
 their log entry on, or from a multiple of PACK_MESSAGES after it. A payload that is large, or a
 blob, or was replaced, has a record of its own, and is not in the pack.
+A pack has at least PACKED_MESSAGES_MIN payloads: when fewer stay in it, they get records.
 
 key   | 01 | 54 | ID of the first message u64 |
 value | 01 | sizes, Array<u32 LE> | payloads, one after the other |     size FFFFFFFF: not in it
@@ -184,9 +185,14 @@ def decode_pack(first_id: int, data: bytes) -> dict[int, bytes]:
     }
 
 
-def without(first_id: int, payloads: Mapping[int, bytes], gone: Collection[int]) -> bytes | None:
-    """The value of a pack with these payloads without those of `gone`; None if none is left."""
+def rest_of_pack(
+    first_id: int, payloads: Mapping[int, bytes], gone: Collection[int]
+) -> tuple[bytes | None, dict[int, bytes]]:
+    """What becomes of a pack with these payloads when those of `gone` leave it.
+
+    Its value, or None and the payload records of those that stay: too few for a pack.
+    """
     left = {one: payload for one, payload in payloads.items() if one not in gone}
-    if not left:
-        return None
-    return encode_pack([left.get(one) for one in range(first_id, max(left) + 1)])
+    if len(left) < PACKED_MESSAGES_MIN:
+        return None, {one: encode_inline(payload) for one, payload in left.items()}
+    return encode_pack([left.get(one) for one in range(first_id, max(left) + 1)]), {}

@@ -37,7 +37,7 @@ from libs.storage.records.payload_packs import (
     PACKED_MESSAGES_MIN,
     decode_pack,
     pack_of,
-    without,
+    rest_of_pack,
 )
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri, decode_payload
 from services.ingest.edit.changes import Change, Changes
@@ -115,6 +115,8 @@ class _Going:
     entries: dict[int, bytes | None] = field(default_factory=dict)
     packs: dict[int, bytes | None] = field(default_factory=dict)
     single_ids: list[int] = field(default_factory=list)
+    records: dict[int, bytes] = field(default_factory=dict)
+    """Of payloads that stay, out of packs that go."""
     removed: list[tuple[int, int]] = field(default_factory=list)
     packs_bytes: int = 0
 
@@ -240,16 +242,18 @@ class Purger:
                     going.packs[first_id] = None
             going.single_ids += [one for one in some if one not in packed]
             if not packed.keys().isdisjoint(some):
-                left = without(first_id, packed, set(some))
-                going.packs[first_id] = left
-                going.packs_bytes += len(left or b"")
+                rest, records = rest_of_pack(first_id, packed, set(some))
+                going.packs[first_id] = rest
+                going.records.update(records)
+                going.packs_bytes += len(rest or b"") + sum(map(len, records.values()))
 
     async def _remove(self, wanted: Purge, going: _Going, purged: Purged) -> list[str]:
         """Gives the objects that nothing names any more."""
         uris = await self._uris(going)
         self._epoch.check(wanted.epoch)
         gone = [message_id for message_id, _ in going.removed]
-        change = Change(going.entries, dict.fromkeys(going.single_ids), gone, going.packs)
+        payloads = {**dict.fromkeys(going.single_ids), **going.records}
+        change = Change(going.entries, payloads, gone, going.packs)
         bounds = (LOG_BOUNDS_KEY, encode_log_bounds(self._log.bounds))
         await self._changes.make(change, [bounds])
         purged.count += len(gone)

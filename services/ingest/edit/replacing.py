@@ -17,7 +17,7 @@ from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, encoding
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry, encode_log_entry
-from libs.storage.records.payload_packs import decode_pack, pack_key, pack_of, without
+from libs.storage.records.payload_packs import decode_pack, pack_key, pack_of, rest_of_pack
 from libs.storage.records.payloads import (
     INLINE_PAYLOAD_MAX_BYTES,
     PayloadUri,
@@ -160,7 +160,8 @@ class Replacer:
         payloads = {} if record is None else {message_id: record}
         packs = {}
         if payloads and message_id in packed:
-            packs[pack_id] = without(pack_id, packed, payloads)
+            packs[pack_id], records = rest_of_pack(pack_id, packed, payloads)
+            payloads |= records
         change = Change({sequence: encoded}, payloads, [message_id], packs)
         size = messages[at].payload_bytes
         await self._changes.make(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, islice, takewhile
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
@@ -48,13 +48,6 @@ BLOBS_AT_ONCE: Final = 8
 BLOB_WAIT_S: Final = 4.0
 """A payload whose object takes longer is left out of the answer, so that the others come in time;
 it goes on being read, and comes with a later answer."""
-
-
-class _Packs(NamedTuple):
-    """By message, the pack that may have its payload: likely ones, and those of small entries."""
-
-    likely: dict[int, int]
-    others: dict[int, int]
 
 
 class Reader:
@@ -189,7 +182,7 @@ class Reader:
         result = ReadResult([], [], [], [])
         damaged: set[int] = set()
         slow: set[int] = set()
-        packs = _Packs({}, {})
+        packs: dict[int, int] = {}
         metadata = await self._metadata(message_ids, packs, damaged)
         wanted = list(fitting(message_ids, metadata, room))
         records: dict[int, bytes] | None = {} if with_etags else None
@@ -243,9 +236,12 @@ class Reader:
     # --- Metadata -------------------------------------------------------------
 
     async def _metadata(
-        self, message_ids: Iterable[int], packs: _Packs, damaged: set[int]
+        self, message_ids: Iterable[int], packs: dict[int, int], damaged: set[int]
     ) -> dict[int, Metadata]:
-        """What is known of those of the messages that are stored and durable; fills `packs`."""
+        """The metadata of those of the messages that are stored and durable.
+
+        Adds to `packs`, by message, the pack that has its payload unless a record of its own does.
+        """
         found: dict[int, Metadata] = {}
         durable_id = self._log.end.last_message_id
         before = -1
@@ -261,8 +257,8 @@ class Reader:
                     damaged.add(message_id)
             if entry is not None and message_id in entry.messages:
                 found[message_id] = entry.messages[message_id]
-                among = packs.likely if len(entry.messages) >= PACKED_MESSAGES_MIN else packs.others
-                among[message_id] = pack_of(entry.sequence, message_id)
+                if len(entry.messages) >= PACKED_MESSAGES_MIN:
+                    packs[message_id] = pack_of(entry.sequence, message_id)
         return found
 
     async def _entry(self, message_id: int, before: int) -> tuple[DecodedEntry | None, int]:
@@ -311,7 +307,7 @@ class Reader:
     async def _payloads(
         self,
         message_ids: Sequence[int],
-        packs: _Packs,
+        packs: dict[int, int],
         records: dict[int, bytes] | None,
         damaged: set[int],
         slow: set[int],
@@ -321,13 +317,10 @@ class Reader:
         Their records as they are stored go into `records`, if it is given.
         """
         found: dict[int, bytes] = {}
-        wanted, in_damaged = sorted(set(message_ids)), set[int]()
-        left = await self._read_packs(wanted, packs.likely, found, records, in_damaged)
-        await self._read_payloads(left, found, records, damaged, slow)
-        known = damaged | slow
-        left = [one for one in left if one not in found and one not in known]
-        await self._read_packs(left, packs.others, found, records, in_damaged)
-        damaged |= in_damaged - found.keys()
+        wanted = sorted(set(message_ids))
+        await self._read_packs(wanted, packs, found, records)
+        left = [one for one in wanted if one not in found]
+        await self._read_records(left, found, records, damaged, slow)
         return found
 
     async def _read_packs(
@@ -336,12 +329,7 @@ class Reader:
         packs: dict[int, int],
         found: dict[int, bytes],
         records: dict[int, bytes] | None,
-        in_damaged: set[int],
-    ) -> list[int]:
-        """Those of these messages that are in none of the packs, as far as can be told.
-
-        Those of damaged packs are among them, since they may have records of their own.
-        """
+    ) -> None:
         wanted: dict[int, list[int]] = {}
         for one in message_ids:
             if one in packs:
@@ -352,16 +340,14 @@ class Reader:
                     payloads = decode_pack(first_id, value)
                 except CorruptRecord as error:
                     log.error("the payloads from message %d on cannot be read: %s", first_id, error)
-                    in_damaged.update(wanted[first_id])
                     continue
                 for one in wanted[first_id]:
                     if one in payloads:
                         found[one] = payloads[one]
                         if records is not None:
                             records[one] = encode_inline(payloads[one])
-        return [one for one in message_ids if one not in found]
 
-    async def _read_payloads(
+    async def _read_records(
         self,
         message_ids: list[int],
         found: dict[int, bytes],
@@ -369,9 +355,12 @@ class Reader:
         damaged: set[int],
         slow: set[int],
     ) -> None:
+        # A message of the log has a payload: one without a record was in a pack that is damaged.
+        lost = set(message_ids)
         blobs: dict[int, PayloadUri] = {}
 
         def take(message_id: int, value: bytes) -> None:
+            lost.discard(message_id)
             try:
                 record = decode_payload(value)
             except CorruptRecord as error:
@@ -392,6 +381,7 @@ class Reader:
         async for rows in read_rows(self._database, PAYLOADS, message_ids):
             for message_id, value in rows:
                 take(message_id, value)
+        damaged |= lost
         await self._read_blobs(blobs, found, slow)
 
     async def _read_blobs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +11,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.layout.ids import MAX_MESSAGE_ID
-from libs.storage.layout.keys import parse_payload_key, payload_key, payload_range
+from libs.storage.layout.keys import parse_payload_key, payload_range
 from libs.storage.records.payload_packs import (
     PACK_MESSAGES,
     PACKED_BYTES_MAX,
@@ -20,9 +20,7 @@ from libs.storage.records.payload_packs import (
     pack_key,
     pack_range,
     parse_pack_key,
-    payload_rows,
 )
-from libs.storage.records.payloads import encode_inline
 from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import Purge, Purged
 from services.ingest.edit.replacing import Replacement
@@ -68,7 +66,7 @@ async def rows_of(shard: Shard) -> tuple[dict[int, bytes], dict[int, dict[int, b
 
 async def stored_ids(shard: Shard) -> list[int]:
     singles, packs = await rows_of(shard)
-    assert all(packs.values()), "no pack is empty"
+    assert all(len(pack) >= PACKED_MESSAGES_MIN for pack in packs.values())
     return sorted([*singles, *(one for pack in packs.values() for one in pack)])
 
 
@@ -78,13 +76,6 @@ async def damage(root: Root, key: bytes) -> None:
     rows.put(key, b"\x01\xff\xffdamaged")
     await database.commit(rows)
     await database.close()
-
-
-def one_by_one(sequence: int, payloads: Sequence[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
-    """As versions before packs stored them."""
-    for message_id, payload in enumerate(payloads, sequence):
-        if payload is not None:
-            yield payload_key(message_id), encode_inline(payload)
 
 
 async def test_a_batch_is_stored_in_few_rows_but_for_large_payloads() -> None:
@@ -175,6 +166,24 @@ async def test_a_replaced_payload_leaves_its_pack() -> None:
         after = await read_messages(shard, *ids, with_etags=True)
         assert after.etags[3] == text
         assert after.etags[5] == before.etags[5]
+
+
+async def test_payloads_that_are_too_few_for_a_pack_get_records() -> None:
+    clock = ManualClock()
+    root = open_root("memory:///")
+    async with opened(root, clock) as shard:
+        first = (await shard.publisher.publish(batch(*[b"x"] * 6))).first_message_id
+        ids = list(range(first, first + 6))
+        await shard.replacer.replace(Replacement(ids[0], "", b"new", None))
+        clock.advance(10 * HOUR_MS)
+        assert (await purge(shard, ids[1:3])).count == 2
+        singles, packs = await rows_of(shard)
+        assert (sorted(singles), packs) == ([ids[0], *ids[3:]], {})
+    async with opened(root, clock) as shard:
+        expected = {ids[0]: b"new", **dict.fromkeys(ids[3:], b"x")}
+        assert await read(shard, [ids[0], *ids[3:]], with_etags=True) == expected
+        assert (await purge(shard, ids)).count == 4
+        assert await rows_of(shard) == ({}, {})
 
 
 async def published_before_damage(root: Root, clock: ManualClock) -> list[int]:
@@ -283,17 +292,14 @@ async def test_objects_of_what_was_purged_go_even_where_the_next_commit_of_the_p
 
 
 @pytest.mark.parametrize("seed", seeds(12, 4))
-async def test_random_histories(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishes of two versions, replacements, purges and restarts, beside a plain dictionary."""
+async def test_random_histories(seed: int) -> None:
+    """Publishes, replacements, purges and restarts, beside a plain dictionary."""
     chance = random.Random(seed)
     clock = ManualClock()
     root = open_root("memory:///")
     model: dict[int, bytes] = {}
     serial = 0
     for _ in range(4):
-        old = chance.random() < 0.3
-        packing = one_by_one if old else payload_rows
-        monkeypatch.setattr("services.ingest.write.message_rows.payload_rows", packing)
         async with opened(root, clock, payload_cache_bytes=chance.choice([0, 1 << 20])) as shard:
             for _ in range(12):
                 step = chance.random()

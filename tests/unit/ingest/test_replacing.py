@@ -63,7 +63,7 @@ async def test_whoever_reads_a_message_whose_replace_failed_is_told(
     async with opened() as shard:
         first = (await shard.publisher.publish(batch(b"1"))).first_message_id
 
-        async def write(self: Database, batch: Batch) -> None:
+        async def write(self: Database, batch: Batch, alone: bool = False) -> bool:
             raise StoreUnavailable("away")
 
         monkeypatch.setattr(Database, "write", write)
