@@ -87,7 +87,7 @@ CALL_DEADLINE_MS = 10_000
 
 
 def message_bytes_max(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> int:
-    """The largest gRPC message: any legal single message fits, in a request and in an answer."""
+    """The largest gRPC message: any legal message fits, in a request and in a response."""
     return payload_bytes_max + HEADERS_BYTES_MAX + HEADROOM_BYTES
 
 

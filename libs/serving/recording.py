@@ -48,7 +48,7 @@ def recording(
     *measures: MetricReader,
     sample_percent: int = 100,
 ) -> Telemetry:
-    """Telemetry that hands its spans and metrics to these."""
+    """Telemetry that exports to these."""
     resource = _resource(service, instance)
     sampler = ParentBased(TraceIdRatioBased(sample_percent / 100))
     tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)

@@ -42,7 +42,7 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
 
 
 class _Reflection:
-    """Answers each request of a stream, one that makes no sense with an error of its own."""
+    """Answers each request of a stream, an invalid one with an error of its own."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._servicer: Any = reflection.aio.ReflectionServicer(services)
@@ -50,7 +50,6 @@ class _Reflection:
     async def ServerReflectionInfo(  # noqa: N802 - the RPC's name
         self, requests: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
-        """See the proto."""
         async for request in requests:
             try:
                 async for answer in self._servicer.ServerReflectionInfo(_only(request), context):

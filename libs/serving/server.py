@@ -63,19 +63,19 @@ then is a watch on our health, which would go on for ever."""
 
 
 class Service(Protocol):
-    """What a service must be so that `run_service` can run it."""
+    """A service that `run_service` can run."""
 
     @property
     def name(self) -> str:
-        """Name of this process for logs and telemetry, e.g. `broker-3`."""
+        """The name of this process for logs and telemetry, such as `broker-3`."""
 
     @property
     def grpc_services(self) -> Sequence[str]:
-        """Full names of its gRPC services, for health and reflection."""
+        """The full names of its gRPC services, for health and reflection."""
 
     @property
     def directory(self) -> TopologyDirectory | None:
-        """Knows where the services are that this one does not have."""
+        """The addresses of the other services."""
 
     @property
     def announcement(self) -> Announcement | None:
@@ -83,11 +83,11 @@ class Service(Protocol):
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port."""
+        """What the service adds to the HTTP port."""
 
     @property
     def held_bytes(self) -> int:
-        """What it holds for its callers now: messages on their way to them, or to the store."""
+        """Bytes held for callers: messages on their way to them, or to the store."""
 
     async def start(self, address: str) -> None:
         """Open what is owned and become ready to serve under this advertised `host:port`.
@@ -100,10 +100,10 @@ class Service(Protocol):
         """Register the servicers. Called after `start`, before the first call."""
 
     async def wait_fatal(self) -> ExitCause:
-        """Return only when the process must end: fenced, a commit failed. Called after `start`."""
+        """Return when the process must end: fenced, or a commit failed. Called after `start`."""
 
     async def drain(self) -> None:
-        """Bring long calls to an end (waiting claims, streams); called when asked to stop."""
+        """End long calls (waiting claims, streams); called when asked to stop."""
 
     async def stop(self) -> None:
         """Close what `start` opened; also called after a `start` that failed or was cancelled."""
@@ -165,7 +165,6 @@ class RunningService:
         telemetry: Telemetry,
         render_metrics: Callable[[], bytes] | None = None,
     ) -> None:
-        """Prepare; nothing is bound yet."""
         self.gate = Gate(config.concurrent_calls_max)
         self.address = self.http_address = ""
         self._render_metrics = render_metrics
@@ -195,7 +194,7 @@ class RunningService:
         )
 
     async def run(self, signals: Signals) -> ExitCause:
-        """Bind, start, serve, and stop once there is a cause."""
+        """Bind, start, serve, and stop for the first cause."""
         try:
             await self._bind()
         except OSError as error:
@@ -358,13 +357,13 @@ async def _cancel(future: asyncio.Future[Any]) -> None:
 
 
 def _failure_of(done: asyncio.Future[Any]) -> ExitCause | None:
-    """The cause that an exception stands for; None where there was none."""
+    """The cause that an exception stands for; None without one."""
     error = done.exception()
     return None if error is None else cause_of(error)
 
 
 def cause_of(error: BaseException) -> ExitCause:
-    """The cause that an error stands for; one that is not ours is logged with its traceback."""
+    """The cause that an error stands for; logs the traceback of an unexpected one."""
     if isinstance(error, FatalError):
         return error.cause
     if isinstance(error, Fenced):
@@ -378,7 +377,7 @@ def cause_of(error: BaseException) -> ExitCause:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write so that a reader who is waiting for the file never sees half of it."""
+    """Write the file whole: a waiting reader never sees half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(path)

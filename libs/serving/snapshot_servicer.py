@@ -24,8 +24,6 @@ LIFETIME_MS_MAX: Final = 86_400_000
 
 
 class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
-    """Answers from the database."""
-
     def __init__(
         self,
         snapshots: Snapshots,
@@ -52,7 +50,6 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def CreateSnapshot(  # noqa: N802 - the RPC's name
         self, request: snapshot_pb2.CreateSnapshotRequest, context: Any
     ) -> snapshot_pb2.CreateSnapshotResponse:
-        """See the proto."""
         lifetime_ms = _checked_lifetime(request.lifetime_ms)
         snapshots = self._snapshots
         # Both before the snapshot: an epoch raised, or an answer given, since then is not in it.
@@ -79,7 +76,6 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def RenewSnapshot(  # noqa: N802 - the RPC's name
         self, request: snapshot_pb2.RenewSnapshotRequest, context: Any
     ) -> snapshot_pb2.RenewSnapshotResponse:
-        """See the proto."""
         lifetime_ms = _checked_lifetime(request.lifetime_ms)
         try:
             await self._snapshots.renew(request.snapshot_id, lifetime_ms)
@@ -90,7 +86,6 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
     async def ReleaseSnapshot(  # noqa: N802 - the RPC's name
         self, request: snapshot_pb2.ReleaseSnapshotRequest, context: Any
     ) -> snapshot_pb2.ReleaseSnapshotResponse:
-        """See the proto."""
         if not request.snapshot_id:
             raise InvalidArgument("snapshot_id", "is empty", reason="REQUIRED")
         await self._snapshots.release(request.snapshot_id)

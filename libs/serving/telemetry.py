@@ -53,7 +53,7 @@ class Telemetry:
     def __init__(
         self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None
     ) -> None:
-        """Record with these providers; without them, nothing."""
+        """Record with these providers; without them, record nothing."""
         self.enabled = tracers is not None or meters is not None
         self.traces = tracers is not None
         self._tracers = tracers
@@ -75,7 +75,7 @@ class Telemetry:
         )
 
     def record_slow_step(self, name: str) -> None:
-        """Count a step of the event loop that took long, by the name of what it ran."""
+        """Count a slow step of the event loop, by the name of what it ran."""
         self._slow_steps.add(1, {"slatemq.step": name})
 
     @property
@@ -87,7 +87,7 @@ class Telemetry:
         return _carried if self.traces else None
 
     def shutdown(self) -> None:
-        """Send what is left and stop; waits for the exporter, so call it off the event loop."""
+        """Export what is left, and stop. Waits for the exporter: call it off the event loop."""
         if self._tracers is not None:
             self._tracers.shutdown()
         if self._meters is not None:
@@ -109,7 +109,7 @@ class Telemetry:
     def traced_stream(
         self, method: str, behavior: Callable[[Any, Any], AsyncIterator[Any]]
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        """The same for a handler that is an async generator."""
+        """As `traced`, for an async generator."""
         if not self.enabled:
             return behavior
 
@@ -127,7 +127,6 @@ class Telemetry:
         return traced
 
     def record_call(self, method: str, duration_ms: float, failed: bool) -> None:
-        """Count one served call."""
         service, _, name = method.strip("/").rpartition("/")
         self._call_duration.record(
             duration_ms,
@@ -218,6 +217,6 @@ def inject(headers: MutableMapping[str, str], context: Context | None = None) ->
 
 
 def extract(headers: Mapping[str, Any]) -> Context:
-    """The trace context in a message's headers or a call's metadata; empty where there is none."""
+    """The trace context in headers or metadata; empty where there is none."""
     carrier = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
     return _PROPAGATOR.extract(carrier, Context())

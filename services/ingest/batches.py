@@ -27,7 +27,7 @@ NOT_SET: Final = -1
 """Stands for "created when received" in the column of creation times."""
 
 ENTRY_MESSAGES_MAX: Final = 1_024
-"""Messages in one log entry: whoever needs one of them reads and holds all."""
+"""Messages in one log entry: reading one of them reads them all."""
 
 ENTRY_HEADERS_BYTES_MAX: Final = 1 << 20
 """Header bytes in one log entry, unless one message alone has more."""
@@ -73,7 +73,6 @@ class Columns:
         return len(self.headers)
 
     def extend(self, other: Columns) -> None:
-        """Append the messages of another run."""
         if other.visible_at_ms or other.delay_ms or other.direct_queue_id:
             start = len(self)
             for mine, theirs in zip(self._few(), other._few(), strict=True):
@@ -85,7 +84,7 @@ class Columns:
         self.payload_bytes += other.payload_bytes
 
     def entries(self) -> Iterator[tuple[int, Columns]]:
-        """The runs that fit into one log entry each, with the offsets of their first messages."""
+        """Split into runs that fit into a log entry each, with the offsets of their first."""
         start, count = 0, len(self)
         while start < count:
             end = self._entry_end(start)
@@ -93,7 +92,7 @@ class Columns:
             start = end
 
     def _entry_end(self, start: int) -> int:
-        """Where the entry ends that begins there: it has one message at least."""
+        """The end of the entry that begins at `start`; it has at least one message."""
         end = min(start + ENTRY_MESSAGES_MAX, len(self))
         sizes = list(map(len, self.header_bytes[start:end]))
         if sum(sizes) <= ENTRY_HEADERS_BYTES_MAX:
@@ -116,7 +115,7 @@ class Columns:
         )
 
     def only(self, kept: Sequence[int]) -> Columns:
-        """These messages alone, by their offsets in ascending order."""
+        """The messages at these ascending offsets."""
         few = (
             {to: values[at] for to, at in enumerate(kept) if at in values} for values in self._few()
         )
@@ -160,11 +159,11 @@ class Accepted:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it can be stored as it is: nothing to look up, to upload, or to hash for long."""
+        """Whether it can be stored at once: nothing to look up, upload, or hash for long."""
         return not (self.dedupe_keys or self.large or self.size_bytes > HASH_INLINE_BYTES_MAX)
 
     def only(self, kept: Sequence[int]) -> Accepted:
-        """The same with these messages alone, by their offsets in ascending order."""
+        """The messages at these ascending offsets."""
         offsets = {at: to for to, at in enumerate(kept)}
         return Accepted(
             [self.payloads[at] for at in kept],
@@ -177,7 +176,7 @@ class Accepted:
         )
 
     def fingerprint(self) -> bytes:
-        """Tells other content from the same: every field of every message, lengths included.
+        """A hash of every field of every message, lengths included: the same for a repeat.
 
         Guards against accidents, not against attackers: a caller that makes up two contents of one
         fingerprint has sent both. XXH3 takes a thirtieth of the time of SHA-256.
@@ -206,7 +205,7 @@ class Accepted:
 
 
 async def fingerprint_of(accepted: Accepted) -> bytes:
-    """Its fingerprint, made beside the event loop where that may take long."""
+    """The fingerprint; computed in a thread where that may take long."""
     if accepted.size_bytes > HASH_INLINE_BYTES_MAX:
         return await asyncio.to_thread(accepted.fingerprint)
     return accepted.fingerprint()

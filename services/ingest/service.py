@@ -55,10 +55,9 @@ QUEUED: Final = ("async", "sync")
 
 
 class IngestProcess:
-    """One ingest shard as `libs.serving.server` runs it."""
+    """One ingest shard; a Service of `libs.serving.server`."""
 
     def __init__(self, config: IngestConfig, telemetry: Telemetry, root: Root) -> None:
-        """Prepare; `start` opens."""
         self._root = root
         self._config = config
         self._telemetry = telemetry
@@ -84,12 +83,10 @@ class IngestProcess:
 
     @property
     def name(self) -> str:
-        """Name of this process for logs and telemetry."""
         return f"ingest-{self._config.shard}"
 
     @property
     def grpc_services(self) -> Sequence[str]:
-        """What it serves."""
         return (
             SERVICE_NAME,
             PURGE_SERVICE,
@@ -102,12 +99,11 @@ class IngestProcess:
 
     @property
     def directory(self) -> TopologyDirectory:
-        """Knows where the services are that this one does not have."""
         return self._directory
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port: a path for the notifications of S3 stores."""
+        """A path on the HTTP port for the notifications of S3 stores."""
         # Loaded when asked for: few processes have an HTTP port.
         module = import_module("services.ingest.events.s3_events")
         channels = Channels(
@@ -124,11 +120,9 @@ class IngestProcess:
 
     @property
     def held_bytes(self) -> int:
-        """What publishes hold until they are answered, or stored."""
         return 0 if self._servicer is None else self._servicer.held_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers."""
         shard = self._shard
         assert shard is not None, "called after start"
         assert self._servicer is not None, "called after start"
@@ -152,7 +146,7 @@ class IngestProcess:
         )
 
     async def start(self, address: str) -> None:
-        """Probe the store, open the shard, tell everybody where it is."""
+        """Probe the store, open the shard, announce the address."""
         await probe_store(self._root.objects)
         config = self._config
         shard = self._shard = await open_shard(self._root, config)
@@ -185,7 +179,7 @@ class IngestProcess:
             await self._relay.start(shard)
 
     async def wait_fatal(self) -> ExitCause:
-        """Wait until the shard is lost; raises the error of a failed commit."""
+        """Wait until the shard is lost. Raises the error of a failed commit."""
         shard = self._shard
         assert shard is not None, "called after start"
         queues = [queue for queue in (self._tasks, self._relay) if queue is not None]
@@ -194,7 +188,7 @@ class IngestProcess:
         return await first_cause(shard.wait_lost(), *(queue.wait_fatal() for queue in queues))
 
     async def drain(self) -> None:
-        """End the streams; publishes in flight end by themselves."""
+        """End the streams; publishes in flight complete."""
         if self._servicer is not None:
             self._servicer.streams.drain()
         if self._tasks is not None:
@@ -203,7 +197,7 @@ class IngestProcess:
             self._shard.drain()
 
     async def stop(self) -> None:
-        """Commit what was accepted, close the database."""
+        """Commit what was accepted, and close the database."""
         if self._looking is not None:
             self._looking.cancel()
         if self._tasks is not None:

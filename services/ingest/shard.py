@@ -73,7 +73,6 @@ class Shard:
         gaps: IdGaps,
         purge_epoch: PurgeEpoch,
     ) -> None:
-        """Begin to commit."""
         self.publisher = publisher
         self.reader = reader
         self.replacer = replacer
@@ -87,7 +86,6 @@ class Shard:
         self._tidying = asyncio.create_task(self._clean_up())
 
     async def prove_ownership(self) -> None:
-        """See GroupCommit."""
         await self.publisher.commits.prove_ownership()
 
     async def confirm_missing(self, missing_ids: Sequence[int], last_message_id: int) -> None:
@@ -106,7 +104,7 @@ class Shard:
         await self.prove_ownership()
 
     async def wait_lost(self) -> ExitCause:
-        """Ends when the shard is not ours any more; raises why nothing can be committed."""
+        """Return when another process owns the shard. Raises why nothing can be committed."""
         return await wait_lost(self.database, (self._committing, self._tidying))
 
     async def _clean_up(self) -> None:
@@ -116,11 +114,11 @@ class Shard:
             await self.publisher.clean_up_keys()
 
     def drain(self) -> None:
-        """End the tailers; publishes in flight end by themselves."""
+        """End the tailers; publishes in flight complete."""
         self.log.close()
 
     async def close(self) -> None:
-        """Make durable what was accepted, and close the database. For a broken shard as well."""
+        """Commit what was accepted, and close the database; works for a broken shard too."""
         self.log.close()
         self._tidying.cancel()
         await self.publisher.commits.close()

@@ -63,14 +63,14 @@ Change = tuple[bytes, bytes | None]
 
 
 class Happening(NamedTuple):
-    """What happened, and when, in ms since the Unix epoch."""
+    """An event's content, and its time in ms since the Unix epoch."""
 
     at_ms: int
     data: EventData
 
 
 def current_request() -> str:
-    """What names the call that is served: the ID of its trace; empty where it has none."""
+    """The trace ID of the call being served; empty where it has none."""
     context = trace.get_current_span().get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid else ""
 
@@ -84,7 +84,6 @@ class EventOutbox:
     """
 
     def __init__(self, counter: EventCounterRecord) -> None:
-        """Go on behind this counter."""
         self.last_number = counter.last_number
         self.recorded = asyncio.Event()
         self.stream = counter.stream
@@ -113,7 +112,7 @@ class EventOutbox:
         self.recorded.set()
 
     def take_rows(self) -> list[Change]:
-        """The rows of what was recorded since the last call, for the batch of its changes."""
+        """The rows of events recorded since the last call, for the batch of their changes."""
         if not self._rows:
             return []
         rows, self._rows = self._rows, []
@@ -122,8 +121,6 @@ class EventOutbox:
 
 
 class _Row(NamedTuple):
-    """A row of the database."""
-
     key: bytes
     last_number: int
     after: int
@@ -132,7 +129,7 @@ class _Row(NamedTuple):
 
 
 class PlacedBatch(NamedTuple):
-    """A batch, and the last message of the log that it comes after."""
+    """A batch, and the last message of the log before it."""
 
     batch: EventBatch
     after: int
@@ -189,7 +186,7 @@ class OutboxEvents:
         *,
         from_end: bool,
     ) -> OutboxEvents:
-        """Where the rows begin; at the end when asked to. Raises the errors of libs.storage."""
+        """Begin at the first row, or at the end. Raises the errors of libs.storage."""
         stored = await database.get(EVENT_COUNTER_KEY)
         if stored is None:
             counter = EventCounterRecord(secrets.randbits(64))
@@ -215,7 +212,6 @@ class OutboxEvents:
 
     @property
     def lag(self) -> int:
-        """How many events wait."""
         return self.outbox.last_number - max(self.position, self._skipped)
 
     def save(self) -> None:
@@ -230,13 +226,12 @@ class OutboxEvents:
     # --- For the relay --------------------------------------------------------
 
     async def batches(self) -> AsyncGenerator[EventBatch, None]:
-        """See EventSource. Raises the errors of libs.storage."""
         async with aclosing(self.batches_after()) as found:
             async for placed in found:
                 yield placed.batch
 
     async def batches_after(self) -> AsyncGenerator[PlacedBatch, None]:
-        """The same, each with what it comes after. The next one is made when the last is done."""
+        """The batches with their places. The next is made when the last is done."""
         while True:
             self.outbox.recorded.clear()
             if not self.waits:
@@ -263,7 +258,7 @@ class OutboxEvents:
             self._deleting = asyncio.get_running_loop().call_later(DELETE_S, self.save)
 
     def skip_to_end(self) -> int:
-        """See EventSource. The rows are deleted as they are read."""
+        """Deletes the rows as it reads them."""
         count = self.lag
         self._skipped = self.outbox.last_number
         return count
@@ -307,7 +302,7 @@ class OutboxEvents:
 
 
 def _together(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows in batches of BATCH_EVENTS at most, all of one place in the log."""
+    """Group rows into batches of at most BATCH_EVENTS, each of one place in the log."""
     some: list[_Row] = []
     count = 0
     for row in rows:

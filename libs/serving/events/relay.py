@@ -24,16 +24,16 @@ __all__ = ["CountedSource", "ProcessRelay"]
 
 
 class CountedSource(EventSource, Protocol):
-    """A source that knows how far it is."""
+    """An event source that counts."""
 
     @property
     def lost_count(self) -> int:
-        """Events that can be made no more."""
+        """Events that can no longer be made."""
         ...
 
     @property
     def position(self) -> int:
-        """The last change that needs no event any more."""
+        """The last change whose event is published."""
         ...
 
     @property
@@ -42,9 +42,7 @@ class CountedSource(EventSource, Protocol):
         ...
 
     @property
-    def lag(self) -> int:
-        """How many events wait."""
-        ...
+    def lag(self) -> int: ...
 
     def save(self) -> None:
         """Bring the position into the commit that gathers."""
@@ -97,14 +95,14 @@ class ProcessRelay:
         )
 
     def begin(self, source: CountedSource, now_ms: Callable[[], int]) -> None:
-        """Begin to publish what the source has; `now_ms` is the clock of its changes."""
+        """Begin to publish the source's events; `now_ms` is the clock of its changes."""
         relay = Relay(self._settings, self._backend, source, (StorageError,))
         self._begun = _Begun(source, relay, now_ms)
         if self._is_measured:
             self._begun.looking = asyncio.create_task(self._look())
 
     async def wait_fatal(self) -> ExitCause:
-        """Return once it is certain that a setting is wrong; raises what else ended it."""
+        """Return once a setting has proven wrong; raises what else ended it."""
         try:
             await asyncio.shield(self._running.task)
         except InvalidArgument as error:
@@ -112,7 +110,7 @@ class ProcessRelay:
         return ExitCause.failed("the relay of events ended")
 
     async def stop(self) -> None:
-        """End it, and put its position into the last commit."""
+        """Stop publishing, and put the position into the last commit."""
         if self._begun is None:
             return
         for task in (self._begun.looking, self._begun.task):
@@ -121,13 +119,11 @@ class ProcessRelay:
         self._begun.source.save()
 
     async def health(self) -> QueueHealth:
-        """For `GET /health`."""
         if self._begun is None or not self._begun.relay.is_open:
             return QueueHealth(self._settings.backend, False, 0, 0)
         return await self._watch.health()
 
     async def status(self) -> GetEventsStatusResponse:
-        """Where it stands; asks the backend."""
         begun = self._running
         answering = await begun.relay.answers()
         counts, source = begun.relay.counts, begun.source
@@ -153,7 +149,7 @@ class ProcessRelay:
         return self._begun
 
     async def _look(self) -> None:
-        """Look at the backend now and then, for its gauges."""
+        """Poll the backend for its gauges."""
         while True:
             await self.health()
             await asyncio.sleep(LOOK_S)
@@ -175,10 +171,7 @@ class ProcessRelay:
 
 
 class _Begun:
-    """What there is from the start on."""
-
     def __init__(self, source: CountedSource, relay: Relay, now_ms: Callable[[], int]) -> None:
-        """Begin to publish."""
         self.source = source
         self.relay = relay
         self.task = asyncio.create_task(relay.run())
@@ -187,6 +180,6 @@ class _Begun:
 
     @property
     def lag_ms(self) -> int:
-        """How long ago the first change was made whose event is being published."""
+        """The age of the change whose event is being published."""
         since_ms = self.relay.counts.waiting_since_ms
         return max(0, self._now_ms() - since_ms) if since_ms else 0

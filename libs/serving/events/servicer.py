@@ -11,17 +11,15 @@ SERVICE_NAME: Final = events_pb2.DESCRIPTOR.services_by_name["EventsService"].fu
 
 
 class Relay(Protocol):
-    """What publishes the events of a process: `libs.serving.events.relay.ProcessRelay`."""
+    """The publisher of a process's events: `libs.serving.events.relay.ProcessRelay`."""
 
     async def status(self) -> events_pb2.GetEventsStatusResponse:
         """How far they are published."""
 
 
 class EventsServicer(events_pb2_grpc.EventsServiceServicer):
-    """Answers from the relay of its process."""
-
     def __init__(self, relay: Relay | None) -> None:
-        """None: the process publishes no events."""
+        """`relay` is None where the process publishes no events."""
         self._relay = relay
 
     async def GetEventsStatus(  # noqa: N802 - the RPC's name

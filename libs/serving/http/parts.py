@@ -14,7 +14,7 @@ __all__ = ["HttpParts", "HttpPost", "HttpReply"]
 
 @dataclass(frozen=True)
 class HttpReply:
-    """An answer in JSON."""
+    """A JSON response."""
 
     status: int
     body: Mapping[str, object]

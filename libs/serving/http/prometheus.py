@@ -19,7 +19,6 @@ class Exposition:
     """
 
     def __init__(self) -> None:
-        """Nothing is measured yet."""
         self._registry = CollectorRegistry()
         self.reader = PrometheusMetricReader(scope_info_enabled=False, registry=self._registry)
 

@@ -44,12 +44,10 @@ _TOO_MANY: Final = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many
 
 
 class HttpServer:
-    """Serves until it is stopped."""
-
     def __init__(
         self, health: Health, render: Callable[[], bytes] | None, parts: HttpParts
     ) -> None:
-        """`render` gives the metrics; without it there are none."""
+        """`render` returns the metrics; None serves none."""
         self._health = health
         self._render = render
         self._parts = parts
@@ -76,11 +74,11 @@ class HttpServer:
         return f"{host}:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
-        """Let requests in work end, and listen no more."""
+        """Let requests in progress end, and stop listening."""
         await self._runner.cleanup()
 
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Answers every error as HTTP does; the log has what else is known of it."""
+        """Turn every error into an HTTP response; the log has the rest."""
         try:
             answer: web.StreamResponse = await handler(request)
         except web.HTTPException as error:
@@ -148,7 +146,7 @@ async def _read(request: web.Request, bytes_max: int) -> bytes:
 
 
 def _refusal(error: SlateMQError) -> HttpReply:
-    """An error as HTTP tells it: 4xx for what a repeat cannot mend, else 503."""
+    """An error as an HTTP status: 4xx where a repeat would fail too, else 503."""
     body: dict[str, object] = {"error": error.message, "reason": error.reason}
     if isinstance(error, InvalidArgument):
         return HttpReply(HTTPStatus.BAD_REQUEST, body | {"field": error.field})

@@ -18,7 +18,7 @@ __all__ = ["changed", "check_losses", "lowers_delay"]
 
 
 def changed(before: InstanceSettings, values: Mapping[str, int]) -> InstanceSettings:
-    """The settings with these values. Raises InvalidArgument for one that is out of bounds."""
+    """The settings with these values. Raises InvalidArgument for a value out of bounds."""
     for one in settings_of(InstanceSettings):
         if one.name in values:
             try:
@@ -31,7 +31,7 @@ def changed(before: InstanceSettings, values: Mapping[str, int]) -> InstanceSett
 
 
 def check_losses(before: InstanceSettings, after: InstanceSettings, *, accept_loss: bool) -> None:
-    """Raises FailedPrecondition if something that is stored or promised would be lost."""
+    """Raise FailedPrecondition if something stored or promised would be lost."""
     if after.payload_bytes_max < before.payload_bytes_max:
         raise FailedPrecondition(
             "PAYLOADS_STORED",
@@ -50,7 +50,7 @@ def check_losses(before: InstanceSettings, after: InstanceSettings, *, accept_lo
 
 
 def lowers_delay(before: InstanceSettings, after: InstanceSettings) -> bool:
-    """Whether queues may have a longer default delay than they could be created with."""
+    """Whether queues may have a longer default delay than new ones could."""
     return after.max_message_delay_ms < before.max_message_delay_ms
 
 

@@ -29,12 +29,11 @@ PAGE_QUEUES: Final = 1000
 
 
 class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
-    """Reads and writes the records of the root; keeps nothing."""
+    """Reads and writes the instance's records; keeps nothing."""
 
     def __init__(
         self, objects: Objects, directory: TopologyDirectory, config: ServingConfig
     ) -> None:
-        """Serve the records below this root; `config` is what the process runs with."""
         self._records = InstanceRecords(objects)
         self._directory = directory
         self._config = config
@@ -83,7 +82,7 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         return after
 
     async def _check_queues(self, delay_ms: int) -> None:
-        """Raises FailedPrecondition for a queue whose default delay is longer."""
+        """Raise FailedPrecondition for a queue whose default delay is longer."""
         channels = Channels(
             self._directory, payload_bytes_max=self._config.instance.payload_bytes_max
         )

@@ -23,23 +23,23 @@ BACKOFF_MS_MAX = 1_000
 
 
 class PeerFailed(Exception):
-    """A peer is away, refused a call, or gave an answer that makes no sense. Start over with it."""
+    """A peer is down, refused a call, or returned nonsense. Start over with it."""
 
 
 class PeerBusy(PeerFailed):
-    """A peer has too much to do: the same call may succeed in a while."""
+    """A peer is overloaded: the same call may succeed later."""
 
 
 class PeerRefused(PeerFailed):
-    """A peer says that the call itself is wrong, so what we believe of it is."""
+    """A peer says that the call itself is wrong, so what we assume of it is."""
 
 
 class PeerLate(PeerFailed):
-    """A peer gave no answer in time: less may be asked of it at once."""
+    """A peer did not answer in time: ask for less."""
 
 
 class CallTooLarge(PeerFailed):
-    """A call is larger than the peer, or gRPC, takes: its parts may not be."""
+    """A call is larger than the peer, or gRPC, accepts: split it."""
 
 
 @contextmanager
@@ -77,26 +77,25 @@ class Backoff:
     """Waits that double from 20 ms to a longest, each shortened at random to spread callers."""
 
     def __init__(self, ms_max: int = BACKOFF_MS_MAX) -> None:
-        """Begin with the shortest; none is longer than `ms_max`."""
         self._ms_max = ms_max
         self._next_ms = BACKOFF_MS_MIN
 
     def reset(self) -> None:
-        """It worked: the next wait is the shortest again."""
+        """Begin with the shortest wait again."""
         self._next_ms = BACKOFF_MS_MIN
 
     def next_seconds(self) -> float:
-        """How long to wait now."""
+        """The next wait."""
         wait_ms = self._next_ms
         self._next_ms = min(2 * wait_ms, self._ms_max)
         return random.uniform(0.5, 1.0) * wait_ms / 1000
 
 
 class PeerHealth:
-    """Whether a peer is there, with one log line for each change and none for each attempt."""
+    """Whether a peer is up, with a log line for each change and none for each attempt."""
 
     def __init__(self, peer: str, doubt: Callable[[], None] | None = None) -> None:
-        """Know nothing yet of this peer (`broker 3`); `doubt` its address when a call fails."""
+        """`peer` is such as `broker 3`; `doubt` its address when a call fails."""
         self._peer = peer
         self._doubt = doubt
         self._there: bool | None = None

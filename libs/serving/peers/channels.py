@@ -136,20 +136,17 @@ def inherited() -> Carrier | None:
 
 
 class Connection:
-    """The way to one process: its channel for each call, and the doubt in its address."""
+    """One peer: its channel for each call, and doubts about its address."""
 
     def __init__(self, channels: Channels, service: str, shard: int) -> None:
-        """Lead to this process by these channels."""
         self._channels = channels
         self._service = service
         self._shard = shard
 
     async def __call__(self) -> grpc.aio.Channel:
-        """See `Channels.to`."""
         return await self._channels.to(self._service, self._shard)
 
     def doubt(self) -> None:
-        """See `Channels.doubt`."""
         self._channels.doubt(self._service, self._shard)
 
 

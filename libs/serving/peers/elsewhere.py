@@ -46,17 +46,17 @@ ADDRESSES_MAX: Final = 8
 
 
 class Elsewhere:
-    """Says of a method that is not here why not, and where it is."""
+    """Says why a method is not served here, and where it is."""
 
     def __init__(
         self, directory: TopologyDirectory | None = None, own: Collection[str] = ()
     ) -> None:
-        """Look for addresses in this directory; `own` are the services that this process has."""
+        """`own` are the services of this process."""
         self._directory = directory
         self._own = own
 
     def is_ours(self, method: str) -> bool:
-        """Whether this process has the service of a method, be it of this name or not."""
+        """Whether this process has the method's service."""
         return _service_of(method) in self._own
 
     async def refusal(self, method: str) -> Unimplemented:

@@ -55,54 +55,50 @@ class Peer:
 
     @property
     def path(self) -> str:
-        """Path of its object below the root."""
+        """The path of its object below the root."""
         return f"{FOLDER}/{self.service}-{self.shard}.json"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of the instance, as they last said of themselves, sorted."""
+    """All processes of the instance, as they last announced themselves, sorted."""
 
     peers: tuple[Peer, ...]
 
     def shards(self, service: str) -> Mapping[int, str]:
-        """Address for services by shard of one service, in ascending order of shards."""
+        """The address for services, by shard, ascending."""
         found = self._by_service.get(service, {})
         return {shard: peer.peer_address or peer.address for shard, peer in found.items()}
 
     def advertised(self, service: str) -> Mapping[int, str]:
-        """Address for clients by shard of one service, in ascending order of shards."""
+        """The address for clients, by shard, ascending."""
         found = self._by_service.get(service, {})
         return {shard: peer.address for shard, peer in found.items()}
 
     def address(self, service: str, shard: int) -> str | None:
-        """Address for services of one process; None if it never announced itself."""
+        """The address for services of one process; None if it never announced itself."""
         peer = self._by_service.get(service, {}).get(shard)
         return (peer.peer_address or peer.address) if peer else None
 
     def payload_bytes_max(self, ingest_shard: int) -> int | None:
-        """The largest payload that an ingest takes, as it last said; None where it did not."""
+        """The largest payload that an ingest accepts; None where it never announced one."""
         peer = self._by_service.get("ingest", {}).get(ingest_shard)
         return (peer.payload_bytes_max or None) if peer else None
 
     @property
     def ingests(self) -> Mapping[int, str]:
-        """Address by ingest shard."""
         return self.shards("ingest")
 
     @property
     def brokers(self) -> Mapping[int, str]:
-        """Address by broker shard."""
         return self.shards("broker")
 
     @property
     def routers(self) -> Mapping[int, str]:
-        """Address by router number."""
         return self.shards("router")
 
     @property
     def janitors(self) -> Mapping[int, str]:
-        """Address by janitor number."""
         return self.shards("janitor")
 
     @cached_property
@@ -136,7 +132,7 @@ class TopologyDirectory:
     """
 
     def __init__(self, objects: Objects, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Read and write these objects; the clock (in seconds) only ages the cache."""
+        """The clock (in seconds) only ages the cache."""
         self._objects = objects
         self._monotonic = monotonic
         self._reading = asyncio.Lock()
@@ -145,7 +141,7 @@ class TopologyDirectory:
         self._refreshing: asyncio.Task[Topology] | None = None
 
     async def announce(self, peer: Peer) -> None:
-        """Tell everybody where this process is; replaces what its predecessor said."""
+        """Announce the address of this process; replaces its predecessor's."""
         fields = {"service": peer.service, "shard": peer.shard, "address": peer.address}
         if peer.peer_address:
             fields["peer_address"] = peer.peer_address
@@ -155,7 +151,7 @@ class TopologyDirectory:
         self._read_at = float("-inf")
 
     async def entry(self, peer: Peer) -> Peer | None:
-        """What the topology says now of this peer's service and shard; None: nothing."""
+        """The entry of this peer's service and shard as stored now; None without one."""
         return await self._read_one(peer.path)
 
     async def withdraw(self, peer: Peer) -> None:
@@ -173,7 +169,7 @@ class TopologyDirectory:
         self._read_at = float("-inf")
 
     async def read(self, max_age_ms: int = CACHE_MS) -> Topology:
-        """The topology, at most so old, unless the store is away: then the last one known."""
+        """The topology, at most `max_age_ms` old, or the last known one while the store is down."""
         async with self._reading:  # One reading serves all who wait for it.
             if self._known is not None and self._age_ms() <= max_age_ms:
                 return self._known
@@ -187,14 +183,13 @@ class TopologyDirectory:
             return self._known
 
     def last(self) -> Topology | None:
-        """The last reading, at once; an old one is renewed behind the caller's back."""
+        """The last reading, without waiting; an old one is renewed in the background."""
         idle = self._refreshing is None or self._refreshing.done()
         if self._known is not None and idle and self._age_ms() > CACHE_MS:
             self._refreshing = asyncio.create_task(self.read())
         return self._known
 
     async def close(self) -> None:
-        """Stop renewing."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.wait([self._refreshing])

@@ -12,10 +12,9 @@ SERVICE_NAME = topology_pb2.DESCRIPTOR.services_by_name["TopologyService"].full_
 
 
 class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
-    """Answers from the directory, whose short cache bounds what many clients cost the store."""
+    """Serves the directory, whose short cache bounds what many clients cost the store."""
 
     def __init__(self, directory: TopologyDirectory) -> None:
-        """Answer from this directory."""
         self._directory = directory
 
     async def GetTopology(  # noqa: N802 - the RPC's name

@@ -35,36 +35,34 @@ class ExitCause:
 
     @classmethod
     def clean(cls, message: str) -> ExitCause:
-        """Asked to stop."""
         return cls(EXIT_CLEAN, "stopped", message)
 
     @classmethod
     def failed(cls, message: str) -> ExitCause:
-        """Memory is ahead of the disk, or a part broke: restart from disk."""
+        """Memory is ahead of the disk, or a part failed: restart from disk."""
         return cls(EXIT_FAILED, "failed", message)
 
     @classmethod
     def fenced(cls, message: str) -> ExitCause:
-        """Another process has taken over the shard: stop and stay down."""
+        """Another process owns the shard: stop and stay down."""
         return cls(EXIT_FENCED, "fenced", message)
 
     @classmethod
     def usage(cls, message: str) -> ExitCause:
-        """A setting is wrong in a way that only shows once it is used."""
+        """A setting is wrong, which shows only in use."""
         return cls(EXIT_USAGE, "wrong_setting", message)
 
 
 class FatalError(Exception):
-    """Raised by a service's `start` when the process must end for a cause that it knows."""
+    """Raised by a service's `start`: the process must end for this cause."""
 
     def __init__(self, cause: ExitCause) -> None:
-        """Keep the cause, with which the process will end."""
         super().__init__(cause.message)
         self.cause = cause
 
 
 async def first_cause(*causes: Coroutine[Any, Any, ExitCause]) -> ExitCause:
-    """The cause that comes first; of several at once the first one here explains the others."""
+    """The first cause; of several at the same time the one listed first explains the others."""
     ends = [asyncio.create_task(cause) for cause in causes]
     try:
         ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -25,19 +25,16 @@ class Health(health.aio.HealthServicer):
     """
 
     def __init__(self, services: Sequence[str]) -> None:
-        """For these services, by their full names."""
         super().__init__()
         self._services = ("", *services)
         self.is_serving = False
         self.reason = ""
 
     async def serving(self) -> None:
-        """Answer SERVING from now on."""
         self.is_serving, self.reason = True, ""
         await self._set_all(_SERVING)
 
     async def not_serving(self, reason: str) -> None:
-        """Answer NOT_SERVING from now on, with this reason."""
         self.is_serving, self.reason = False, reason.encode("ascii", "replace").decode()
         await self._set_all(_NOT_SERVING)
 

@@ -27,7 +27,7 @@ _SERVING = 1
 
 
 def probe(address: str) -> str:
-    """Ask for the health of a whole server: empty when it serves, else why it does not."""
+    """Check the health of a server: empty when it serves, else why it does not."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), DEADLINE_SECONDS) as connection:
@@ -71,7 +71,7 @@ def _ask(connection: socket.socket, address: str) -> int:
 
 
 def _status(message: bytes) -> int:
-    """The status in a HealthCheckResponse with its length before it; absent means 0."""
+    """The status in a length-prefixed HealthCheckResponse; absent means 0."""
     body = message[len(_EMPTY_MESSAGE) :]
     return body[1] if len(body) == 2 and body[0] == _STATUS_FIELD else 0
 

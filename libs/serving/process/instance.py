@@ -37,7 +37,7 @@ DEDUPE_WINDOW_S_MAX: Final = 366 * DAY_S
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """What every process of the instance has alike."""
+    """The settings that all processes of the instance share."""
 
     payload_bytes_max: int = setting(
         "Largest payload of a message, in bytes; message size limits follow from it.",
@@ -103,10 +103,9 @@ class StatedSetting(NamedTuple):
 
 
 class Contradiction(FatalError):
-    """What this process states differs from the instance: the process ends, and nothing changed."""
+    """A flag or variable contradicts the instance: the process ends, and nothing has changed."""
 
     def __init__(self, stated: Iterable[StatedSetting], settings: InstanceSettings) -> None:
-        """Name each setting that differs, both values, and what to do."""
         lines = [
             f"{one.source} is {one.value}, but the instance has "
             f"{one.name}={getattr(settings, one.name)}. Remove {one.source}, or change the "

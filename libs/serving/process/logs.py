@@ -51,7 +51,7 @@ def configure(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record tells anything: gRPC calls it an error when a reader of a stream leaves."""
+    """Whether a record matters: gRPC logs an error when a reader of a stream leaves."""
     kind = record.exc_info[0] if record.exc_info else None
     return record.name != "grpc._cython.cygrpc" or getattr(kind, "__name__", "") != (
         "ExecuteBatchError"
@@ -66,13 +66,13 @@ class RepeatLimit(logging.Filter):
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """The clock is in seconds."""
+        """`clock` is in seconds."""
         super().__init__()
         self._clock = clock
         self._seen: dict[tuple[str, str], _Repeats] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record goes through; one that follows others held back says how many."""
+        """Whether to log a record; the one after suppressed ones says how many there were."""
         if record.levelno != logging.WARNING:
             return True
         now = self._clock()
@@ -99,8 +99,6 @@ class RepeatLimit(logging.Filter):
 
 
 class _Repeats:
-    """How often a warning came lately."""
-
     def __init__(self, now: float) -> None:
         self.count = 0
         self.held_back = 0

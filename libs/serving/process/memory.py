@@ -31,7 +31,7 @@ ARENAS: Final = 2
 
 
 def bound_arenas() -> bool:
-    """Limits the arenas of this process; call it before threads start. False where libc cannot."""
+    """Limit malloc's arenas; call it before threads start. Returns False where libc cannot."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     done = mallopt is not None and mallopt(M_ARENA_MAX, ARENAS) == 1
     if not done:
@@ -49,12 +49,12 @@ of a few objects an error."""
 
 
 def calm_collector() -> None:
-    """Lets the collector of cycles look more rarely; for processes that hold many messages."""
+    """Let the garbage collector run more rarely, for processes that hold many messages."""
     gc.set_threshold(YOUNG_MAX, MIDDLE_EVERY, OLD_EVERY)
 
 
 def keep_for_good() -> None:
-    """What is there now stays, as far as the collector knows: it looks at none of it any more."""
+    """Exempt all objects that exist now from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -67,16 +67,15 @@ TRIM_S: Final = 1.0
 
 
 class Trimmer:
-    """Gives memory back to the system after much was freed: glibc would keep it."""
+    """Returns memory to the system after much was freed, which glibc would keep."""
 
     def __init__(self) -> None:
-        """Nothing is to be given back yet."""
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._freed_bytes = 0
         self._due: asyncio.TimerHandle | None = None
 
     def freed(self, size_bytes: int) -> None:
-        """So many bytes were freed, or are about to be."""
+        """Note that this many bytes were freed, or are about to be."""
         self._freed_bytes += size_bytes
         if self._due is None and self._freed_bytes >= TRIM_BYTES and self._trim is not None:
             self._due = asyncio.get_running_loop().call_later(TRIM_S, self._give_back)

@@ -36,7 +36,7 @@ _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _seconds() -> float:
-    """A clock that goes on while the machine sleeps, where there is one."""
+    """A clock that runs while the machine sleeps, where there is one."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 
@@ -60,7 +60,7 @@ class Announcement:
     """
 
     def __init__(self, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S) -> None:
-        """For the process that `peer` tells where to reach; look at its entry every `check_s`."""
+        """Check the entry of `peer`, this process, every `check_s`."""
         self._directory = directory
         self._peer = peer
         self._check_s = check_s
@@ -71,7 +71,7 @@ class Announcement:
         await self._directory.announce(self._peer)
 
     async def keep(self) -> None:
-        """Put the entry right whenever it is not this process's; runs until cancelled or fenced."""
+        """Restore the entry whenever it is not this process's, until cancelled or fenced."""
         while True:
             await asyncio.sleep(self._check_s * random.uniform(0.5, 1.0))
             try:
@@ -98,14 +98,14 @@ class Announcement:
         await self._directory.withdraw(self._peer)
 
     async def _may_replace(self, found: Peer | None) -> bool:
-        """Whether an entry that is not this process's is wrong."""
+        """Whether to replace an entry that is not this process's."""
         if found is None:
             return True
         return bool(await asyncio.to_thread(probe, found.peer_address or found.address))
 
 
 class Ownership(Announcement):
-    """The entry of a process that owns its shard, as only one can, and has to prove it."""
+    """The entry of a process that owns a shard, and must prove it."""
 
     def __init__(
         self,
@@ -125,46 +125,45 @@ class Ownership(Announcement):
         self._commits = commits
 
     async def prove(self) -> None:
-        """See GroupCommit.prove_ownership."""
         await self._commits.prove_ownership()
 
     async def announce(self) -> None:
-        """Write the entry, once the process has proven that it is the owner. Raises Fenced."""
+        """Prove ownership, then write the entry. Raises Fenced."""
         await self.prove()
         await super().announce()
 
     def waits_ms(self) -> Mapping[str, int]:
-        """How long the store has not answered, by what waits for it; 0: nothing does."""
+        """How long the oldest commit has waited for the store; 0 when none waits."""
         asked = 0 if self._asked_at is None else int((time.monotonic() - self._asked_at) * 1000)
         return {"a commit": self._commits.overdue_ms(), "a read of the topology": asked}
 
     async def _may_replace(self, found: Peer | None) -> bool:
-        """Whatever it is: the owner's alone is right. Raises Fenced."""
+        """Always, once ownership is proven. Raises Fenced."""
         await self.prove()
         return True
 
 
 class Standstill:
-    """Holds answers back after a standstill, until ownership is proven."""
+    """Holds responses back after a standstill, until ownership is proven."""
 
     def __init__(
         self,
         prove: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = _seconds,
     ) -> None:
-        """Prove by this, which raises Fenced; the clock is in seconds."""
+        """`prove` raises Fenced; `clock` is in seconds."""
         self._prove = prove
         self._clock = clock
         self._ran_at = clock()
         self._proving: asyncio.Future[None] | None = None
 
     def proof(self) -> asyncio.Future[None] | None:
-        """What to wait for before anything is answered; None: the process did not stand still."""
+        """The proof to await before responding; None unless the process stood still."""
         self._look()
         return None if self._proving is None else asyncio.shield(self._proving)
 
     async def watch(self) -> None:
-        """Note that the loop runs; until cancelled."""
+        """Note that the loop runs, until cancelled."""
         while True:
             self._look()
             await asyncio.sleep(LOOK_S)

@@ -22,7 +22,7 @@ _KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int, boo
 
 @dataclass(frozen=True)
 class Setting:
-    """What a config field says of itself, beyond its name, type and default."""
+    """The metadata of a config field beside its name, type and default."""
 
     text: str
     minimum: int | None
@@ -52,7 +52,6 @@ def setting(
 
 
 def settings_of(config_type: type) -> list[dataclasses.Field[Any]]:
-    """The fields that are made with `setting`."""
     return [field for field in dataclasses.fields(config_type) if "setting" in field.metadata]
 
 
@@ -75,7 +74,7 @@ def variable_of(name: str) -> str:
 
 
 def parse(field: dataclasses.Field[Any], text: str) -> str | int | bool:
-    """The value that a flag or variable states. Raises ValueError with the rule it breaks."""
+    """Parse the text of a flag or variable. Raises ValueError with the rule it breaks."""
     described: Setting = field.metadata["setting"]
     kind = kind_of(field)
     if kind is bool:
@@ -93,7 +92,7 @@ def parse(field: dataclasses.Field[Any], text: str) -> str | int | bool:
 
 
 def check_bounds(described: Setting, value: int) -> None:
-    """Raises ValueError with the bound that the value of an int setting breaks."""
+    """Raise ValueError with the bound that the value of an int setting breaks."""
     if described.minimum is not None and value < described.minimum:
         raise ValueError(f"must be at least {described.minimum}")
     if described.maximum is not None and value > described.maximum:

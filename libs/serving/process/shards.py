@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def opened_root(url: str) -> Root:
-    """The root of the settings; raises FatalError for one that means nothing."""
+    """Open the root of the settings. Raises FatalError for an invalid one."""
     try:
         return open_root(url)
     except (ValueError, StorageError) as error:
@@ -27,7 +27,7 @@ def opened_root(url: str) -> Root:
 
 
 async def wait_for_clock(database: Database, wall: Callable[[], float] = time.time) -> None:
-    """Returns once the wall clock is past the last commit, before which no write is taken."""
+    """Return once the wall clock is past the last commit: SlateDB refuses earlier writes."""
     tick_ms = await database.written_ms(CLOCK_KEY)
     if tick_ms is not None:
         await wait_until_past(tick_ms, _say_waiting, wall)

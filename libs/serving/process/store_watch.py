@@ -34,7 +34,7 @@ SAY_AGAIN_S: Final = 30.0
 
 
 class StoreWatch:
-    """Watches what the store keeps an owner waiting for."""
+    """Reports operations of the store that keep an owner waiting."""
 
     def __init__(
         self,
@@ -61,13 +61,11 @@ class StoreWatch:
         )
 
     async def run(self) -> None:
-        """Look until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Say what has changed."""
         waits_ms = self._waits_ms()
         what = max(waits_ms, key=lambda one: waits_ms[one])
         before_ms, self._waiting_ms = self._waiting_ms, waits_ms[what]

@@ -70,7 +70,7 @@ class Watchdog:
     """
 
     def __init__(self, bound_ms: int, count: Callable[[str], None] = lambda name: None) -> None:
-        """Report steps over this bound; `count` is called with the name of each."""
+        """Report steps longer than the bound; `count` is called with the name of each."""
         self.slow: dict[str, SlowSteps] = {}
         self.count = count
         self._bound_ns = bound_ms * 1_000_000
@@ -83,7 +83,7 @@ class Watchdog:
     def new_event_loop(
         self, make: Callable[[], asyncio.AbstractEventLoop]
     ) -> asyncio.AbstractEventLoop:
-        """A loop of the type that `make` makes, watched, for the thread that calls this. Once."""
+        """A watched loop of the type that `make` makes, for the calling thread. Call it once."""
         plain = make()
         plain.close()
         loop: asyncio.AbstractEventLoop = _watched(type(plain), self._run, self._ended.set)()
@@ -92,7 +92,6 @@ class Watchdog:
         return loop
 
     def _run(self, callback: Callable[..., object], *args: object) -> None:
-        """Run a step."""
         began_ns = time.perf_counter_ns()
         if began_ns - self._mark_ns > MARK_NS:
             self._mark_ns, self._mark_cpu_ns = began_ns, time.thread_time_ns()
@@ -128,7 +127,7 @@ class Watchdog:
             steps.logged_ns, steps.unlogged_count = now_ns, 0
 
     def _look(self) -> None:
-        """Note where a step is that has taken half the bound; runs in a thread of its own."""
+        """Record the stack of a step that has taken half the bound; runs in its own thread."""
         every_s = self._bound_ns / 2e9
         while not self._ended.wait(every_s):
             began_ns = self._began_ns
@@ -142,7 +141,7 @@ class Watchdog:
 
 
 def _stack_of(frame: FrameType) -> str:
-    """What a step runs, innermost last, from its beginning or its last `FRAMES_MAX` frames."""
+    """The stack of a step, innermost last: its last `FRAMES_MAX` frames at most."""
     frames = traceback.extract_stack(frame)
     own = [place for place, one in enumerate(frames) if one.filename == __file__]
     inner = frames[own[-1] + 1 :] if own else frames
@@ -150,7 +149,7 @@ def _stack_of(frame: FrameType) -> str:
 
 
 def name_of(callback: Callable[..., object]) -> str:
-    """What a step runs: the coroutine of a task, or the function."""
+    """The name of what a step runs: the coroutine of a task, or the function."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         coroutine: Any = owner.get_coro()
@@ -159,7 +158,7 @@ def name_of(callback: Callable[..., object]) -> str:
 
 
 def _watched(kind: Any, run: Callable[..., None], closed: Callable[[], None]) -> Any:
-    """A type of loops that have their steps run by `run`, and call `closed` in the end."""
+    """A type of loops whose steps are run by `run`, and which call `closed` when they close."""
     soon, threadsafe = kind.call_soon, kind.call_soon_threadsafe
     later, at = kind.call_later, kind.call_at
     reader, writer = kind.add_reader, kind.add_writer

@@ -24,10 +24,10 @@ WAIT_S: Final = 1.0
 
 
 class AnswerBudget(ByteBudget):
-    """The bytes read for answers, and in those that gRPC has not taken."""
+    """The bytes of responses being read, and of those that gRPC has not sent."""
 
     def __init__(self, bytes_max: int, setting: str) -> None:
-        """Begin with nothing reserved; `setting` gives the bound."""
+        """`setting` names the bound in errors."""
         super().__init__(bytes_max)
         self._setting = setting
         self._beyond = asyncio.Lock()
@@ -35,16 +35,16 @@ class AnswerBudget(ByteBudget):
 
     @property
     def share_bytes(self) -> int:
-        """What one fetch or answer may take now."""
+        """The bytes that one fetch or response may take now."""
         return max((self.bytes_max - self.used_bytes) // 4, SMALL_BYTES)
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether only small answers fit."""
+        """Whether only small responses fit."""
         return self.used_bytes > self.bytes_max
 
     def exceeded(self) -> ResourceExhausted:
-        """The error of a call whose messages are there, and too large for what is free."""
+        """The error of a call whose messages are too large for the bytes left."""
         return ResourceExhausted(
             "answers that callers have not read take all the memory for messages on their way; "
             f"read or close them, or raise {self._setting}",
@@ -53,7 +53,7 @@ class AnswerBudget(ByteBudget):
         )
 
     def hold(self, size_bytes: int) -> None:
-        """Count an answer until it is released; raises ResourceExhausted where it is too large."""
+        """Count a response until it is released. Raises ResourceExhausted where it is too large."""
         if size_bytes > SMALL_BYTES and self.is_exceeded:
             raise self.exceeded()
         self.take(size_bytes)
@@ -77,7 +77,7 @@ class AnswerBudget(ByteBudget):
 
     @contextmanager
     def releasing(self, size_bytes: int) -> Iterator[None]:
-        """Give back at the end what was reserved."""
+        """Release at the end what was reserved."""
         try:
             yield
         finally:

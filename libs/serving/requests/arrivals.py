@@ -64,14 +64,13 @@ class Arrival:
     __slots__ = ("_refuse", "_waiting", "began_s", "is_refused", "is_whole")
 
     def __init__(self, began_s: float, refuse: Callable[[], Awaitable[None]]) -> None:
-        """It began at this time of the event loop; `refuse` ends its call."""
+        """`began_s` is a time of the event loop; `refuse` ends its call."""
         self.began_s = began_s
         self.is_refused = False
         self.is_whole = False
         self._refuse = refuse
 
     async def refuse(self) -> None:
-        """End its call."""
         self.is_refused = True
         # The task that ends a call learns so by an error.
         with suppress(grpc.aio.AbortError):
@@ -79,7 +78,7 @@ class Arrival:
 
 
 class Arrivals:
-    """The requests of one process that are arriving."""
+    """The requests that are arriving."""
 
     def __init__(
         self,
@@ -121,14 +120,14 @@ class Arrivals:
         return arrival
 
     def end(self, arrival: Arrival) -> None:
-        """Others count it from now on, or it will never be whole."""
+        """The request is whole, or never will be: stop counting it."""
         if self._arriving.pop(arrival, arrival) is None:
             self._taken -= 1
             if self._line:
                 self._admit()
 
     def look(self) -> None:
-        """Let more arrive, or refuse some, as the memory of the process says."""
+        """Let more requests arrive, or refuse some, by the memory of the process."""
         loop = asyncio.get_running_loop()
         is_idle = not self._arriving and not self._line
         self._timer = None if is_idle else loop.call_later(LOOK_S, self.look)
@@ -158,7 +157,6 @@ class Arrivals:
             self._admit()
 
     async def _turn(self) -> None:
-        """Wait in line."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append(turn)
         try:
@@ -185,7 +183,7 @@ class Arrivals:
                 self._refuse(arrival)
 
     def _refuse_youngest(self, slow: list[Arrival]) -> None:
-        """Leave no more than may be large: those let in beyond were not as small as they seemed."""
+        """Refuse all but those that may be large: the others were not as small as they seemed."""
         youngest = [one for one in slow if not one.is_whole][self._at_once :]
         if youngest:
             log.warning("%d requests that arrive are large: refused", len(youngest))
@@ -201,7 +199,7 @@ class Arrivals:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process; 0 where the system does not tell."""
+    """The resident memory of this process; 0 where it is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES

@@ -21,29 +21,28 @@ class ByteBudget:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Begin with nothing reserved."""
         self.bytes_max: Final = bytes_max
         self.used_bytes = 0
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_reserve(self, size_bytes: int) -> bool:
-        """Reserve now, or not at all: where it does not fit, or others wait."""
+        """Reserve at once, unless it does not fit or others wait."""
         if self._line or not self._fits(size_bytes):
             return False
         self.used_bytes += size_bytes
         return True
 
     def take(self, size_bytes: int) -> None:
-        """Reserve for what is in memory already, whether it fits or not."""
+        """Count what is in memory already, whether it fits or not."""
         self.used_bytes += size_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether others would have to wait, for however little."""
+        """Whether any reservation would have to wait."""
         return bool(self._line) or self.used_bytes > self.bytes_max
 
     async def reserve(self, size_bytes: int) -> None:
-        """Reserve as soon as it fits and those who asked before have theirs."""
+        """Reserve once it fits and earlier reservations are granted."""
         if self.try_reserve(size_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,12 +58,11 @@ class ByteBudget:
             raise
 
     def release(self, size_bytes: int) -> None:
-        """Give back what was reserved."""
         self.used_bytes -= size_bytes
         self._grant()
 
     def change(self, before_bytes: int, after_bytes: int) -> None:
-        """What is in memory already has become more, or less."""
+        """Adjust for what is in memory already."""
         self.take(after_bytes)
         self.release(before_bytes)
 

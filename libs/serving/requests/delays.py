@@ -6,7 +6,7 @@ from slatemq.errors import InvalidArgument
 
 
 def check_delay_ms(field: str, delay_ms: int, most_ms: int) -> int:
-    """The delay; InvalidArgument beyond what the setting `max_message_delay_ms` is."""
+    """The delay. Raises InvalidArgument beyond the setting `max_message_delay_ms`."""
     if not 0 <= delay_ms <= most_ms:
         raise InvalidArgument(
             field,

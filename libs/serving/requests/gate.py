@@ -14,10 +14,10 @@ __all__ = ["Entrance", "Gate", "OpenGate"]
 
 
 class Entrance(Protocol):
-    """What a call passes on its way to its handler."""
+    """What admits calls to their handlers."""
 
     def __enter__(self) -> None:
-        """The call is in flight; raises why it may not be."""
+        """Admit a call, or raise why not."""
 
     def __exit__(
         self,
@@ -28,7 +28,7 @@ class Entrance(Protocol):
         """The call is over."""
 
     def proof(self) -> asyncio.Future[None] | None:
-        """What it must wait for before it is served, if anything."""
+        """The proof to await before serving, if any."""
 
 
 class Gate:
@@ -42,7 +42,6 @@ class Gate:
     """
 
     def __init__(self, calls_max: int) -> None:
-        """Begin closed, as a service that is starting."""
         self.calls_count = 0
         self.standstill: Standstill | None = None
         self._calls_max = calls_max
@@ -51,11 +50,10 @@ class Gate:
         self._idle.set()
 
     def open(self) -> None:
-        """Let calls in."""
         self._closed = None
 
     def close(self, reason: str, message: str) -> None:
-        """Answer new calls with UNAVAILABLE and this reason; calls in flight go on."""
+        """Refuse new calls with UNAVAILABLE and this reason; calls in flight go on."""
         self._closed = (reason, message)
 
     async def idle(self) -> None:
@@ -63,7 +61,6 @@ class Gate:
         await self._idle.wait()
 
     def proof(self) -> asyncio.Future[None] | None:
-        """What a call must wait for before it is served, if anything."""
         return None if self.standstill is None else self.standstill.proof()
 
     def __enter__(self) -> None:
@@ -89,7 +86,7 @@ class Gate:
 
 
 class OpenGate(nullcontext[None]):
-    """Lets every call in, in every state."""
+    """Admits every call, in every state."""
 
     def proof(self) -> None:
-        """Nothing is to be waited for."""
+        """None."""

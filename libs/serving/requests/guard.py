@@ -54,7 +54,7 @@ Behavior = Callable[[Any, Context], Any]
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """Wraps each method's handler, once, and hands the wrapped one to every later call."""
+    """Wraps the handler of each method, once."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The guarded handler of the method called; None where there is no such method."""
+        """The guarded handler of the method; None where there is no such method."""
         method = handler_call_details.method
         guarded = self._guarded.get(method)
         if guarded is not None:
@@ -217,7 +217,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def _guard_writer(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
     ) -> Callable[[Any, Context], Awaitable[None]]:
-        """A handler that writes its answers itself, as health's does."""
+        """Guard a handler that writes its responses itself, as health's does."""
 
         async def guarded(_: Any, context: Context) -> None:
             try:
@@ -231,7 +231,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-        """Answers that there is no such method here, or none yet: its service is starting."""
+        """A handler that refuses: no such method here, or the service is starting."""
 
         async def refused(_: Any, context: Context) -> None:
             try:
@@ -252,12 +252,12 @@ def _unchanged(data: bytes) -> bytes:
 
 
 def encoded(kind: type[M], data: bytes) -> M:
-    """An answer of this type that is in protobuf's wire format already; it is sent as it is."""
+    """A response of this type that is encoded already; it is sent as it is."""
     return cast("M", data)
 
 
 def _encoding(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
-    """A serializer that lets bytes pass."""
+    """A serializer that passes bytes through."""
     if serializer is None:
         return None
     encode = serializer
@@ -274,7 +274,7 @@ def _unboxing(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byte
 
 
 async def _fail(method: str, context: Context, error: BaseException) -> None:
-    """End the call with the status of an error; a cancelled or aborted call just ends."""
+    """End the call with the status of the error; a cancelled or aborted call just ends."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
@@ -299,12 +299,12 @@ def _cancelled_from_outside(context: Context) -> bool:
 
 
 def status_of(method: str, error: BaseException) -> Status:
-    """What the caller of a method is told of an error, also as a part of an answer."""
+    """The status of an error for the method's caller, also as a part of a response."""
     return to_status(_translated(method, error))
 
 
 def _translated(method: str, error: BaseException) -> errors.SlateMQError:
-    """What the caller is told of an error, logging what the caller is not."""
+    """The error for the caller; logs what it must not contain."""
     if isinstance(error, errors.SlateMQError):
         if isinstance(error, errors.Internal | errors.DataLoss):
             log.error("%s", error.message, extra={"method": method, "reason": error.reason})

@@ -17,23 +17,20 @@ class LateHandlers(grpc.GenericRpcHandler):
     """
 
     def __init__(self) -> None:
-        """Knows no handler yet."""
         self._handlers: list[grpc.GenericRpcHandler] = []
 
     @property
     def registry(self) -> grpc.aio.Server:
-        """What the generated `add_…_to_server` functions take in place of the server itself."""
+        """The argument of the generated `add_…_to_server` functions, in place of the server."""
         return cast("grpc.aio.Server", self)
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler of the method called; None while there is none."""
         found = (handler.service(handler_call_details) for handler in self._handlers)
         return next((one for one in found if one is not None), None)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Adds the handlers of a service."""
         self._handlers += handlers
 
     def add_registered_method_handlers(

@@ -56,7 +56,6 @@ class Codec:
     """
 
     def __init__(self, decode: Callable[[bytes], Any]) -> None:
-        """Parse with the method's own deserializer."""
         self.decode = decode
         self.descriptor: Descriptor | None = getattr(
             getattr(decode, "__self__", None), "DESCRIPTOR", None
@@ -65,8 +64,6 @@ class Codec:
 
 
 class RequestReader:
-    """Reads the requests of one process."""
-
     def __init__(
         self, message_bytes_max: int, refuse: Refuse, held_bytes: Callable[[], int] = lambda: 0
     ) -> None:
@@ -143,7 +140,7 @@ class RequestReader:
                 yield None
 
     async def _next(self, messages: AsyncIterator[bytes], codec: Codec) -> bytes | None:
-        """The next message of a stream, with its share of the budget; None at the end."""
+        """The next message of a stream, with its budget reserved; None at the end."""
         data: bytes | None = None
         try:
             async with asyncio.timeout(None) as read:
@@ -184,12 +181,11 @@ class RequestReader:
         await asyncio.wait({reading}, timeout=PASS_OVER_S)
 
     def release(self, size_bytes: int) -> None:
-        """A large request is done with."""
         self._budget.release(size_bytes)
         self._trimmer.freed(size_bytes)
 
     def _arrivals_of(self, codec: Codec, method: str) -> Arrivals:
-        """Those among which a request arrives: the large ones of others must not hold it up."""
+        """The arrivals that a request is among: large ones of another kind must not delay it."""
         if method.startswith(limits.PROBE_PREFIXES):
             return self._probes
         return self._with_payloads if codec.has_payloads else self._others
@@ -204,7 +200,7 @@ class RequestReader:
             raise overloaded() from None
 
     def _check_size(self, codec: Codec, size_bytes: int, *, is_call: bool) -> None:
-        """Raises InvalidArgument for what is too large for a call, or else for a stream."""
+        """Raise InvalidArgument for a message too large for a call, or for a stream."""
         bytes_max = self._message_bytes_max if is_call else limits.STREAM_MESSAGE_BYTES_MAX
         if size_bytes > bytes_max:
             self._trimmer.freed(size_bytes)
@@ -231,7 +227,7 @@ class RequestReader:
     async def _shape_refusal(
         self, descriptor: Descriptor | None, data: bytes
     ) -> errors.InvalidArgument | None:
-        """Why a request is not parsed at all: an error without the frames that have its bytes."""
+        """The error of a request that is not parsed, without the frames that hold its bytes."""
         if descriptor is None:
             return None
         is_long = len(data) >= STEP_BYTES
@@ -258,7 +254,7 @@ class RequestReader:
 
 
 def overloaded() -> errors.ResourceExhausted:
-    """The error of a large request for which there is no memory now."""
+    """The error of a large request that memory is too short for."""
     return errors.ResourceExhausted(
         "other large requests take all the memory for requests",
         reason="LARGE_REQUESTS",

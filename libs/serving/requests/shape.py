@@ -86,15 +86,12 @@ class ShapeError(Exception):
     """
 
     def __init__(self, field: str, rule: str = "") -> None:
-        """Name the field and the rule."""
         super().__init__(field, rule)
         self.field = field
         self.rule = rule
 
 
 class _Kind:
-    """What the walk needs to know of a field."""
-
     __slots__ = ("has_fields", "has_numbers", "inner", "is_counted", "is_map", "items", "name")
 
     def __init__(self, field: FieldDescriptor) -> None:
@@ -118,7 +115,7 @@ def walk(descriptor: Descriptor, data: bytes) -> Iterator[None]:
 
 
 class _Walk:
-    """One walk over one request."""
+    """A walk over one request."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -130,7 +127,7 @@ class _Walk:
     def message(
         self, descriptor: Descriptor, at: int, end: int, path: str, depth: int
     ) -> Iterator[None]:
-        """Walk over one message and those in it."""
+        """Walk over a message and those nested in it."""
         data, kinds = self._data, _kinds(descriptor)
         counts: dict[str, int] = {}
         if not depth:
@@ -170,7 +167,7 @@ class _Walk:
                     self._add_numbers(kind, 1, path)
 
     def _span(self, at: int, end: int, path: str) -> tuple[int, int]:
-        """Where the bytes of a field begin and end, from its length on."""
+        """Where the bytes of a field begin and end; `at` is at its length."""
         if at >= end:
             raise ShapeError(path)
         length = self._data[at]
@@ -248,7 +245,7 @@ class _Walk:
 
 @cache
 def _kinds(descriptor: Descriptor) -> dict[int, _Kind]:
-    """By number, the fields that have, or are, lists or maps."""
+    """The fields that are or contain lists or maps, by number."""
     found = {field.number: _Kind(field) for field in descriptor.fields}
     return {
         number: kind
@@ -259,7 +256,7 @@ def _kinds(descriptor: Descriptor) -> dict[int, _Kind]:
 
 @cache
 def _has_lists(descriptor: Descriptor, above: tuple[str, ...] = ()) -> bool:
-    """Whether a message of this type has lists or maps, or messages in it do."""
+    """Whether a message of this type has lists or maps, nested ones included."""
     if descriptor.full_name in above:
         return False  # It stands in itself: the outer one is asked.
     above = (*above, descriptor.full_name)

@@ -32,7 +32,7 @@ HELD_FACTOR: Final = 2
 
 
 class StreamReads:
-    """The reads of streams of one process that wait for a message, or for memory for it."""
+    """The stream reads that wait for a message, or for memory for it."""
 
     def __init__(
         self,
@@ -54,17 +54,16 @@ class StreamReads:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: asyncio.Timeout) -> None:
-        """A read begins within this scope; it ends by TimeoutError when memory is short."""
+        """Begin a read in this scope; TimeoutError ends it when memory is short."""
         self._waiting[read] = None
         if self._timer is None:
             self._look_later()
 
     def end(self, read: asyncio.Timeout) -> None:
-        """It has its message, or never will."""
         self._waiting.pop(read, None)
 
     def look(self) -> None:
-        """End all reads where the process has grown by too much."""
+        """End all reads if the process has grown by too much."""
         if not self._waiting:
             self._timer = None
             self._resident_bytes.clear()

@@ -15,7 +15,7 @@ from slatemq._rpc.wire_format import I32, I64, LEN, VARINT, read_varint
 
 
 class _At(Exception):
-    """Found: the path of the field at fault."""
+    """The path of the field at fault."""
 
 
 def field_at_fault(descriptor: Descriptor, data: bytes) -> str:
@@ -31,7 +31,7 @@ def field_at_fault(descriptor: Descriptor, data: bytes) -> str:
 
 
 def first_list(descriptor: Descriptor) -> str:
-    """The name of a request's first repeated field: what to make shorter; empty if it has none."""
+    """A request's first repeated field, which to make shorter; empty if it has none."""
     return next((field.name for field in descriptor.fields if field.is_repeated), "")
 
 

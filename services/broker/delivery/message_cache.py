@@ -41,17 +41,17 @@ FETCH_BYTES = 32 << 20
 """Payload bytes asked for at once: a full answer takes some 30 ms to send and decode."""
 
 FETCH_DEADLINE_S = 10.0
-"""An ingest that has not answered by then counts as away."""
+"""An ingest that has not answered by then counts as down."""
 
 
 GONE = "payload gone"
-"""The reason of a dead letter that is not stored any more."""
+"""The reason of a dead letter whose payload is not stored any more."""
 
 DAMAGED = "payload damaged"
 """The reason of one whose stored bytes cannot be read."""
 
 REPLACE_DEADLINE_S = 30.0
-"""The same for a message that is replaced: its payload may have to be uploaded."""
+"""For a message that is replaced: its payload may have to be uploaded."""
 
 
 class ReadResult(NamedTuple):
@@ -71,7 +71,7 @@ than the payload. A plain pair, which `zip` makes: each message has one.
 
 
 class IngestMessages(NamedTuple):
-    """What an ingest gave: messages, and why others are not to be had (GONE, DAMAGED)."""
+    """Messages that an ingest returned, and why others are unavailable (GONE, DAMAGED)."""
 
     held: dict[int, CachedMessage]
     size_bytes: int
@@ -82,68 +82,63 @@ class IngestMessages(NamedTuple):
 
 
 def size_of(held: dict[int, CachedMessage]) -> int:
-    """Bytes of messages in memory, what they share counted for each."""
     return sum(map(len, chain.from_iterable(held.values())))
 
 
 @dataclass(slots=True)
 class FetchResult:
-    """What became of a fetch, beyond what is now in the cache."""
+    """The outcome of a fetch, beside what is now in the cache."""
 
     gone: dict[int, str] = field(default_factory=dict)
-    """Those that are not to be had any more, with the reason."""
+    """Messages that are gone, with the reason."""
     slow: set[int] = field(default_factory=set)
-    """Those that their ingests are still reading."""
+    """Messages that their ingests are still reading."""
     away: set[int] = field(default_factory=set)
-    """Ingest shards that could not be asked."""
+    """Ingest shards that did not answer."""
     count: int = 0
-    """How many messages came."""
+    """Messages fetched."""
     size_bytes: int = 0
-    """See Came."""
+    """See IngestMessages."""
 
 
 class Ingests(Protocol):
-    """Where messages are read, and changed."""
+    """Reads and changes messages in the ingests."""
 
     async def check(self, shard: int) -> None:
-        """Return if an ingest answers; raises Unavailable."""
+        """Return if an ingest answers. Raises Unavailable."""
 
     async def raise_purge_epoch(self, shard: int) -> None:
-        """Has an ingest refuse purges that were decided before; raises Unavailable."""
+        """Let an ingest refuse purges that were decided before. Raises Unavailable."""
 
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
-        """Messages of one shard as bytes, the first that fit; raises Unavailable."""
+        """Messages of one shard as bytes, the first that fit. Raises Unavailable."""
 
     async def read(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
     ) -> ReadResult:
-        """Messages of one shard as objects, the first that fit; raises Unavailable."""
+        """Messages of one shard as objects, the first that fit. Raises Unavailable."""
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
-        """Replaces a message; gives its new etag. Raises what ingest refuses, and Unavailable."""
+        """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
 
 
 class IngestClient:
-    """Reads messages over gRPC."""
+    """Ingests over gRPC."""
 
     def __init__(self, channels: Channels) -> None:
-        """Call through these channels."""
         self._channels = channels
 
     async def check(self, shard: int) -> None:
-        """See Ingests."""
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.GetLogStatus(GetLogStatusRequest(), timeout=FETCH_DEADLINE_S)
 
     async def raise_purge_epoch(self, shard: int) -> None:
-        """See Ingests."""
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.RaisePurgeEpoch(RaisePurgeEpochRequest(), timeout=FETCH_DEADLINE_S)
 
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
-        """See Ingests."""
         request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes)
         answer = await self._read(shard, request)
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
@@ -164,7 +159,6 @@ class IngestClient:
     async def read(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
     ) -> ReadResult:
-        """See Ingests."""
         request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes, with_etags=etags)
         answer = await self._read(shard, request)
         if answer.slow_ids and not answer.runs and not answer.missing_ids:
@@ -186,7 +180,7 @@ class IngestClient:
 
     @contextmanager
     def _unavailable(self, shard: int) -> Iterator[None]:
-        """Turns the failure of a call into Unavailable; the next call looks for a newer address."""
+        """Turn the failure of a call into Unavailable; the next call looks up the address again."""
         try:
             yield
         except (grpc.RpcError, StorageError) as error:
@@ -194,7 +188,6 @@ class IngestClient:
             raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
-        """See Ingests."""
         shard = shard_of(request.message_id)
         try:
             with peer_failures():
@@ -213,12 +206,12 @@ class IngestClient:
 class Payloads:
     """A cache of messages, bounded in bytes, that fetches what it lacks.
 
-    It has two halves: what comes goes into the young one, and once that is full the old one goes
-    at once. So a message costs its place alone, not a turn of its own when it has to go.
+    It has two halves: fetched messages enter the young one, and once that is full the old one is
+    dropped whole. So evicting a message costs nothing of its own.
     """
 
     def __init__(self, ingests: Ingests, bytes_max: int) -> None:
-        """Keep at most `bytes_max` of messages, and at least the half: those that came last."""
+        """Keep the newest messages: at most `bytes_max`, at least half of it."""
         self._ingests = ingests
         self._half_bytes = bytes_max // 2
         self._young_bytes = 0
@@ -228,11 +221,10 @@ class Payloads:
         self._hands: dict[object, dict[int, CachedMessage]] = {}
 
     def get(self, message_id: int) -> CachedMessage | None:
-        """The message, if it is here."""
         return self._young.get(message_id) or self._old.get(message_id)
 
     def look(self, ids: Sequence[int]) -> tuple[dict[int, CachedMessage], Sequence[int]]:
-        """Those of the IDs whose messages are here, and the others."""
+        """The messages that are cached, and the IDs of the others."""
         if self._young.keys().isdisjoint(ids) and self._old.keys().isdisjoint(ids):
             return {}, ids
         here: dict[int, CachedMessage] = {}
@@ -259,7 +251,6 @@ class Payloads:
             del self._hands[key]
 
     async def reaches(self, shard: int) -> bool:
-        """Whether an ingest answers now."""
         try:
             await self._ingests.check(shard)
         except Unavailable:
@@ -272,7 +263,7 @@ class Payloads:
         hand: dict[int, CachedMessage] | None = None,
         max_bytes: int = FETCH_BYTES,
     ) -> FetchResult:
-        """Reads messages into the cache, and a hand: as many of the first as fit."""
+        """Read messages into the cache and the pinned ones: the first that fit."""
         if not ids:
             return FetchResult()
         by_shard: dict[int, Sequence[int]] = {shard_of(ids[0]): ids}
@@ -314,7 +305,7 @@ class Payloads:
         self._keep(came, size_bytes)
 
     def forget(self, message_id: int) -> None:
-        """The message has changed: what is here of it, or on its way, is handed out no more."""
+        """The message has changed: drop it from the cache, from pins and from fetches in flight."""
         self._young.pop(message_id, None)
         self._old.pop(message_id, None)
         for forgotten in self._fetches.values():
@@ -339,4 +330,4 @@ class Payloads:
 
 
 OVERHEAD_BYTES = 500
-"""About what a message costs beside its bytes: the objects, its place here."""
+"""About what a message costs beside its bytes: its objects, and its place in the cache."""

@@ -1,4 +1,4 @@
-"""Changes of what is stored already: written with the publisher's commits, told when durable."""
+"""Changes of stored messages: written with the publisher's commits, applied once durable."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Writes changes, of those whose turn it is (services.ingest.edit.turns)."""
+    """Writes changes. The caller holds the turns of the entries (services.ingest.edit.turns)."""
 
     def __init__(self, publisher: Publisher, log: MetadataLog, reader: Reader) -> None:
-        """Write with the publisher's commits; log and reader learn what has changed."""
         self._publisher = publisher
         self._log = log
         self._reader = reader
@@ -54,9 +53,9 @@ class Changes:
     ) -> None:
         """Write a change, and other records with it; durable on return.
 
-        It is in the commit that gathers now: whoever looked at something before the call and did
-        not wait since can rely on it. `events` makes the rows of its events, once it is certain.
-        Raises ResourceExhausted, and the errors of the store.
+        It joins the commit that gathers now: what the caller saw holds if it has not waited since.
+        `events` makes the rows of its events, after admission. Raises ResourceExhausted, and the
+        errors of the store.
         """
         records = [(log_key(sequence), value) for sequence, value in change.entries.items()]
         payloads = change.payloads

@@ -1,4 +1,4 @@
-"""The shard's purge epoch: whoever decides to purge carries the one he saw, an older is refused."""
+"""The shard's purge epoch: a purge carries the epoch it was decided in, an older is refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ class PurgeEpoch:
     """
 
     def __init__(self, number: int, publisher: Publisher) -> None:
-        """Go on from this number, with the commits of the publisher."""
         self.durable = number
         self._number = number
         self._publisher = publisher
 
     @classmethod
     async def load(cls, database: Database, publisher: Publisher) -> PurgeEpoch:
-        """As the last commit left it."""
         value = await database.get(PURGE_EPOCH_KEY)
         return cls(0 if value is None else decode_purge_epoch(value), publisher)
 
@@ -50,7 +48,7 @@ class PurgeEpoch:
             )
 
     async def raise_by_one(self) -> int:
-        """Raise it; durable on return. Raises the errors of the store."""
+        """Raise the epoch; durable on return. Raises the errors of the store."""
         self._number = number = self._number + 1
         records = [(PURGE_EPOCH_KEY, encode_purge_epoch(number))]
         self._publisher.put(records, partial(self._settle, number))

@@ -1,4 +1,4 @@
-"""When a message may be removed for good: its age, and whether its event is published."""
+"""When a message may be removed permanently: its age, and whether its event is published."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ __all__ = ["ALL_ANNOUNCED", "Reason", "Rules", "Unannounced"]
 
 
 class Reason(Enum):
-    """Why a message may go."""
-
     EXPIRED = "expired"
     UNREFERENCED = "unreferenced"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How old is old enough: both in ms; a window of 0 never ends."""
+    """The ages from which messages may be removed; a replay window of 0 never ends."""
 
     grace_ms: int
     replay_window_ms: int
 
     def holds(self, reason: Reason, now_ms: int) -> Callable[[int, int], bool]:
-        """Tells, by receipt in ms and retention in seconds, whether a reason holds now."""
+        """A predicate over receipt (ms) and retention (s): whether the reason holds now."""
         if reason is Reason.EXPIRED:
             limit_ms = now_ms - self.grace_ms
             return lambda received_ms, kept_s: 0 < kept_s * 1000 <= limit_ms - received_ms
@@ -49,4 +47,4 @@ class Unannounced(NamedTuple):
 
 
 ALL_ANNOUNCED: Final = Unannounced(MAX_MESSAGE_ID, 0)
-"""Nobody waits for events."""
+"""Every event is published."""

@@ -1,4 +1,4 @@
-"""Removing messages for good, on behalf of the janitor.
+"""Removing messages permanently, on behalf of the janitor.
 
 ::
 
@@ -9,7 +9,7 @@
 
 Ingest does not know what queues need. It checks what it can know: that the decision is as young as
 its purge epoch, that its reason holds by the shard's own clock, with a grace period for clocks that
-differ, and that the message is there. Between two pieces everybody else has a turn.
+differ, and that the message is there. Between two pieces other changes have their turns.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PIECE_BYTES: Final = 1 << 20
 alone has more: publishes wait for it."""
 
 PACKS_BYTES: Final = 1 << 20
-"""About as much of payloads that stay is written anew in one commit; never over 5 MiB."""
+"""Bytes of payloads that stay and are rewritten in one commit, about; never over 5 MiB."""
 
 PACKS_AT_ONCE: Final = 64
 """Packs that are looked at together: 4 MiB at most."""
@@ -71,7 +71,7 @@ BLOBS_AT_ONCE: Final = 8
 
 
 class Purge(NamedTuple):
-    """What is to go, and what was believed when this was decided."""
+    """The messages to remove, and what the decision was based on."""
 
     epoch: int
     reason: Reason
@@ -94,7 +94,7 @@ class Purged:
 
 
 class _Step(NamedTuple):
-    """What an entry becomes when these messages go; one from which many go takes several."""
+    """One rewrite of an entry; an entry that loses many messages takes several."""
 
     sequence: int
     value: bytes | None
@@ -102,16 +102,12 @@ class _Step(NamedTuple):
 
 
 class _PurgePlan(NamedTuple):
-    """What a piece becomes."""
-
     steps: list[_Step]
     refused_ids: list[int]
 
 
 @dataclass
 class _Going:
-    """What one commit removes."""
-
     entries: dict[int, bytes | None] = field(default_factory=dict)
     packs: dict[int, bytes | None] = field(default_factory=dict)
     single_ids: list[int] = field(default_factory=list)
@@ -125,8 +121,8 @@ class Purger:
     """Removes messages of one shard.
 
     Attributes:
-        unannounced: Tells, by the shard's time in ms, which messages wait for their events.
-        on_lost: Called with the number of messages that went before their events were published.
+        unannounced: The messages that wait for their events, at the shard's time in ms.
+        on_lost: Called with the number of messages removed before their events were published.
     """
 
     def __init__(
@@ -140,7 +136,6 @@ class Purger:
         epoch: PurgeEpoch,
         rules: Rules,
     ) -> None:
-        """Write these changes, in turns with all who rewrite entries."""
         self._database = database
         self._blobs = blobs
         self._clock = clock
@@ -179,7 +174,7 @@ class Purger:
     async def _purge_piece(
         self, wanted: Purge, ids: list[int], piece: list[StoredEntry], purged: Purged, own: int
     ) -> int:
-        """Tells how many commits it took, after `own` ones of the same call."""
+        """Purge a piece, after `own` commits of the call. Returns the number of its commits."""
         commits, uris, is_first = 0, list[str](), False
         try:
             async with self._turns.of(found.sequence for found in piece):
@@ -195,14 +190,14 @@ class Purger:
                     is_first = is_first or None in going.entries.values()
                     commits += 1
         finally:
-            # Of the commits that were made, whatever became of the next one.
+            # For the commits that succeeded, also if the next one failed.
             if is_first:
                 await self._log.look_for_first()
             await self._delete(uris)
         return commits
 
     async def _next_going(self, steps: Iterator[_Step]) -> _Going:
-        """What goes together, of the steps that are left; nothing when none is."""
+        """The next steps that fit into one commit; empty when none is left."""
         going = _Going()
         for step in steps:
             going.entries[step.sequence] = step.value
@@ -213,12 +208,12 @@ class Purger:
         return going
 
     async def _take_out(self, going: _Going, step: _Step) -> None:
-        """Find the payloads of the messages that go."""
+        """Find where the payloads of the removed messages are stored."""
         by_pack: dict[int, list[int]] = {}
         for one, _ in step.removed:
             by_pack.setdefault(pack_of(step.sequence, one), []).append(one)
         if step.value is None and len(step.removed) < PACKED_MESSAGES_MIN:
-            # Not worth looking: whatever may be there goes.
+            # Cheaper to delete rows that may not exist than to look for them.
             going.packs.update(dict.fromkeys(by_pack))
             going.single_ids += [one for one, _ in step.removed]
             return
@@ -237,7 +232,7 @@ class Purger:
             except CorruptRecord as error:
                 log.error("the payloads from message %d on are damaged: %s", first_id, error)
                 packed = {}
-                # Nobody can tell what it has, but for that it has nothing that anybody needs.
+                # What it has is unknown; it goes once none of its messages is left in the entry.
                 if not any(pack_of(step.sequence, one) == first_id for one in _ids_in(step.value)):
                     going.packs[first_id] = None
             going.single_ids += [one for one in some if one not in packed]
@@ -248,7 +243,7 @@ class Purger:
                 going.packs_bytes += len(rest or b"") + sum(map(len, records.values()))
 
     async def _remove(self, wanted: Purge, going: _Going, purged: Purged) -> list[str]:
-        """Gives the objects that nothing names any more."""
+        """Commit the removal. Returns the URIs of objects that no record names any more."""
         uris = await self._uris(going)
         self._epoch.check(wanted.epoch)
         gone = [message_id for message_id, _ in going.removed]
@@ -264,7 +259,7 @@ class Purger:
         return uris
 
     async def _as_now(self, piece: list[StoredEntry], number: int) -> list[StoredEntry]:
-        """The entries as they are now that it is our turn; without those that are gone."""
+        """The entries as they are now that we hold their turns, without those removed."""
         old = [found.sequence for found in piece if found.number != number]
         if not old:
             return piece
@@ -277,7 +272,7 @@ class Purger:
         ]
 
     async def _uris(self, going: _Going) -> list[str]:
-        """Where the payloads are that have objects of their own."""
+        """The URIs of payloads that are objects."""
         uris: list[str] = []
         large = [one for one, size_bytes in going.removed if size_bytes > INLINE_PAYLOAD_MAX_BYTES]
         records = await self._database.get_many(map(payload_key, large), durable=True)
@@ -292,7 +287,7 @@ class Purger:
         return uris
 
     async def _delete(self, uris: list[str]) -> None:
-        """Delete objects that no record names any more; what stays belongs to nobody."""
+        """Delete objects that no record names any more. The janitor removes those left over."""
         remaining = iter(uris)
         while some := list(islice(remaining, BLOBS_AT_ONCE)):
             await asyncio.gather(*map(self._delete_one, some))
@@ -305,7 +300,7 @@ class Purger:
 
 
 async def _next_piece(entries: AsyncIterator[StoredEntry], ids: list[int]) -> list[StoredEntry]:
-    """The entries that go in one commit."""
+    """The entries of one piece."""
     piece: list[StoredEntry] = []
     size_bytes = messages_count = 0
     async for found in entries:
@@ -325,7 +320,7 @@ def _sort_out(
     holds: Callable[[int, int], bool],
     waiting: Unannounced,
 ) -> _PurgePlan:
-    """Take out of each entry those of its messages that are to go, and may."""
+    """Plan which of the wanted messages leave their entries, and which are refused."""
     result = _PurgePlan([], [])
     for sequence, value, last_id, _ in piece:
         wanted = set(ids[bisect_left(ids, sequence) : bisect_right(ids, last_id)])
@@ -356,7 +351,7 @@ def _sort_out(
 
 
 def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_Step]:
-    """An entry that goes in part has packs to be written anew: so many that it is about enough."""
+    """Split a partial removal, so that each commit rewrites about PACKS_BYTES of packs."""
     removed = removal.removed
     if removal.kept is None:
         yield _Step(sequence, None, removed)

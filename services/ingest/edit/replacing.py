@@ -47,7 +47,7 @@ ENTRY_BYTES_MAX: Final = 16 << 20
 class Replacement:
     """What a message is to be. None: as it is. An empty `etag` fits every message.
 
-    `queue_id` is the queue whose entry is edited, for those who are told of it.
+    `queue_id` is the queue whose entry is edited; its event names it.
     """
 
     message_id: int
@@ -58,7 +58,7 @@ class Replacement:
 
 
 OnEdited = Callable[[int, str, int], Sequence[Record]]
-"""Makes the rows of an edit's event: of the message, for a queue, with so many payload bytes."""
+"""Makes the rows of an edit's event, from the message ID, queue ID and payload bytes."""
 
 
 class Replacer:
@@ -80,7 +80,6 @@ class Replacer:
         turns: Turns,
         changes: Changes,
     ) -> None:
-        """Write these changes, in turns with all who rewrite entries."""
         self._database = database
         self._clock = clock
         self._publisher = publisher
@@ -114,7 +113,7 @@ class Replacer:
         return await self._turns.to_the_end(in_turn())
 
     async def _sequence_of(self, message_id: int) -> int | None:
-        """The sequence of the durable entry that would have this message."""
+        """The sequence of the durable entry that may have this message."""
         if message_id > self._log.end.last_message_id:
             return None
         recent = self._log.recent(message_id)
@@ -172,7 +171,7 @@ class Replacer:
     async def _is_repeat(
         self, wanted: Replacement, record: bytes | None, stored: bytes, message: MessageMetadata
     ) -> bool:
-        """Whether the message is what the replacement makes of the one that its etag stands for."""
+        """Whether applying the replacement to the message of `wanted.etag` gives this message."""
         seen, current = Etag.parse(wanted.etag), etag_of(stored, message.headers)
         if wanted.headers is None:
             if seen.headers != current.headers:

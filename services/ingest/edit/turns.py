@@ -1,7 +1,7 @@
-"""Whose turn it is to rewrite a log entry.
+"""Locks: one change of a log entry at a time.
 
-The messages of a commit share a log entry. So those who change some of them take turns: each reads
-the entry, and the next one begins when its new form is durable.
+The messages of a commit share a log entry. So changes of them take turns: each reads the entry, and
+the next begins when the changed entry is durable.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ T = TypeVar("T")
 
 
 class Turns:
-    """The turns at the entries of one log."""
+    """Locks of the entries of one log."""
 
     def __init__(self) -> None:
-        """Nobody rewrites anything."""
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._running: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
     async def of(self, sequences: Iterable[int]) -> AsyncIterator[None]:
-        """It is the caller's turn at the entries of these sequences, until this ends."""
+        """Hold the turns at the entries of these sequences."""
         held: list[asyncio.Lock] = []
         try:
             # In one order for all: no two wait for each other.
@@ -41,7 +40,7 @@ class Turns:
                 lock.release()
 
     async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does it to its end, whoever gives up waiting: the next one must find it durable."""
+        """Run `work` to its end, even if cancelled: the next turn must find it durable."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)

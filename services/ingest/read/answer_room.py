@@ -9,7 +9,7 @@ __all__ = ["Metadata", "ResponseBudget", "fitting"]
 
 
 class Metadata(Protocol):
-    """What is known of a message beside its payload, in whatever form."""
+    """A message without its payload."""
 
     @property
     def message_id(self) -> int:
@@ -37,7 +37,7 @@ class Metadata(Protocol):
 
 
 class ResponseBudget:
-    """What still fits into an answer: the first message whatever its size, then up to the bounds.
+    """The space left in a response: the first message of any size, then up to the bounds.
 
     `payload_bytes` bounds the payloads, `answer_bytes` payloads and headers together.
     """
@@ -50,19 +50,17 @@ class ResponseBudget:
         self._empty = True
 
     def copy(self) -> ResponseBudget:
-        """Another one that is as full."""
         other = ResponseBudget(0, 0)
         other.become(self)
         return other
 
     def become(self, other: ResponseBudget) -> None:
-        """Be as full as the other one."""
         self._payload_bytes = other._payload_bytes
         self._answer_bytes = other._answer_bytes
         self._empty = other._empty
 
     def take(self, payload_bytes: int, about_bytes: int) -> bool:
-        """Whether a message fits, with so many bytes of headers and numbers; takes its place."""
+        """Whether a message fits, with `about_bytes` of headers and numbers; counts it."""
         self._payload_bytes -= payload_bytes
         self._answer_bytes -= payload_bytes + about_bytes + _FIXED_BYTES
         fits = self._empty or (self._payload_bytes >= 0 and self._answer_bytes >= 0)
@@ -70,7 +68,7 @@ class ResponseBudget:
         return fits
 
     def take_all(self, payload_bytes: int, other_bytes: int, count: int) -> bool:
-        """Whether so many messages fit, one like the other; takes their places if they do."""
+        """Whether `count` messages that are alike fit; counts them if they do."""
         answer_bytes = payload_bytes + other_bytes + count * _FIXED_BYTES
         if payload_bytes > self._payload_bytes or answer_bytes > self._answer_bytes:
             return False
@@ -87,7 +85,7 @@ _FIXED_BYTES: Final = 64
 def fitting(
     message_ids: Iterable[int], found: Mapping[int, Metadata], room: ResponseBudget
 ) -> Iterator[int]:
-    """The IDs before the one that no longer fits; missing ones take no room."""
+    """The IDs before the first message that no longer fits; missing ones take no space."""
     headers: Mapping[str, str] | None = None
     about_bytes = 0
     for message_id in message_ids:

@@ -1,7 +1,7 @@
 """Reads of payloads that are objects of their own: they go on when their callers stop waiting.
 
 A far or throttled store may take longer for one object than any caller's deadline. So a read that
-has begun is finished, and what it gave is kept for a while: whoever asks again finds it.
+has begun is finished, and its payload is kept for a while, for the caller that asks again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ KEPT_BYTES_MAX: Final = 64 << 20
 
 
 class BlobReads:
-    """One read for each object, however many want it."""
+    """Reads objects, each once however many callers want it."""
 
     def __init__(self, blobs: Blobs) -> None:
-        """Read these."""
         self._blobs = blobs
         self._reads: dict[str, asyncio.Task[bytes | None]] = {}
         self._waiting: dict[str, int] = {}
@@ -62,7 +61,6 @@ class BlobReads:
                 del self._waiting[uri]
 
     async def close(self) -> None:
-        """End all reads."""
         reads = list(self._reads.values())
         for read in reads:
             read.cancel()
@@ -101,6 +99,6 @@ class BlobReads:
         asyncio.get_running_loop().call_later(KEEP_S, self._forget, uri, done)
 
     def _forget(self, uri: str, kept: asyncio.Task[bytes | None] | None = None) -> None:
-        """Let go of a payload, if it is still this one."""
+        """Drop a payload, if it is still this one."""
         if uri in self._kept and kept in (None, self._reads[uri]):
             del self._kept[uri], self._reads[uri]

@@ -35,9 +35,8 @@ INLINE_BYTES_MAX: Final = 64 << 10
 class StoredEntry(NamedTuple):
     """A stored entry that may have some of the messages asked for.
 
-    It has none above `last_message_id`, and perhaps not that one either: where the entry after it
-    tells how far it reaches, nobody looks into it. `number` is what the caller counted when it was
-    read.
+    It has none above `last_message_id`, and perhaps not that one either: an entry bounded by the
+    next one is not decoded. `number` is what the caller counted when it was read.
     """
 
     sequence: int
@@ -49,7 +48,7 @@ class StoredEntry(NamedTuple):
 async def entry_before(
     database: Database, message_id: int, after: int = 0
 ) -> tuple[int, bytes] | None:
-    """The durable entry that would have this message, if its sequence is above `after`."""
+    """The durable entry that may have this message, if its sequence is above `after`."""
     # No further back than an entry reaches: what was removed before it costs 1.5 µs a row.
     first = max(after + 1, message_id - ENTRY_MESSAGES_MAX + 1)
     start, end = log_range(first, message_id)
@@ -98,12 +97,12 @@ async def entries_of(
 
 
 def _fitting(sizes: Sequence[int]) -> int:
-    """How many rows to read next, after some of these sizes."""
+    """The number of rows to read next, after rows of these sizes."""
     return max(ROWS_MIN, min(ROWS_MAX, ROWS_BYTES * len(sizes) // max(1, sum(sizes))))
 
 
 def _run_end(message_ids: Sequence[int], at: int) -> int:
-    """The last of the IDs that follow one another closely, from this place on."""
+    """The last of the IDs from `at` on that are at most NEAR apart."""
     while at + 1 < len(message_ids) and message_ids[at + 1] - message_ids[at] <= NEAR:
         at += 1
     return message_ids[at]
@@ -126,7 +125,7 @@ async def _found(database: Database, sequence: int, value: bytes, number: int) -
 
 
 async def _last_possible(database: Database, sequence: int) -> int:
-    """The highest ID that a message of the entry at this sequence can have."""
+    """The highest ID that the entry at this sequence can have."""
     last = sequence + ENTRY_MESSAGES_MAX - 1
     async for rows in database.scan(*log_range(sequence + 1, last), limit=1, durable=True):
         return parse_log_key(rows[0][0]) - 1

@@ -21,8 +21,6 @@ HEADER_BYTES: Final = 100
 
 
 class DecodedEntry(NamedTuple):
-    """A log entry in memory."""
-
     sequence: int
     last_message_id: int
     messages: Mapping[int, MessageMetadata]
@@ -30,27 +28,26 @@ class DecodedEntry(NamedTuple):
 
 
 class EntryCache:
-    """The entries that were read last; one is kept whatever its size.
+    """The entries that were read last; one is kept even above the bound.
 
     Attributes:
         size_bytes: What they take, about.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Keep at most `bytes_max` bytes."""
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._entries: dict[int, DecodedEntry] = {}
         self._sequences: list[int] = []
 
     def of(self, message_id: int) -> DecodedEntry | None:
-        """The entry among whose IDs this one is."""
+        """The cached entry whose range has this ID."""
         at = bisect_right(self._sequences, message_id) - 1
         entry = self._entries[self._sequences[at]] if at >= 0 else None
         return entry if entry is not None and message_id <= entry.last_message_id else None
 
     def add(self, entry: DecodedEntry) -> None:
-        """Keep this one; those that were added first go for it."""
+        """Add an entry; evicts the oldest."""
         self.forget([entry.sequence])
         while self._entries and self.size_bytes + entry.size_bytes > self._bytes_max:
             self.forget([next(iter(self._entries))])
@@ -59,7 +56,7 @@ class EntryCache:
         self.size_bytes += entry.size_bytes
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """Keep these entries no longer."""
+        """Drop these entries."""
         for sequence in sequences:
             entry = self._entries.pop(sequence, None)
             if entry is not None:
@@ -68,7 +65,7 @@ class EntryCache:
 
 
 async def decoded(sequence: int, value: bytes) -> DecodedEntry:
-    """An entry out of the log: a large one in a thread. Raises CorruptRecord."""
+    """Decode a log entry, a large one in a thread. Raises CorruptRecord."""
     if len(value) <= INLINE_BYTES_MAX:
         return _decode(sequence, value)
     return await asyncio.to_thread(_decode, sequence, value)

@@ -1,6 +1,6 @@
 """The etag of a message: one part for its payload record, one for its headers.
 
-So it can be told what an etag becomes when one of the two is replaced and the other one kept.
+So the etag after a change of one part is known without the other.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PART_BYTES: Final = 10
 
 
 class Etag(NamedTuple):
-    """Opaque to those who get it as text. Large payloads are cheap: their URI stands for them."""
+    """Opaque to clients. Large payloads are cheap: their URI stands for them."""
 
     payload: str
     headers: str
 
     @classmethod
     def parse(cls, text: str) -> Etag:
-        """The inverse of `str`; one of which no message has both parts, for any other text."""
+        """The inverse of `str`. Any other text gives an etag that no message has."""
         payload, _, headers = text.partition("-")
         return cls(payload, headers)
 
@@ -33,7 +33,6 @@ class Etag(NamedTuple):
 
 
 def etag_of(record: bytes, headers: Mapping[str, str]) -> Etag:
-    """The etag of a message with this payload record and these headers."""
     return Etag(_digest(record), _digest(encode_headers(headers)))
 
 

@@ -36,7 +36,7 @@ class MessageRun(NamedTuple):
     etags: list[str]
 
     def fields(self) -> list[bytes]:
-        """One of the `runs` of a response, encoded, in pieces."""
+        """The encoded run as one of a response's `runs`, in pieces."""
         pieces = framed_each(_PAYLOADS, self.payloads)
         others = StoredRun(
             common=self.common, message_ids=self.message_ids, etags=self.etags
@@ -60,7 +60,7 @@ class ReadResult(NamedTuple):
     def add(
         self, common: bytes, message_ids: list[int], payloads: list[bytes], etags: Sequence[str]
     ) -> None:
-        """Append messages with this in common, to the last run where they fit it."""
+        """Append messages, to the last run where they share its common fields."""
         if not self.runs or self.runs[-1].common != common:
             self.runs.append(MessageRun(common, [], [], []))
         run = self.runs[-1]
@@ -69,7 +69,7 @@ class ReadResult(NamedTuple):
         run.etags.extend(etags)
 
     def encode(self) -> bytes:
-        """A BatchGetMessagesResponse in protobuf's wire format."""
+        """An encoded BatchGetMessagesResponse."""
         response = BatchGetMessagesResponse(
             missing_ids=self.missing_ids, damaged_ids=self.damaged_ids, slow_ids=self.slow_ids
         )
@@ -78,7 +78,6 @@ class ReadResult(NamedTuple):
 
 
 def select(column: Sequence[T], offsets: Sequence[int]) -> Sequence[T]:
-    """The items at these offsets."""
     if isinstance(offsets, range):
         return column[offsets.start : offsets.stop]
     return list(map(column.__getitem__, offsets))

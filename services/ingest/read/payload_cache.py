@@ -12,7 +12,7 @@ __all__ = ["PayloadCache", "Run"]
 
 
 class Run(NamedTuple):
-    """Messages that were published together; their IDs go up by one."""
+    """Messages of one commit, with IDs in a row; None stands for a payload not cached."""
 
     first_id: int
     received_at_ms: int
@@ -30,7 +30,6 @@ class PayloadCache:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Keep at most `bytes_max` bytes."""
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._first_ids: list[int] = []
@@ -39,7 +38,7 @@ class PayloadCache:
         self._gone = 0  # runs at the front that are evicted already
 
     def add(self, run: Run, size_bytes: int) -> None:
-        """Keep a run; runs come in ascending order of ID."""
+        """Add a run; runs come in ascending order of ID."""
         if size_bytes > self._bytes_max:
             return
         self._first_ids.append(run.first_id)
@@ -50,7 +49,7 @@ class PayloadCache:
             self._evict()
 
     def run(self, message_id: int) -> Run | None:
-        """The run that has the message, if it is here; the payload may be none of its."""
+        """The cached run that has the message; its payload may be None."""
         at = bisect_right(self._first_ids, message_id) - 1
         if at < self._gone:
             return None
@@ -58,7 +57,7 @@ class PayloadCache:
         return run if message_id - run.first_id < len(run.payloads) else None
 
     def has_none_of(self, message_ids: Sequence[int]) -> bool:
-        """Whether all of them are older than what is here: so for most of a long backlog."""
+        """Whether all of them are older than the cache, as in most of a long backlog."""
         return (
             not message_ids
             or self._gone >= len(self._first_ids)
@@ -66,12 +65,11 @@ class PayloadCache:
         )
 
     def get(self, message_id: int) -> bytes | None:
-        """The payload of the message, if it is here."""
         run = self.run(message_id)
         return None if run is None else run.payloads[message_id - run.first_id]
 
     def forget(self, message_ids: Iterable[int]) -> None:
-        """Keep these payloads no longer; their room stays taken until their runs go."""
+        """Drop these payloads; their bytes count until their runs are evicted."""
         by_run: dict[int, list[int]] = {}
         for message_id in message_ids:
             if self.get(message_id) is not None:

@@ -37,7 +37,7 @@ WINDOW: Final = 256
 """IDs looked up at once in the database; a full response ends the read between two windows."""
 
 NEAR_ENTRIES: Final = 4096
-"""An entry at most so many IDs further on is looked for forwards from the one before."""
+"""An entry at most this many IDs after the one before is looked for by reading on from there."""
 
 ENTRIES_AHEAD: Final = 8
 ENTRIES_BYTES_MAX: Final = 64 << 20
@@ -74,7 +74,7 @@ class Reader:
     async def read(
         self, message_ids: Sequence[int], room: ResponseBudget, *, with_etags: bool = False
     ) -> ReadResult:
-        """The messages with these IDs, up to the one that no longer fits into `room`."""
+        """The messages with these IDs, up to the first that no longer fits into `room`."""
         result = ReadResult([], [], [], [])
         at, count = 0, len(message_ids)
         while at < count:
@@ -103,7 +103,7 @@ class Reader:
         room: ResponseBudget,
         result: ReadResult,
     ) -> int:
-        """Add the next messages that are in this run; their number, or -1: no more fits."""
+        """Add the next messages of this run. Returns their number, or -1 when no more fit."""
         first_id, count, asked = run.first_id, len(run.payloads), len(message_ids)
         first = message_ids[at] - first_id
         offsets: Sequence[int] = range(first, min(count, first + asked - at))
@@ -207,16 +207,15 @@ class Reader:
         return result
 
     async def close(self) -> None:
-        """End what is still being read."""
         await self._blob_reads.close()
 
     def changing(self, message_ids: Sequence[int]) -> None:
-        """These get other content with the next commit, or go: see `changed`."""
+        """The next commit changes or removes these messages; `changed` or `not_changed` follows."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changing.update(dict.fromkeys(message_ids, settled))
 
     def changed(self, message_ids: Sequence[int], sequences: Iterable[int]) -> None:
-        """The messages, in the entries of these sequences, have changed or are gone, durably."""
+        """The commit is durable: these messages, of these entries, have changed or are gone."""
         self._changes += 1
         self._cache.forget(message_ids)
         self._entries.forget(sequences)
@@ -227,11 +226,11 @@ class Reader:
                 settled.set_result(None)
 
     def not_changed(self, message_ids: Sequence[int], error: StorageError) -> None:
-        """Their commit failed: nobody knows what they are until a process starts anew."""
+        """Their commit failed: what is stored stays unknown until the process restarts."""
         for failed in {self._changing[one] for one in message_ids if one in self._changing}:
             if not failed.done():
                 failed.set_exception(error)
-                failed.exception()  # perhaps nobody waits
+                failed.exception()  # there may be no waiter
 
     # --- Metadata -------------------------------------------------------------
 
@@ -289,11 +288,11 @@ class Reader:
                 return (entry if message_id <= entry.last_message_id else None), entry.sequence
 
     async def _read_ahead(self, message_id: int, before: int) -> int:
-        """Keep the next entries up to this message's; gives the last sequence read."""
+        """Cache the next entries up to this message's. Returns the last sequence read."""
         span = log_range(before + 1, message_id)
         count = self._changes
         async for rows in self._database.scan(*span, limit=ENTRIES_AHEAD, durable=True):
-            with suppress(CorruptRecord):  # told if it is the one that is looked for
+            with suppress(CorruptRecord):  # raised by `_entry` if it is the one looked for
                 for key, value in rows:
                     entry = await decoded(parse_log_key(key), value)
                     if count != self._changes:
@@ -407,12 +406,12 @@ class Reader:
                 slow.update(one for one, _ in remaining)
 
     async def read_blob(self, record: PayloadUri) -> bytes | None:
-        """A payload that has an object of its own; None when that is gone."""
+        """The payload of an object; None when the object is gone."""
         return await self._blob_reads.read(record)
 
 
 def _shared(metadata: Metadata) -> tuple[Mapping[str, str], int, int, int]:
-    """All of a message but its ID and payload."""
+    """What messages of one run share."""
     return (
         metadata.headers,
         metadata.created_at_ms,

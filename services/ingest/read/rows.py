@@ -55,7 +55,7 @@ async def read_rows(
 ) -> AsyncIterator[list[tuple[int, bytes]]]:
     """The durable rows with these numbers, ascending, as far as there are any.
 
-    Those of scans come as they are read, so that nobody has to have all of them in memory.
+    Rows of a scan come as they are read, so that they need not all be in memory.
     """
     strays: list[int] = []
     for run in runs(numbers, series.near):

@@ -10,9 +10,9 @@
 Everything above the floor is in memory, and the floor only rises to positions that are durable, so
 a tailer that changes from one to the other neither misses an entry nor sees one twice.
 
-Entries are rewritten, and removed, when messages in them are changed or purged. What the database
-shows of one before that is synced goes to nobody: whoever reads there waits until it is. The log's
-end stays where it was when the last entry goes.
+Entries are rewritten, and removed, when messages in them are changed or purged. A tailer that reads
+such an entry from the database waits until the change is synced. The log's end stays where it was
+when the last entry goes.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Entry = tuple[int, bytes]
 
 
 class LogEnd(NamedTuple):
-    """Where the log ends: the last entry that it got, with its last message; 0: none so far."""
+    """The end of the log: its last entry, with that entry's last message; 0 while it is empty."""
 
     sequence: int
     last_message_id: int
 
 
 class Recent(NamedTuple):
-    """One durable entry in memory, as it is stored."""
+    """A durable entry in memory, as it is stored."""
 
     sequence: int
     last_message_id: int
@@ -76,7 +76,7 @@ class Update(NamedTuple):
 
 
 async def read_log_bounds(database: Database, shard: int) -> LogBoundsRecord:
-    """Where a shard's log begins and ends: at its rows, or where it did before some were purged."""
+    """Where a shard's log begins and ends, entries that were purged included."""
     result = await database.get(LOG_BOUNDS_KEY)
     bounds = LogBoundsRecord() if result is None else decode_log_bounds(result)
     first, last = message_id(shard, 1), message_id(shard, MAX_SEQUENCE)
@@ -108,7 +108,7 @@ class MetadataLog:
         streams_max: int,
         heartbeat_ms: int,
     ) -> None:
-        """Go on from these bounds; keep `bytes_max` of entries, let `streams_max` tailers in."""
+        """Keep `bytes_max` of entries in memory; admit `streams_max` tailers."""
         self.end = LogEnd(bounds.last_sequence, bounds.last_message_id)
         self.streams_count = 0
         self.rewrites_count = 0
@@ -127,11 +127,11 @@ class MetadataLog:
 
     @property
     def bounds(self) -> LogBoundsRecord:
-        """To be stored with every removal."""
+        """The record to store with every removal."""
         return LogBoundsRecord(self._first, *self.end)
 
     def append(self, entries: list[Recent]) -> None:
-        """Add entries that have just become durable; wakes the tailers."""
+        """Add entries that have just become durable, and wake the tailers."""
         for recent in entries:
             self._sequences.append(recent.sequence)
             self._recent.append(recent)
@@ -143,12 +143,12 @@ class MetadataLog:
     # --- Entries that change --------------------------------------------------
 
     def rewriting(self, sequences: Iterable[int]) -> None:
-        """These entries are rewritten or removed with the next commit: see `rewritten`."""
+        """The next commit rewrites or removes these; `rewritten` or `not_rewritten` follows."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rewriting.update(dict.fromkeys(sequences, settled))
 
     def rewritten(self, entries: Mapping[int, bytes | None]) -> None:
-        """These entries have changed, durably; None: it was removed."""
+        """The commit is durable: these entries have changed; None stands for a removed one."""
         self.rewrites_count += 1
         removed: list[int] = []
         for sequence, value in sorted(entries.items()):
@@ -169,7 +169,7 @@ class MetadataLog:
                 settled.set_result(None)
 
     def _drop(self, places: list[int]) -> None:
-        """Let go of these places, which ascend; neighbours at once, as each cut moves the rest."""
+        """Drop these ascending places, neighbours together, since each cut moves the rest."""
         while places:
             end = places.pop() + 1
             start = end - 1
@@ -178,20 +178,20 @@ class MetadataLog:
             del self._sequences[start:end], self._recent[start:end]
 
     def not_rewritten(self, sequences: Iterable[int], error: StorageError) -> None:
-        """Their commit failed: nobody knows what they are until a process starts anew."""
+        """Their commit failed: what is stored stays unknown until the process restarts."""
         for failed in {self._rewriting[one] for one in sequences if one in self._rewriting}:
             if not failed.done():
                 failed.set_exception(error)
-                failed.exception()  # perhaps nobody waits
+                failed.exception()  # there may be no waiter
 
     async def _settled(self, first: int, last: int) -> None:
-        """Wait until what the database has shown of these entries is durable."""
+        """Wait until what the database returned of these entries is durable."""
         if self._rewriting:
             for settled in {v for k, v in self._rewriting.items() if first <= k <= last}:
                 await asyncio.shield(settled)
 
     async def look_for_first(self) -> None:
-        """Entries were removed: those before the first that is left are passed over from now on."""
+        """Find the first entry that is left; reads skip those removed before it from now on."""
         end = self.end.sequence
         first = end + 1
         async for rows in self._database.scan(*log_range(self._first, end), limit=1, durable=True):
@@ -201,30 +201,29 @@ class MetadataLog:
     # --- Reading --------------------------------------------------------------
 
     def close(self) -> None:
-        """End all tailers with Unavailable."""
         self._closed = True
         self._wake()
 
     def recent(self, message_id: int) -> Recent | None:
-        """The entry in memory whose range of IDs has this one."""
+        """The entry in memory whose range has this ID."""
         at = bisect_right(self._sequences, message_id) - 1
         if at < 0 or message_id > self._recent[at].last_message_id:
             return None
         return self._recent[at]
 
     async def stored(self, message_id: int) -> tuple[int, bytes] | None:
-        """The entry in the database that would have this message, with its sequence."""
+        """The entry in the database that may have this message, with its sequence."""
         return await entry_before(self._database, message_id)
 
     async def received_at_ms(self, message_id: int) -> int:
-        """When this message was received; 0: it is not in the log."""
+        """When this message was received; 0 when it is not in the log."""
         row = await entry_before(self._database, message_id)
         if row is None or message_id > last_message_id(row[1]):
             return 0
         return read_log_entry_head(row[1])[1]
 
     async def position_before(self, received_at_ms: int) -> int:
-        """The last message that was received before this time; 0: there is none."""
+        """The last message received before this time; 0 when there is none."""
         end = self.end.sequence
         sequence = await position_before(self._database, end, received_at_ms, self._first)
         row = await entry_before(self._database, sequence) if sequence else None
@@ -256,7 +255,7 @@ class MetadataLog:
             self.streams_count -= 1
 
     async def _before_entry_of(self, position: int) -> int:
-        """The position itself; where it is inside an entry, one before that entry."""
+        """The position, or the one before its entry where it is inside an entry."""
         at = bisect_right(self._sequences, position) - 1
         if at >= 0:
             sequence, last_id, _ = self._recent[at]
@@ -291,7 +290,6 @@ class MetadataLog:
             yield Update(entries, end.last_message_id)
 
     def _take(self, position: int, bytes_max: int) -> tuple[int, list[Entry]]:
-        """The next entries from memory, and the position after them."""
         first = at = bisect_right(self._sequences, position)
         size_bytes = 0
         while at < len(self._recent):
@@ -306,7 +304,7 @@ class MetadataLog:
     async def _read(
         self, position: int, durable: int, rows_max: int, bytes_max: int
     ) -> tuple[int, list[Entry], int]:
-        """The next entries from the database, the position after them, and their size."""
+        """Returns the position after them, the next entries, and their size."""
         first = max(position + 1, self._first)
         span = log_range(first, durable)
         entries: list[Entry] = []
@@ -324,7 +322,7 @@ class MetadataLog:
         return position, entries, size_bytes
 
     async def _news(self) -> bool:
-        """Wait for the next commit; False: it is time for a heartbeat."""
+        """Wait for the next commit; False when a heartbeat is due."""
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(news)
         try:

@@ -46,7 +46,6 @@ SPAN: Final = {
 
 
 def rules_of(config: IngestConfig) -> wire.Rules:
-    """What these settings ask of messages."""
     shared = config.instance
     return wire.Rules(shared.payload_bytes_max, shared.retention_s, shared.max_message_delay_ms)
 
@@ -88,13 +87,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
-        """See the proto."""
         return await self._publish(self._accept(request))
 
     async def PublishStream(  # noqa: N802 - the RPC's name
         self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
     ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
-        """See the proto."""
         requests = cast("Requests", request_iterator)
         async with aclosing(self.streams.serve(requests)) as answers:
             async for answer in answers:
@@ -123,7 +120,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         return published(answered)
 
     def _publish_span(self, count: int) -> AbstractContextManager[object]:
-        """Where there are traces, the current span from now on: of a publish of N messages."""
+        """With traces on, a current span for a publish of `count` messages."""
         if not self._telemetry.traces:
             return nullcontext()
         return self._telemetry.tracer.start_as_current_span(
@@ -135,7 +132,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def BatchGetMessages(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetMessagesRequest, context: Any
     ) -> ingest_pb2.BatchGetMessagesResponse:
-        """See the proto."""
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)
@@ -164,14 +160,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def TailLog(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.TailLogRequest, context: Any
     ) -> AsyncIterator[ingest_pb2.TailLogResponse]:
-        """See the proto."""
         shard = self._shard
         if request.after_sequence > shard.log.end.last_message_id:
             await shard.prove_ownership()
         async with aclosing(self._updates(request.after_sequence)) as updates:
             async for update in updates:
                 size_bytes = sum(len(value) for _, value in update.entries)
-                # Whatever others hold: a log that stood still for them might do so for ever.
+                # Even when others hold it all: the log must not stand still for them.
                 self._answers.take(size_bytes)
                 try:
                     yield _tailed(update)
@@ -205,7 +200,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def Push(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PushRequest, context: Any
     ) -> ingest_pb2.PushResponse:
-        """See the proto."""
         pushed = wire_for_brokers.accept_push(request, self._rules)
         shard = self._shard
         try:
@@ -218,7 +212,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def ReplaceMessage(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.ReplaceMessageRequest, context: Any
     ) -> ingest_pb2.ReplaceMessageResponse:
-        """See the proto."""
         replacement = wire_for_brokers.to_replacement(
             request, self._config.instance.payload_bytes_max, self._config.shard
         )
@@ -237,7 +230,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def GetLogStatus(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.GetLogStatusRequest, context: Any
     ) -> ingest_pb2.GetLogStatusResponse:
-        """See the proto."""
         shard = self._shard
         first_sequence = shard.log.bounds.first_sequence
         return ingest_pb2.GetLogStatusResponse(
@@ -253,7 +245,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def FindLogPosition(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.FindLogPositionRequest, context: Any
     ) -> ingest_pb2.FindLogPositionResponse:
-        """See the proto."""
         if request.received_at_ms < 0:
             raise InvalidArgument("received_at_ms", "may not be negative")
         shard = self._shard
@@ -264,12 +255,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def RaisePurgeEpoch(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.RaisePurgeEpochRequest, context: Any
     ) -> ingest_pb2.RaisePurgeEpochResponse:
-        """See the proto."""
         raised = await self._shard.purge_epoch.raise_by_one()
         return ingest_pb2.RaisePurgeEpochResponse(purge_epoch=raised)
 
     async def _check_shards(self, accepted: Accepted) -> None:
-        """Raises InvalidArgument for a dedupe key of another shard."""
+        """Raise InvalidArgument for a dedupe key of another shard."""
         topology = await self._directory.read()
         shards = {*topology.ingests, self._config.shard}
         if len(shards) == 1:

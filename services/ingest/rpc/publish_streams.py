@@ -40,7 +40,7 @@ Requests = AsyncGenerator[ingest_pb2.PublishStreamRequest, bool]
 
 
 class PublishStreams:
-    """All streams of an ingest."""
+    """The publish streams of an ingest."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PublishStreams:
     async def serve(
         self, requests: Requests
     ) -> AsyncGenerator[ingest_pb2.PublishStreamResponse, None]:
-        """One stream, to its end."""
+        """Serve one stream to its end."""
         if self._is_draining:
             raise _draining()
         stream = _Stream(self)
@@ -80,14 +80,14 @@ class PublishStreams:
             stream.close()
 
     def drain(self) -> None:
-        """Read no more; what was read is answered."""
+        """Stop reading; requests that were read are still answered."""
         self._is_draining = True
         for stream in self._open:
             stream.end(_draining())
 
 
 class _Stream:
-    """One stream. `error`: what ends it, once everything that was read is answered."""
+    """One stream. `error` ends it, once everything that was read is answered."""
 
     def __init__(self, streams: PublishStreams) -> None:
         self.error: BaseException | None = None
@@ -107,7 +107,7 @@ class _Stream:
     # --- Answers ------------------------------------------------------------
 
     async def next(self) -> list[ingest_pb2.PublishStreamAnswer]:
-        """Answers to send; empty at the end."""
+        """The next answers to send; empty at the end."""
         while not self._answers:
             if self._is_read and not self._unanswered:
                 return []
@@ -129,17 +129,16 @@ class _Stream:
     # --- Requests -----------------------------------------------------------
 
     def begin(self, requests: Requests) -> None:
-        """Read these in the background."""
         self._reading = asyncio.create_task(self._read(requests))
 
     def end(self, error: BaseException) -> None:
-        """Read no more."""
+        """Stop reading, and end with this error."""
         self.error = self.error or error
         if self._reading is not None:
             self._reading.cancel()
 
     def close(self) -> None:
-        """The call is over: nobody is to be answered any more."""
+        """The call is over: give up requests without an answer."""
         if self._reading is not None:
             self._reading.cancel()
         for task in self._tasks:
@@ -217,7 +216,6 @@ class _Stream:
 
 
 def published(answered: Answered) -> ingest_pb2.PublishResponse:
-    """What a publish is answered, for the wire."""
     return ingest_pb2.PublishResponse(
         message_ids=answered.message_ids,
         duplicates=[at for at, _ in answered.duplicates],

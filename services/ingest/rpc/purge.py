@@ -24,17 +24,13 @@ _REASONS: Final = {
 
 
 class PurgeServicer(purge_pb2_grpc.PurgeServiceServicer):
-    """Purges messages of one shard."""
-
     def __init__(self, shard: int, purger: Purger) -> None:
-        """Serve this ingest shard."""
         self._shard = shard
         self._purger = purger
 
     async def PurgeMessages(  # noqa: N802 - the RPC's name
         self, request: purge_pb2.PurgeMessagesRequest, context: Any
     ) -> purge_pb2.PurgeMessagesResponse:
-        """See the proto."""
         wanted = _to_purge(request, self._shard)
         purged = await self._purger.purge(wanted)
         return purge_pb2.PurgeMessagesResponse(
@@ -46,7 +42,6 @@ class PurgeServicer(purge_pb2_grpc.PurgeServiceServicer):
 
 
 def _to_purge(request: purge_pb2.PurgeMessagesRequest, shard: int) -> Purge:
-    """What is asked for; raises InvalidArgument."""
     if request.purge_epoch < 0:
         raise InvalidArgument("purge_epoch", "may not be negative")
     reason = _REASONS.get(request.reason)
@@ -62,10 +57,10 @@ def _to_purge(request: purge_pb2.PurgeMessagesRequest, shard: int) -> Purge:
 
 
 def _not_ours(message_ids: Sequence[int], shard: int) -> InvalidArgument:
-    """Names the first of them that is no message of this shard."""
+    """The error that names the first ID of another shard."""
     at, message_id = next(
         (at, one) for at, one in enumerate(message_ids) if one == 0 or shard_of(one) != shard
     )
     return InvalidArgument(
-        f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
+        f"message_ids[{at}]", f"{message_id} is not a message of ingest shard {shard}"
     )

@@ -42,7 +42,7 @@ DIRECT_HEADERS: Final = (TASKS_HEADER, EVENTS_HEADER)
 
 
 class _Request(Accepted):
-    """What was accepted, and the request itself."""
+    """An accepted publish with its request."""
 
     __slots__ = ("request",)
 
@@ -61,13 +61,13 @@ class _Request(Accepted):
 
 
 def open_tasks(config: IngestConfig, objects: Objects, telemetry: Telemetry) -> Tasks:
-    """The write tasks of an ingest with these settings, not begun yet."""
+    """The write tasks of an ingest; the caller begins them."""
     assert config.queue is not None, "event queues are on"
     return Tasks(config.queue, config.shard, objects, rules_of(config), telemetry)
 
 
 class QueuedServicer(IngestServicer):
-    """Enqueues publishes; all else is as in IngestServicer."""
+    """Enqueues publishes as tasks; all else is as in IngestServicer."""
 
     def __init__(
         self,
@@ -96,7 +96,6 @@ class QueuedServicer(IngestServicer):
     async def Publish(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PublishRequest, context: Any
     ) -> ingest_pb2.PublishResponse:
-        """See the proto."""
         accepted = self._accept(request)
         answer = await self._publish(accepted, lambda: seconds_to_wait(context))
         if answer.task_id:
@@ -109,7 +108,7 @@ class QueuedServicer(IngestServicer):
     async def _publish(
         self, accepted: Accepted, wait_s: Callable[[], float | None] = lambda: STREAM_WAIT_S
     ) -> ingest_pb2.PublishResponse:
-        """Enqueue; where publishes are `sync`, wait so long at most for the outcome."""
+        """Enqueue; where publishes are `sync`, wait at most `wait_s` for the outcome."""
         assert isinstance(accepted, _Request), "comes from `_accept`"
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await super()._publish(accepted)
@@ -140,7 +139,7 @@ class QueuedServicer(IngestServicer):
         return ingest_pb2.PublishResponse(message_ids=[0] * len(accepted.payloads), task_id=task_id)
 
     async def _first_answer(self, accepted: Accepted) -> Answered | None:
-        """What a repeated request is answered whose first one is applied already."""
+        """The first answer, when the request is a repeat that was applied already."""
         publisher = self._shard.publisher
         if not accepted.request_id:
             return None

@@ -38,7 +38,7 @@ and far from what a large request may have."""
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an instance asks of messages; `retention_s` is for those that state none."""
+    """An instance's limits; `retention_s` is for messages that state none."""
 
     payload_bytes_max: int
     retention_s: int
@@ -70,7 +70,7 @@ def accept(request: PublishRequest, rules: Rules) -> Accepted:
 
 
 def accept_pushed(messages: Sequence[PushedMessage], rules: Rules) -> Accepted:
-    """Messages of an outbox as columns. Raises InvalidArgument, naming `messages[3].headers`."""
+    """Messages of an outbox as columns. Raises InvalidArgument (`messages[3].headers`)."""
     check_count("messages", len(messages))
     accepting = _Accepting(rules, "messages[{}]")
     for at, message in enumerate(messages):
@@ -82,13 +82,13 @@ def accept_pushed(messages: Sequence[PushedMessage], rules: Rules) -> Accepted:
 
 
 def check_count(field: str, count: int) -> None:
-    """Raises InvalidArgument where there are none, or more than a request may have."""
+    """Raise InvalidArgument for no messages, or more than a request may have."""
     if not 1 <= count <= MESSAGES_MAX:
         raise InvalidArgument(field, f"1 to {MESSAGES_MAX} messages, not {count}")
 
 
 class _Accepting:
-    """What is accepted of a request so far; `field` is where the messages stand in it."""
+    """What is accepted of a request so far; `field` is its list of messages."""
 
     def __init__(self, rules: Rules, field: str) -> None:
         self.payloads: list[bytes] = []
@@ -105,14 +105,14 @@ class _Accepting:
         self._encoded = encode_headers(self._headers)
 
     def check_payload(self, field: str, at: int, payload_bytes: int) -> None:
-        """Note a payload that does not fit into a record. Raises InvalidArgument."""
+        """Note a payload that is too large for a record. Raises InvalidArgument."""
         most = self._rules.payload_bytes_max
         if payload_bytes > most:
             raise InvalidArgument(field, f"{payload_bytes} bytes, at most {most} are allowed")
         self._large.append(at)
 
     def take_single(self, at: int, run: PublishRun, payload: bytes) -> None:
-        """Take a run of one: as `take_run`, in less time."""
+        """Accept a run of one: as `take_run`, in less time."""
         if len(payload) > INLINE_PAYLOAD_MAX_BYTES:
             self.check_payload(f"runs[{at}].payloads[0]", len(self.payloads), len(payload))
         if run.dedupe_keys:
@@ -120,7 +120,7 @@ class _Accepting:
         self.take(at, run, (payload,))
 
     def take_run(self, at: int, run: PublishRun, payloads: Sequence[bytes]) -> None:
-        """Take the messages of a run. Raises InvalidArgument."""
+        """Accept the messages of a run. Raises InvalidArgument."""
         if not payloads:
             raise InvalidArgument(f"runs[{at}].payloads", "may not be empty")
         first = len(self.payloads)
@@ -158,7 +158,7 @@ class _Accepting:
                 self._dedupe_keys[first + place] = key
 
     def take(self, at: int, message: PublishRun | PushedMessage, payloads: Sequence[bytes]) -> None:
-        """Take messages that have these payloads and all else in common."""
+        """Accept messages that differ only in these payloads."""
         columns, count = self._columns, len(payloads)
         created, retention = NOT_SET, self._rules.retention_s
         if message.HasField("created_at_ms"):
@@ -218,7 +218,6 @@ class _Accepting:
             self._columns.visible_at_ms.update(dict.fromkeys(places, message.visible_at_ms))
 
     def accepted(self, request_id: str) -> Accepted:
-        """All that was taken."""
         return Accepted(
             self.payloads,
             self._columns,
@@ -231,14 +230,14 @@ class _Accepting:
 
 
 def carry_trace(columns: Columns) -> None:
-    """Put the current trace context into the headers of each message that has room for it."""
+    """Add the current trace context to the headers of each message that has room for it."""
     for at, headers in enumerate(columns.headers):
         telemetry.inject(headers)
         columns.header_bytes[at] = encode_headers(headers)
 
 
 def check_dedupe_shards(accepted: Accepted, shards: Collection[int], shard: int) -> None:
-    """Raises InvalidArgument for a dedupe key that belongs to another of the shards."""
+    """Raise InvalidArgument for a dedupe key that belongs to another shard."""
     for at, key in accepted.dedupe_keys.items():
         wanted = dedupe_shard(key, shards)
         if wanted != shard:
@@ -254,7 +253,7 @@ def check_dedupe_shards(accepted: Accepted, shards: Collection[int], shard: int)
 
 
 def check_message_ids(message_ids: Sequence[int], shard: int) -> None:
-    """Raises InvalidArgument for too few or too many IDs, and for one of another shard."""
+    """Raise InvalidArgument for too few or too many IDs, or one of another shard."""
     if not 1 <= len(message_ids) <= MESSAGES_MAX:
         raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX} IDs, not {len(message_ids)}")
     if min(message_ids) > 0 and shard_of(min(message_ids)) == shard == shard_of(max(message_ids)):
@@ -262,5 +261,5 @@ def check_message_ids(message_ids: Sequence[int], shard: int) -> None:
     for at, message_id in enumerate(message_ids):
         if message_id <= 0 or shard_of(message_id) != shard:
             raise InvalidArgument(
-                f"message_ids[{at}]", f"{message_id} is no message of ingest shard {shard}"
+                f"message_ids[{at}]", f"{message_id} is not a message of ingest shard {shard}"
             )

@@ -82,10 +82,9 @@ def _uri(at: int, row: PushedMessage, payload_bytes_max: int) -> str:
 def to_replacement(
     request: ReplaceMessageRequest, payload_bytes_max: int, shard: int
 ) -> Replacement:
-    """The replacement; raises InvalidArgument."""
     if request.message_id <= 0 or shard_of(request.message_id) != shard:
         raise InvalidArgument(
-            "message_id", f"{request.message_id} is no message of ingest shard {shard}"
+            "message_id", f"{request.message_id} is not a message of ingest shard {shard}"
         )
     if request.keep_payload and request.keep_headers:
         raise InvalidArgument("keep_headers", "nothing is left to be replaced")

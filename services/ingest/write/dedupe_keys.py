@@ -4,12 +4,12 @@
 
     hold ──▶ held: being read, or known ──put, in a commit──▶ held until that is durable
                 ▲                │                                      │
-                │                └────── release: nobody holds it ◀─────┘
+                │                └────── release: no holder left ◀──────┘
       database, or cached ◀──────────────────────┘
 
-Whoever holds a key finds the one object that says what is known of it, so of all publishes with a
-key at a time the first one drained has it. What nobody holds is durable: the database has it, and a
-bounded number stays in memory. A window of days is so many rows on disk, and nothing in memory.
+All holders of a key share one object with its state, so of concurrent publishes with a key the
+first one drained gets it. A key without a holder is durable: it is in the database, and a bounded
+number of them in memory. A window of days costs rows on disk, and no memory.
 
 A row states its own end. What has ended is removed in the background, minute by minute.
 """
@@ -56,7 +56,7 @@ ENDED_ROWS_MAX: Final = 1000
 
 
 class _Known:
-    """What is known of a key; message 0: it stands for none. `read` is awaited before a look."""
+    """The state of a key; message 0 stands for none. `read` is awaited before `message` is used."""
 
     __slots__ = ("end_ms", "holders", "message_id", "read")
 
@@ -71,7 +71,7 @@ class DedupeKeys:
     """The dedupe keys of one shard. One event loop; the commit loop calls `put` and `settle`."""
 
     def __init__(self, database: Database, window_ms: int, cached_max: int) -> None:
-        """A key stands for its message for this long; keep so many in memory."""
+        """Keys stand for their messages for `window_ms`; `cached_max` of them stay in memory."""
         self._database = database
         self._window_ms = window_ms
         self._cached_max = cached_max
@@ -115,7 +115,6 @@ class DedupeKeys:
             raise
 
     def release(self, keys: Iterable[str]) -> None:
-        """Hold these keys no longer."""
         for key in keys:
             known = self._held[key]
             known.holders -= 1
@@ -128,7 +127,7 @@ class DedupeKeys:
                 del self._cached[key]
 
     def message_id(self, key: str, now_ms: int) -> int:
-        """The message that a key which is held stands for now; 0 = none."""
+        """The message that a held key stands for now; 0 = none."""
         known = self._held[key]
         return known.message_id if now_ms < known.end_ms else 0
 
@@ -147,13 +146,13 @@ class DedupeKeys:
     # --- Commits --------------------------------------------------------------
 
     def take(self, key: str, message_id: int, now_ms: int) -> None:
-        """Let a key that is held stand for this message from now on; `put` it, then `settle`."""
+        """Let a held key stand for this message from now on; `put` and `settle` follow."""
         known = self._held[key]
         known.message_id, known.end_ms = message_id, now_ms + self._window_ms
         known.holders += 1
 
     def put(self, batch: Batch, taken: list[tuple[str, int]], now_ms: int) -> None:
-        """Put the rows of the keys taken in one commit, and delete some that have ended."""
+        """Put the rows of the keys taken in one commit, and delete some expired ones."""
         end_ms = now_ms + self._window_ms
         for start in range(0, len(taken), ROW_KEYS_MAX):
             part = taken[start : start + ROW_KEYS_MAX]
@@ -173,13 +172,12 @@ class DedupeKeys:
         self._ended_rows.clear()
 
     def settle(self, taken: list[tuple[str, int]]) -> None:
-        """The commit in which these keys were taken is durable."""
         self.release(key for key, _ in taken)
 
     # --- What has ended -------------------------------------------------------
 
     async def find_ended(self, now_ms: int) -> bool:
-        """Find rows to delete, with all their keys but those that were used anew; False: none."""
+        """Find expired rows, with their keys but those used again since; False for none."""
         minute = now_ms // MINUTE_MS - 1
         if self._ended_rows or minute <= self._looked_minute:
             return bool(self._ended_rows)
@@ -202,7 +200,7 @@ class DedupeKeys:
                 if len(self._candidates) >= ENDED_KEYS:
                     break
                 for key in decode_dedupe_ends(value):
-                    # One taken anew may not be written yet; `put` sees to those taken from now on.
+                    # One taken again may not be written yet; `put` sees to those taken from now on.
                     held = self._held.get(key)
                     if held is None or held.end_ms <= now_ms:
                         self._candidates[key] = None
@@ -221,7 +219,7 @@ class DedupeKeys:
         return True
 
     async def _check_candidates(self, now_ms: int) -> None:
-        """Leave those whose rows have ended; `put` takes out those that are used meanwhile."""
+        """Keep the candidates whose rows have expired; `put` removes those used meanwhile."""
         remaining = iter(list(self._candidates))
         while some := list(islice(remaining, READS_AT_ONCE)):
             values = await self._database.get_many(map(dedupe_key, some))
@@ -231,6 +229,6 @@ class DedupeKeys:
 
 
 def _look_at_error(read: asyncio.Task[None]) -> None:
-    """Those who wait for it get it; perhaps nobody does any more."""
+    """Mark the error as seen: its waiters may all be gone."""
     if not read.cancelled():
         read.exception()

@@ -21,22 +21,20 @@ class Duplicates:
     """
 
     def __init__(self, known: DedupeKeys, keys: Mapping[int, str]) -> None:
-        """Look for these keys, by their places in ascending order."""
         self.found: dict[int, int] = {}
         self._known = known
         self._keys = keys
         self._names = dict.fromkeys(keys.values())
 
     async def hold(self) -> None:
-        """Make sure of what is known; call `release` afterwards, once. Raises StorageError."""
+        """Hold the keys, and read what is stored of them; `release` follows."""
         await self._known.hold(self._names)
 
     def release(self) -> None:
-        """The publish is committed, or given up."""
         self._known.release(self._names)
 
     def look(self, now_ms: int) -> None:
-        """Find those that are stored already. What was found before stays found."""
+        """Find the messages that are stored already, beside those found before."""
         firsts: set[str] = set()
         for at, key in self._keys.items():
             if at in self.found:
@@ -67,5 +65,5 @@ class Duplicates:
         return taken
 
     def in_order(self) -> tuple[tuple[int, int], ...]:
-        """The places and IDs of the duplicates, in ascending order of places."""
+        """The places and IDs of the duplicates, by ascending place."""
         return tuple(sorted(self.found.items()))

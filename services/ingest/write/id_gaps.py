@@ -21,7 +21,6 @@ class IdGaps:
     """
 
     def __init__(self, log: MetadataLog, shard: int, gaps: list[LogGap]) -> None:
-        """Go on behind the log's end, wherever the next messages stand."""
         self.gaps = gaps
         self._log = log
         self._after = max(log.end.last_message_id, message_id(shard, 1) - 1)
@@ -29,12 +28,11 @@ class IdGaps:
 
     @classmethod
     async def load(cls, database: Database, log: MetadataLog, shard: int) -> IdGaps:
-        """As the last commit left them. Raises the errors of libs.storage."""
         stored = await database.get(LOG_GAPS_KEY)
         return cls(log, shard, [] if stored is None else decode_log_gaps(stored))
 
     def put(self, batch: Batch, first_id: int) -> None:
-        """A commit's messages begin with this ID: note the gap before the first ones."""
+        """Note the gap, if any, before a commit whose messages begin with this ID."""
         if self._is_settled:
             return
         self._is_settled = True

@@ -42,8 +42,6 @@ STEP_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class PublisherLimits:
-    """Bounds of publishing: bytes on their way to durability, and uploads at the same time."""
-
     uncommitted_bytes: int
     blob_uploads: int
     commit_interval_ms: int
@@ -51,7 +49,7 @@ class PublisherLimits:
 
 @dataclass(slots=True)
 class _Commit:
-    """What becomes true once a commit is durable."""
+    """What to apply once a commit is durable."""
 
     minute: int = 0
     received_at_ms: int = 0
@@ -63,7 +61,7 @@ class _Commit:
 
 
 class Publisher:
-    """Stores publishes. The source of the shard's commit loop, which is `commits`."""
+    """Stores publishes: the source of the shard's commit loop, `commits`."""
 
     def __init__(
         self,
@@ -80,7 +78,6 @@ class Publisher:
         cache: PayloadCache,
         limits: PublisherLimits,
     ) -> None:
-        """Publish to this database."""
         self.commits = GroupCommit(database, clock, self, limits.commit_interval_ms)
         self.commits.on_durable(self._durable)
         self._blobs = blobs
@@ -105,7 +102,7 @@ class Publisher:
     ) -> Coroutine[Any, Any, Answered]:
         """Store a batch, but for messages whose dedupe keys are taken; durable on return.
 
-        `complete` may add to the headers what is no part of the content that a repeat must have.
+        `complete` may add headers that are not part of the content which a repeat must match.
 
         A repeated request ID gets the first answer. Raises ResourceExhausted, Unavailable, the
         errors of the store, and InvalidArgument for a request ID used with other content.
@@ -115,7 +112,7 @@ class Publisher:
     async def publish_waiting(
         self, waiting: Waiting, complete: Callable[[Columns], None] | None = None
     ) -> Answered:
-        """The same, of a publish that does more when it gets its IDs."""
+        """Publish what does more when it gets its IDs."""
         accepted = waiting.accepted
         known = await self._begin(accepted)
         if known is not None:
@@ -152,7 +149,7 @@ class Publisher:
         return waiting
 
     def give_up(self, waiting: Waiting) -> None:
-        """What was handed over was not stored, as far as anybody knows: its commit failed."""
+        """The commit of an enqueued publish failed: it may or may not be stored."""
         self._requests.forget(waiting.accepted.request_id)
 
     def _enter(self, waiting: Waiting) -> None:
@@ -160,7 +157,7 @@ class Publisher:
         self.commits.mark_dirty(waiting.accepted.size_bytes)
 
     async def repeated(self, accepted: Accepted) -> Answered | None:
-        """The first answer, when the request ID is known; stores nothing. Raises as `publish`."""
+        """The first answer, where the request ID is known. Stores nothing; raises as `publish`."""
         known = await self._begin(accepted)
         if known is None:
             self._requests.forget(accepted.request_id)
@@ -174,7 +171,7 @@ class Publisher:
         return None if known is None else await self._with_receipt(known)
 
     async def _with_receipt(self, known: Answered) -> Answered:
-        """With the time of receipt, for an answer from a process before this one."""
+        """Add the time of receipt to an answer of an earlier process."""
         if known.received_at_ms or len(known.duplicates) == known.message_count:
             return known
         received_at_ms = await self._log.received_at_ms(known.first_message_id)
@@ -216,7 +213,7 @@ class Publisher:
         """
         for at, uri in uris.items():
             if not self._blobs.owns(uri):
-                raise InvalidArgument(f"messages[{at}].payload_uri", "is no payload of this root")
+                raise InvalidArgument(f"messages[{at}].payload_uri", "is not below this root")
         waiting = Waiting(accepted, uris, push)
         # For now: `drain` looks again. What is stored is not to be uploaded once more.
         last = self._outboxes.last_number(push.broker_shard)
@@ -228,7 +225,7 @@ class Publisher:
         return last
 
     def admit(self, size_bytes: int) -> None:
-        """Raises ResourceExhausted over the bound; a batch larger than the bound may go alone."""
+        """Raise ResourceExhausted above the bound; a batch larger than the bound may go alone."""
         on_their_way = self.commits.uncommitted_bytes + self._uploads.size_bytes
         if on_their_way and on_their_way + size_bytes > self._bytes_max:
             raise ResourceExhausted(
@@ -243,7 +240,7 @@ class Publisher:
     ) -> None:
         """Write records of others with the next commit, or the one drained now; None deletes.
 
-        Calls `then` when it is durable, or `failed`, whoever waits. Raises the error of a commit
+        Calls `then` when it is durable, or `failed`. Raises the error of a commit
         that has failed before.
         """
         size_bytes = sum(len(value) for _, value in records if value is not None)
@@ -252,14 +249,14 @@ class Publisher:
         self._then.append(then)
 
     async def upload(self, payload: bytes) -> str:
-        """Store a payload as an object of its own; gives its URI. Raises ResourceExhausted."""
+        """Store a payload as an object. Returns its URI; raises ResourceExhausted."""
         self.admit(len(payload))
         return await self._uploads.one(payload)
 
     # --- Commits --------------------------------------------------------------
 
     async def drain(self, batch: Batch) -> None:
-        """Put everything that waits (see libs.storage.database.commits.Source)."""
+        """Put everything that waits; a part of libs.storage.database.commits.Source."""
         waiting, self._waiting = self._waiting, []
         now_ms = self._clock.now_ms()
         commit: _Commit = _Commit(received_at_ms=now_ms)
@@ -298,7 +295,7 @@ class Publisher:
             self._in_flight[batch.commit] = commit
 
     def _answer(self, commit: _Commit, publish: Waiting, now_ms: int) -> None:
-        """Settle the answer of a publish whose ID is taken, and what is known by it."""
+        """Settle the answer of a publish that has its IDs, and its request ID."""
         if publish.duplicates is not None:
             commit.dedupe_keys += publish.duplicates.take(publish.first_id, now_ms)
             publish.duplicates.release()
@@ -307,7 +304,6 @@ class Publisher:
             commit.answers.append((publish.accepted.request_id, answered))
 
     def _put_repeat(self, batch: Batch, commit: _Commit, publish: Waiting, now_ms: int) -> None:
-        """Answer a publish of which nothing is to be stored."""
         if publish.accepted.request_id:
             # An ID without a message: it names the row of the request ID.
             self._take_ids(batch, publish, 1)
@@ -317,14 +313,13 @@ class Publisher:
             publish.duplicates.release()
 
     def _take_ids_of(self, batch: Batch, publish: Waiting, now_ms: int) -> None:
-        """Take the IDs of a publish, or set its refusal."""
         if publish.uris and now_ms - publish.began_ms > UPLOAD_AGE_MS_MAX:
             self._refuse(publish, Unavailable("the upload took over an hour, retry"))
         else:
             self._take_ids(batch, publish, len(publish.accepted.payloads))
 
     def _put_uris(self, batch: Batch, publish: Waiting) -> Sequence[bytes | None]:
-        """Put the payloads of a publish that are objects; gives the others, None for these."""
+        """Put the URIs of payloads that are objects. Returns the others, None for these."""
         payloads, uris = publish.accepted.payloads, publish.uris
         if not uris:
             return payloads
@@ -338,7 +333,7 @@ class Publisher:
         return others
 
     def _take_ids(self, batch: Batch, publish: Waiting, count: int) -> None:
-        """Give a publish so many IDs in a row, or set its refusal."""
+        """Give a publish `count` IDs in a row, or set its refusal."""
         try:
             sequence, block = self._ids.allocate(count)
         except SequenceExhausted as error:
@@ -383,12 +378,12 @@ class Publisher:
             then()
 
     def clean_up(self) -> None:
-        """Do a little of what can wait; call it some times a second."""
+        """Do a little deferred work; to be called several times a second."""
         self._requests.clean_up(self._clock.now_ms())
         if self._requests.has_expired:
             self.commits.mark_dirty()
 
     async def clean_up_keys(self) -> None:
-        """The same for dedupe keys, which need to be looked up."""
+        """Do deferred work on dedupe keys, which reads the database."""
         if await self._dedupe_keys.find_ended(self._clock.now_ms()):
             self.commits.mark_dirty()

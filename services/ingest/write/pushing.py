@@ -2,7 +2,7 @@
 
 A broker shard numbers the rows for this shard from 1, without gaps. The number of the last one that
 is stored goes into the batch that stores it: a row is stored exactly when its number is passed. The
-number of a row that the broker has put aside goes with the rows behind it, or alone.
+number of a row that the broker has set aside goes with the rows behind it, or alone.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ class Push(NamedTuple):
 
 
 class Outboxes:
-    """The last number stored of each broker shard. One event loop; the commit loop calls `put`."""
+    """The last number stored of each broker shard. The commit loop calls `put`."""
 
     def __init__(self, last_numbers: Mapping[int, int]) -> None:
-        """Begin with these."""
         self._last = dict(last_numbers)
 
     @classmethod
     async def load(cls, database: Database) -> Outboxes:
-        """As the last commit left them."""
         span = outbox_progress_range()
         return cls(
             {
@@ -56,7 +54,7 @@ class Outboxes:
         )
 
     def last_number(self, broker_shard: int) -> int:
-        """The last number put; the commit may not be durable yet. 0: none."""
+        """The last number put, perhaps not durable yet; 0 when there is none."""
         return self._last.get(broker_shard, 0)
 
     def stored_count(self, push: Push) -> int:

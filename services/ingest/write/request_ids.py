@@ -69,7 +69,7 @@ class Answered(NamedTuple):
 
     @property
     def message_ids(self) -> Sequence[int]:
-        """The IDs of all, in the order of the request."""
+        """The IDs of all messages, in the order of the request."""
         first = self.first_message_id
         if not self.duplicates:
             return range(first, first + self.message_count)
@@ -79,14 +79,14 @@ class Answered(NamedTuple):
 
 
 class _Sealed(NamedTuple):
-    """A table that changes no more: hashes in ascending order, and the row of each."""
+    """An immutable table: ascending hashes, and the row of each."""
 
     hashes: array[int]
     rows: array[int]
 
 
 class _Minute:
-    """The durable request IDs of one minute; `tables[n]` has the hashes whose top bits are n."""
+    """The durable request IDs of a minute; `tables[n]` has the hashes with the top bits n."""
 
     __slots__ = ("more", "number", "rows", "sealed_count", "tables")
 
@@ -117,7 +117,6 @@ class _Minute:
                 yield RequestIdsKey(self.number, row)
 
     def seal_one(self) -> None:
-        """Seal the next table, if one is left."""
         if self.sealed_count == TABLES:
             return
         table = self.tables[self.sealed_count]
@@ -129,7 +128,7 @@ class _Minute:
 
 
 class _Pending(NamedTuple):
-    """A publish on its way; its outcome is None when it failed."""
+    """A publish in flight; its outcome is None when it failed."""
 
     fingerprint: bytes
     outcome: asyncio.Future[Answered | None]
@@ -139,7 +138,7 @@ class RequestIds:
     """The request IDs of one shard. One event loop; the commit loop calls `put` and `settle`."""
 
     def __init__(self, database: Database, window_ms: int) -> None:
-        """Keep them for this long at least, and a minute more at most."""
+        """Keep IDs for `window_ms` at least, and a minute more at most."""
         self._database = database
         self._window_minutes = -(-window_ms // MINUTE_MS)
         self._pending: dict[str, _Pending] = {}
@@ -148,7 +147,7 @@ class RequestIds:
 
     @property
     def has_expired(self) -> bool:
-        """Whether rows wait for their deletion."""
+        """Whether expired rows wait for their deletion."""
         return bool(self._expired)
 
     async def load(self, last_commit_ms: int, now_ms: int) -> None:
@@ -197,7 +196,7 @@ class RequestIds:
             others.add(row)
 
     def begin_new(self, request_id: str, fingerprint: bytes) -> bool:
-        """The same without waiting: False, and nothing begun, where there may be an answer."""
+        """As `begin`, without waiting: False, and nothing begun, where the ID may be known."""
         if request_id in self._pending or any(self._find(hash(request_id) & _MASK)):
             return False
         self._add_pending(request_id, fingerprint)
@@ -208,13 +207,13 @@ class RequestIds:
         self._pending[request_id] = _Pending(fingerprint, outcome)
 
     def forget(self, request_id: str) -> None:
-        """The publish that began failed: the ID is free again."""
+        """The publish failed: its ID is free again."""
         pending = self._pending.pop(request_id, None)
         if pending is not None:
             pending.outcome.set_result(None)
 
     def put(self, batch: Batch, answers: list[tuple[str, Answered]], now_ms: int) -> int:
-        """Put the rows of one commit, and delete old ones; gives the minute for `settle`."""
+        """Put the rows of one commit, and delete old ones. Returns the minute for `settle`."""
         minute = now_ms // MINUTE_MS
         for part in _row_parts(answers):
             records = [
@@ -238,7 +237,7 @@ class RequestIds:
         return minute
 
     def settle(self, minute: int, answers: list[tuple[str, Answered]]) -> None:
-        """The commit with these request IDs is durable: tell those who wait for it."""
+        """The commit with these request IDs is durable: resolve their waiters."""
         for part in _row_parts(answers):
             row = RequestIdsKey(minute, part[0][1].first_message_id)
             self._add(row, (request_id for request_id, _ in part))
@@ -247,7 +246,7 @@ class RequestIds:
             pending.outcome.set_result(answered)
 
     def clean_up(self, now_ms: int) -> None:
-        """Do a little of what can wait: seal one table of a minute that is over."""
+        """Seal one table of a minute that is over."""
         self._expire(now_ms)
         for minute in self._minutes:
             # A commit of the minute just over may still be settled: late ones cost more memory.
@@ -286,7 +285,7 @@ class RequestIds:
 def _row_parts(
     answers: list[tuple[str, Answered]],
 ) -> Iterator[list[tuple[str, Answered]]]:
-    """The answers of a commit, as they share rows."""
+    """Split the answers of a commit into rows."""
     start = duplicates = 0
     for at, (_, answered) in enumerate(answers):
         if at - start == ROW_REQUESTS_MAX or duplicates > ROW_DUPLICATES_MAX:

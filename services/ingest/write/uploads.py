@@ -15,7 +15,7 @@ from services.ingest.write.waiting import Waiting
 __all__ = ["UPLOAD_AGE_MS_MAX", "Uploads"]
 
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
-"""An object that nobody refers to is collected after a day; one that is older than this is not
+"""An object without a record is collected after a day; one that is older than this is not
 committed, so that it is not collected while a job that did not see it referred to runs."""
 
 
@@ -27,7 +27,6 @@ class Uploads:
     """
 
     def __init__(self, blobs: Blobs, clock: Clock, at_once: int) -> None:
-        """Upload so many at the same time."""
         self.size_bytes = 0
         self._blobs = blobs
         self._clock = clock
@@ -35,7 +34,7 @@ class Uploads:
 
     @contextmanager
     def counting(self, size_bytes: int) -> Iterator[None]:
-        """Count this among what is in memory."""
+        """Count these bytes as in memory."""
         self.size_bytes += size_bytes
         try:
             yield
@@ -43,13 +42,13 @@ class Uploads:
             self.size_bytes -= size_bytes
 
     async def one(self, payload: bytes) -> str:
-        """Store a payload; gives its URI."""
+        """Store a payload; returns its URI."""
         with self.counting(len(payload)):
             async with self._turns:
                 return await self._blobs.put(payload)
 
     async def all_of(self, waiting: Waiting) -> None:
-        """Store the large payloads of a publish, but for those known to be duplicates."""
+        """Store the large payloads of a publish, without known duplicates."""
         waiting.began_ms = min(self._clock.now_ms(), waiting.began_ms or self._clock.now_ms())
         found = waiting.duplicates.found if waiting.duplicates is not None else {}
         try:

@@ -48,7 +48,6 @@ class Waiting:
     refusal: SlateMQError | None = None
 
     def pass_over(self, count: int) -> None:
-        """Leave out the first rows of a push."""
         if self.push is not None and count > 0:
             self._keep(range(count, len(self.accepted.payloads)))
             shard, first, _ = self.push
@@ -75,13 +74,13 @@ class Waiting:
         return bool(self.accepted.payloads)
 
     def note_stored(self, outboxes: Outboxes, batch: Batch) -> None:
-        """Note in the batch that holds the messages of a push that they are stored."""
+        """Add to the batch of a push's messages that they are stored."""
         if self.push is not None:
             outboxes.put(batch, self.push, len(self.accepted.payloads) + self.over_count)
             self.last_number = outboxes.last_number(self.push.broker_shard)
 
     def _settle_deadlines(self, now_ms: int) -> None:
-        """Turn the deadlines of a push's rows into retentions; leave out those that are over."""
+        """Turn the deadlines of pushed rows into retentions; drop rows whose deadline is over."""
         columns = self.accepted.columns
         over: set[int] = set()
         for at, deadline_ms in columns.deadline_ms.items():
@@ -95,7 +94,7 @@ class Waiting:
             self.over_count = len(over)
 
     def leave_out(self, duplicates: Duplicates, now_ms: int) -> None:
-        """Leave out the messages of a publish that are stored already."""
+        """Drop the messages of a publish that are stored already."""
         duplicates.look(now_ms)
         if duplicates.found:
             places = range(len(self.accepted.payloads))
@@ -106,7 +105,7 @@ class Waiting:
         self.uris = {to: self.uris[at] for to, at in enumerate(places) if at in self.uris}
 
     def answer(self, now_ms: int) -> Answered:
-        """Settle what it gets: IDs in a row from the first one on, but for duplicates."""
+        """Resolve it with IDs in a row from the first one on, except for duplicates."""
         count = len(self.accepted.payloads)
         if self.duplicates is None:
             self.answered = Answered(self.first_id, count, received_at_ms=now_ms)
