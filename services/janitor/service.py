@@ -30,13 +30,10 @@ from libs.storage.errors import StorageError
 from services.janitor.archive.archived import ArchivedDeadLetters
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
-from services.janitor.rpc.janitor import SERVICE_NAME, JanitorServicer
-from services.janitor.rpc.queues import NamedQueues
-from services.janitor.runs.active import HistoryLimits
+from services.janitor.rpc.janitor import SERVICE_NAME, JanitorServicer, NamedQueues
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
-from services.janitor.runs.history import Run, RunStore
-from services.janitor.runs.run_events import RunEvents
-from services.janitor.runs.runner import Runner
+from services.janitor.runs.history import Run, RunEvents, RunStore
+from services.janitor.runs.runner import HistoryLimits, Runner
 from services.janitor.runs.schedule import Schedule, parse_schedule
 from services.janitor.runs.timetable import Timetable
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
@@ -52,7 +49,7 @@ from slatemq.v1 import (
 )
 
 if TYPE_CHECKING:
-    from services.janitor.events.relay import JanitorRelay
+    from services.janitor.events import JanitorRelay
 
 __all__ = ["JanitorProcess"]
 
@@ -101,7 +98,7 @@ class JanitorProcess:
         self._relay: JanitorRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
-            relays = import_module("services.janitor.events.relay")
+            relays = import_module("services.janitor.events")
             self._relay = relays.JanitorRelay(config.queue, telemetry, self._store, config.shard)
         self.runner = Runner(
             self._store,

@@ -1,38 +1,28 @@
 """The janitor's jobs.
 
-Each is DataFrame logic alone in the module of its name, which knows no service, no snapshot and no
-root, and a `Work` in `run`, which reads the tables, sends what was found to its owners, and counts.
+Each is DataFrame logic, which knows no service, no snapshot and no root, in a module of its own,
+and a `Work` in `run`, which reads the tables, sends what was found to its owners, and counts.
 
 In reading order; a file imports only files above it:
 
 `archive`      The archive of dead letters: Parquet below the root, by queue and day, in parts
-`batches`      Rows on their way to their owners: in order, in batches, and what came of them,
-               counted
+`batches`      Rows on their way to their owners: in order, in batches, and the results counted
 `owners`       The owners of the databases, for a task of Spark that sends them what it has found
-`contents`     The payloads of messages, read by ID from snapshots of the ingests, where the rows
-               are
-`removing`     Tasks that ask owners to remove what a partition holds; each gives counts
-`archiving`    Tasks that put dead letters into the archive, and that push archived ones back into
-               queues
-`charts`       Charts as SVG, drawn here: small enough for a phone, with the numbers in their
-               titles
-`contract`     What a job is given, and what it gives back: for whoever runs jobs
+`contents`     The payloads of messages, read by ID from snapshots of the ingests
+`removing`     Tasks that ask owners to remove what a partition holds; each returns counts
+`archiving`    Tasks that archive dead letters, and that push archived ones back into queues
+`charts`       Charts as SVG: small enough for a phone, with the numbers in their titles
+`contract`     What callers of jobs pass, and what jobs return
 `moments`      Times as the jobs compare them: milliseconds in Python, timestamps in Spark
-`done`         Which done lists are longer than their queues keep them
-`leftovers`    Objects of payloads, and who names them: tasks that find those that nobody does
-`retention`    What is past its retention, and may go
-`unreferenced` What no queue needs any more, and may go: messages of old, and objects that nothing
-               names
-`standing`     Where logs and brokers stand, by their snapshots
-`work`         A job at work: its tables, its phases, how far it is, and whether it is still wanted
+`leftovers`    Payload objects, and what names them: finds those that nothing names
+`retention`    What is past its retention, and may go: entries, messages, done lists
+`unreferenced` What no queue needs any more: old messages, and objects that nothing names
+`standing`     How far logs and brokers are, by their snapshots
+`work`         A job at work: its tables, its phases, its progress, and whether it was cancelled
 `clearing`     The jobs that remove: `retention`, `unreferenced` and `done`, over an instance
-`dead_letters` Which dead letters are old enough for the archive, and all that is known of them
 `dead_letter_jobs` The jobs over dead letters: into the archive, and back from it
 `report`       What happened in each queue on each day, in numbers
-`report_page`  The page of a report: one file without anything from elsewhere, for phones and large
-               screens
-`reports_kept` How many reports stay: each run of `report` writes one, and forgets the oldest
-`reporting`    The job `report`: what happened in each queue on each day, as Parquet and as a page
-`run`          Runs a job: snapshots of every shard, the logic of the job, its owners' answers,
-               counted
+`report_page`  The page of a report: one file that loads nothing, for phones and large screens
+`reporting`    The job `report`: writes Parquet and a page, and forgets the oldest reports
+`run`          Runs a job: snapshots of every shard, the logic of the job, its owners' answers
 """

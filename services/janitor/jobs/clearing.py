@@ -21,7 +21,6 @@ from services.janitor.jobs.batches import (
     totals_by_queue,
 )
 from services.janitor.jobs.contract import ORPHAN_AGE_MS
-from services.janitor.jobs.done import DONE, PRUNED, done_ends, overdue_done
 from services.janitor.jobs.leftovers import (
     ObjectRemoval,
     named_by_messages,
@@ -33,12 +32,16 @@ from services.janitor.jobs.moments import at_ms
 from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
 from services.janitor.jobs.retention import (
     ACTIVE,
+    DONE,
     EXPIRING,
     FAILED,
+    PRUNED,
     QUEUES,
+    done_ends,
     expired_entries,
     expired_failed,
     expired_messages,
+    overdue_done,
 )
 from services.janitor.jobs.standing import read_judged
 from services.janitor.jobs.unreferenced import JUDGED, orphaned_objects, unreferenced_messages

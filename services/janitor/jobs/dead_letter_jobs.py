@@ -12,12 +12,11 @@ from pyspark.sql import functions as sf
 from services.janitor.jobs.archive import FOLDER
 from services.janitor.jobs.archiving import DeadLetterArchive, DeadLetterRestore
 from services.janitor.jobs.batches import counted, totals_by_queue
-from services.janitor.jobs.dead_letters import due_dead_letters, with_content
-from services.janitor.jobs.moments import at_ms
+from services.janitor.jobs.moments import at_ms, ms_of
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 
-__all__ = ["dead_letters", "restore"]
+__all__ = ["dead_letters", "due_dead_letters", "restore", "with_content"]
 
 _IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_at", "message_id")
 """The order in which a task takes letters: all of a day, behind each other."""
@@ -74,6 +73,39 @@ def restore(work: Work) -> Counter[str]:
         else:
             counts.update(counted(_in_days(rows), DeadLetterRestore(work.url, options.target)))
     return counts
+
+
+def due_dead_letters(failed: DataFrame, queues: DataFrame, before_ms: int) -> DataFrame:
+    """Dead letters that failed before a time, with the incarnation of their queue."""
+    due = failed.where(sf.col("failed_at") < at_ms(before_ms))
+    made = queues.select("queue", "created_revision")
+    return due.join(sf.broadcast(made), "queue")
+
+
+def with_content(dead_letters: DataFrame, messages: DataFrame, attempts: DataFrame) -> DataFrame:
+    """The letters with their metadata, and their failed attempts in order.
+
+    What is gone of a message is null: it failed for that.
+    """
+    known = messages.select(
+        "message_id",
+        "created_at",
+        "received_at",
+        "retention_s",
+        "payload_bytes",
+        "direct_queue",
+        "headers",
+    )
+    history = attempts.groupBy("queue", "message_id").agg(
+        sf.sort_array(
+            sf.collect_list(
+                sf.struct("attempt", "consumer", "claimed_at", "outcome", "failed_in"),
+            )
+        ).alias("history")
+    )
+    with_metadata = dead_letters.join(known, "message_id", "left")
+    whole = with_metadata.join(history, ["queue", "message_id"], "left")
+    return whole.withColumn("failed_at_ms", ms_of("failed_at"))
 
 
 def _in_days(dead_letters: DataFrame) -> DataFrame:

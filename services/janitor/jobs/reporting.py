@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from libs.storage.database.roots import open_root
+from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.batches import counted, counts_batch
 from services.janitor.jobs.report import queue_days
 from services.janitor.jobs.report_page import page
-from services.janitor.jobs.reports_kept import FOLDER, HTML, PARQUET, forget_reports
 from services.janitor.jobs.work import Work
 
-__all__ = ["QUEUES_SHOWN", "report", "written"]
+__all__ = ["FOLDER", "HTML", "PARQUET", "QUEUES_SHOWN", "forget_reports", "report", "written"]
 
 QUEUES_SHOWN: Final = 50
 """On the page, those with most messages, besides those of WAITING_SHOWN; the Parquet has all."""
@@ -82,6 +83,28 @@ def _shown(days: DataFrame) -> tuple[list[dict[str, object]], int]:
     shown = days.join(sf.broadcast(chosen), "queue", "left_semi")
     rows = days.where("queue IS NULL").unionByName(shown).orderBy("queue", "day")
     return [row.asDict() for row in rows.collect()], queues.count()
+
+
+FOLDER: Final = "reports"
+HTML: Final = "report.html"
+PARQUET: Final = "report.parquet"
+
+_RUN: Final = re.compile(r"(\d{8})[-T](\d{6})")
+"""The beginning of a run's name: when it began."""
+
+
+async def forget_reports(objects: Objects, kept: int) -> int:
+    """Remove all but the newest reports, and nothing else that is there; gives how many went."""
+    files: dict[tuple[str, str], list[str]] = {}
+    for path in await objects.list(FOLDER):
+        run, _, name = path.removeprefix(f"{FOLDER}/").partition("/")
+        began = _RUN.match(run)
+        if began is not None and name in (HTML, PARQUET):
+            files.setdefault(("".join(began.groups()), run), []).append(path)
+    old = sorted(files)[:-kept]
+    for report in old:
+        await asyncio.gather(*(objects.delete(path) for path in files[report]))
+    return len(old)
 
 
 @dataclass(frozen=True)

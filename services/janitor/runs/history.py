@@ -36,6 +36,7 @@ __all__ = [
     "EVENTS_PUBLISHED",
     "STALE_MS",
     "Run",
+    "RunEvents",
     "RunRequest",
     "RunStore",
     "State",
@@ -269,6 +270,19 @@ def seen_now(run: Run, now_ms: int) -> Run:
 def interrupted(run: Run, at_ms: int, why: str) -> Run:
     """The run, ended before its time."""
     return replace(run, state=State.INTERRUPTED, ended_at_ms=at_ms, error=why)
+
+
+class RunEvents:
+    """Called once a run is written down that has begun, or ended.
+
+    Attributes:
+        mark: What new runs have as `events`.
+    """
+
+    mark: str = ""
+
+    def changed(self, run: Run) -> None:
+        """A run has begun, or ended."""
 
 
 # --- The object -------------------------------------------------------------

@@ -8,7 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -16,23 +16,23 @@ from opentelemetry import trace
 from libs.serving.peers.calls import Backoff
 from libs.storage.errors import ObjectNotFound, StorageError
 from services.janitor.jobs.contract import Progress
-from services.janitor.runs.active import Active, HistoryLimits
 from services.janitor.runs.child import Child
 from services.janitor.runs.history import (
     STALE_MS,
     Run,
+    RunEvents,
     RunRequest,
     RunStore,
     State,
+    Stored,
     Trigger,
     interrupted,
     new_run_id,
     seen_now,
 )
-from services.janitor.runs.run_events import RunEvents
 from slatemq.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
-__all__ = ["Runner"]
+__all__ = ["Active", "HistoryLimits", "Runner"]
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,39 @@ _ENDS: Final = {
     "cancelled": State.CANCELLED,
     "lost": State.FAILED,
 }
+
+
+@dataclass(frozen=True)
+class HistoryLimits:
+    """How much of the history is kept: so many runs, each so long after its end (0: for ever)."""
+
+    runs: int
+    for_ms: int
+
+
+@dataclass
+class Active:
+    """A run of this process that has not ended.
+
+    Attributes:
+        run: As it is now; `stored` is what was last written of it.
+        changed: Set, and replaced, with each change.
+        why: Why it is to end before its time.
+    """
+
+    stored: Stored
+    run: Run
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    child: Child | None = None
+    why: State | None = None
+    replaced: bool = False
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def update(self, **changes: Any) -> None:
+        """Change these fields of the run, and wake those who watch it."""
+        self.run = replace(self.run, **changes)
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
 
 class Runner:

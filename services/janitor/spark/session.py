@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -15,11 +18,10 @@ from pyspark.sql import SparkSession
 from libs.serving.peers.channels import TRACE_VARIABLES
 from services.janitor.spark.failures import why_not
 from services.janitor.spark.java import java_environment
-from services.janitor.spark.shipping import shipped_code
 from services.janitor.spark.source import register
 from slatemq.errors import Unavailable
 
-__all__ = ["LOCAL_MASTER", "QUIET", "is_local", "spark_session"]
+__all__ = ["LOCAL_MASTER", "PACKAGES", "QUIET", "is_local", "shipped_code", "spark_session"]
 
 LOCAL_MASTER: Final = "local[*]"
 
@@ -88,6 +90,29 @@ def spark_session(
             stack.enter_context(shipped_code(spark))
         register(spark)
         yield spark
+
+
+PACKAGES: Final = ("services", "libs", "slatemq")
+"""What tasks import of ours."""
+
+_ROOT: Final = Path(__file__).resolve().parents[3]
+
+
+@contextmanager
+def shipped_code(spark: SparkSession) -> Iterator[None]:
+    """Executors import our packages as this process has them, whatever their machine has.
+
+    Until the block ends: executors that come later get them, too. For before anything is
+    registered: what is registered after that knows of them.
+    """
+    with tempfile.TemporaryDirectory(prefix="slatemq-code-") as folder:
+        archive = Path(folder) / "slatemq_code.zip"
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+            for package in PACKAGES:
+                for path in sorted((_ROOT / package).rglob("*.py")):
+                    file.write(path, path.relative_to(_ROOT))
+        spark.sparkContext.addPyFile(str(archive))
+        yield
 
 
 def is_local(master: str) -> bool:

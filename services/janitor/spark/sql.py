@@ -6,9 +6,11 @@ Takes snapshots, asks, prints, releases the snapshots. stdout has the answer alo
 from __future__ import annotations
 
 import argparse
+import base64
 import csv
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -17,22 +19,30 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Final, TextIO
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Final, TextIO
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StructType,
+    TimestampNTZType,
+)
 
 from libs.storage.errors import StorageError
 from services.janitor.spark.failures import without_stack
 from services.janitor.spark.instance import open_tables
-from services.janitor.spark.plain_values import plain
 from services.janitor.spark.session import LOCAL_MASTER, QUIET, spark_session
 from services.janitor.spark.tables import TABLES
 from slatemq.errors import SlateMQError
 from slatemq.variables import unknown_variables
 
-__all__ = ["Question", "ask", "main", "parse"]
+__all__ = ["Question", "ask", "main", "parse", "plain"]
 
 INTERRUPTED: Final = 130
 """After Ctrl-C: 128 and the number of the signal, as shells write_answer it."""
@@ -148,6 +158,45 @@ def _write_csv(frame: DataFrame, out: TextIO) -> None:
     for row in frame.toLocalIterator():
         values = [plain(value, kind) for value, kind in zip(row, kinds, strict=True)]
         writer.writerow(json.dumps(one) if isinstance(one, dict | list) else one for one in values)
+
+
+def plain(value: Any, kind: DataType) -> Any:
+    """A value of a column of this type, made of what JSON has; a row becomes an object."""
+    match value, kind:
+        case Row(), StructType():
+            columns = zip(kind.fields, value, strict=True)
+            return {field.name: plain(one, field.dataType) for field, one in columns}
+        case Mapping(), MapType():
+            return {
+                _key(plain(key, kind.keyType)): plain(one, kind.valueType)
+                for key, one in value.items()
+            }
+        case list(), ArrayType():
+            return [plain(one, kind.elementType) for one in value]
+        case datetime(), _:
+            # Spark's moments come in the time of this machine, and do not say so.
+            return value.isoformat() if isinstance(kind, TimestampNTZType) else _rfc_3339(value)
+        case date(), _:
+            return value.isoformat()
+        case bytes() | bytearray(), _:
+            return base64.b64encode(value).decode()
+        case Decimal(), _:
+            return float(value)
+        case float(), _:
+            return value if math.isfinite(value) else None
+        case bool() | int() | str() | None, _:
+            return value
+    return str(value)
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(key)
+
+
+def _rfc_3339(moment: datetime) -> str:
+    precision = "microseconds" if moment.microsecond % 1000 else "milliseconds"
+    text = moment.astimezone(UTC).isoformat(timespec=precision)
+    return text.removesuffix("+00:00") + "Z"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:

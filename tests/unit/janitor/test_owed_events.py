@@ -10,7 +10,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
-from services.janitor.events.owed_events import OwedEvents
+from services.janitor.events import OwedEvents
 from services.janitor.runs.history import (
     EVENTS_KEPT_MS,
     EVENTS_OWED,

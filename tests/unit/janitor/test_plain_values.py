@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from services.janitor.spark.plain_values import plain
+from services.janitor.spark.sql import plain
 
 
 @pytest.fixture(params=["UTC", "America/New_York", "Asia/Kolkata"])

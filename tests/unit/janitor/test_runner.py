@@ -9,10 +9,8 @@ from contextlib import asynccontextmanager
 from opentelemetry import trace
 
 from libs.storage.database.roots import open_root
-from services.janitor.runs.active import HistoryLimits
-from services.janitor.runs.history import RunRequest, RunStore, State, Trigger
-from services.janitor.runs.run_events import RunEvents
-from services.janitor.runs.runner import Runner
+from services.janitor.runs.history import RunEvents, RunRequest, RunStore, State, Trigger
+from services.janitor.runs.runner import HistoryLimits, Runner
 
 NOW_MS = 1_795_269_141_374
 

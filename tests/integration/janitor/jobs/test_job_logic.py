@@ -7,9 +7,14 @@ from collections.abc import Iterable
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from services.janitor.jobs.dead_letters import due_dead_letters
-from services.janitor.jobs.done import done_ends, overdue_done
-from services.janitor.jobs.retention import expired_entries, expired_failed, expired_messages
+from services.janitor.jobs.dead_letter_jobs import due_dead_letters
+from services.janitor.jobs.retention import (
+    done_ends,
+    expired_entries,
+    expired_failed,
+    expired_messages,
+    overdue_done,
+)
 from services.janitor.jobs.unreferenced import judged_positions, unreferenced_messages
 from tests.forms import examples
 from tests.integration.janitor.jobs.frames import tables_of

@@ -9,7 +9,7 @@ from libs.serving.main import main
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from services.janitor.config import JanitorConfig
-from services.janitor.rpc.queues import NamedQueues
+from services.janitor.rpc.janitor import NamedQueues
 from services.janitor.runs.history import RunRequest
 from services.janitor.service import JanitorProcess
 

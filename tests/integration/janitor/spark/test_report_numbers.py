@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from services.janitor.jobs.dead_letters import due_dead_letters, with_content
+from services.janitor.jobs.dead_letter_jobs import due_dead_letters, with_content
 from services.janitor.jobs.report import queue_days
 from services.janitor.jobs.reporting import written
 from tests.integration.janitor.jobs.frames import table

@@ -1,8 +1,8 @@
-"""The events of a janitor's runs: each is owed until its run's object says that it is published.
+"""The events of a janitor's runs, and their relay. Loaded where event queues are on.
 
-The object is written with `events: owed` when the run is made, so what it says of begin and end is
-owed from the moment at which it is written, whoever is killed when. Their IDs are derived from the
-run's. In memory are the IDs of the runs that wait.
+A run's object is written with `events: owed` when the run is made, so what it says of begin and end
+is owed from the moment at which it is written, whatever is killed when, until the object says that
+it is published. Event IDs are derived from the run's. Memory holds the IDs of the runs that wait.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dataclasses import replace
 from typing import Final
 
 from libs.events.relay import EventBatch
+from libs.events.settings import QueueSettings
+from libs.serving.events.relay import ProcessRelay
+from libs.serving.telemetry import Telemetry
 from libs.storage.errors import ObjectNotFound
-from services.janitor.runs.history import EVENTS_OWED, EVENTS_PUBLISHED, Run, RunStore
-from services.janitor.runs.run_events import RunEvents
+from services.janitor.runs.history import EVENTS_OWED, EVENTS_PUBLISHED, Run, RunEvents, RunStore
 from slatemq.events.catalogue import EventData, JanitorRunFinished, JanitorRunStarted, make_event
 from slatemq.events.envelope import Event, derive_event_id
 
-__all__ = ["OwedEvents"]
+__all__ = ["JanitorRelay", "OwedEvents"]
 
 log = logging.getLogger(__name__)
 
@@ -166,3 +168,18 @@ class OwedEvents(RunEvents):
 
 def _removed_count(run: Run) -> int:
     return sum(count for name, count in run.counts.items() if name.endswith(_REMOVED))
+
+
+class JanitorRelay(ProcessRelay):
+    """Publishes the events of a janitor's runs from `begin` until `stop`.
+
+    Attributes:
+        events: What it publishes.
+    """
+
+    def __init__(
+        self, settings: QueueSettings, telemetry: Telemetry, store: RunStore, number: int
+    ) -> None:
+        """Of the janitor of this number, whose runs the store has. See ProcessRelay."""
+        super().__init__(settings, telemetry)
+        self.events = OwedEvents(store, number, f"janitor-{number}", keeps=self.keeps)
