@@ -1,4 +1,4 @@
-"""Calls to owners whose failure tells which of them is away."""
+"""Calls to owners, with errors that name the owner that is down."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, Unavailable
 
-__all__ = ["asking"]
-
 
 @contextmanager
 def asking(service: str, shard: int) -> Iterator[None]:
-    """Within, calls to one shard raise SlateMQError; one that is away is named."""
+    """Calls to one shard raise SlateMQError in this block, which names a shard that is down."""
     try:
         with raising_slatemq_errors():
             yield

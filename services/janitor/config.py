@@ -15,13 +15,13 @@ U32_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class JanitorConfig(ServingConfig):
-    """The SlateMQ janitor: runs jobs over all shards, by its schedule and on demand, with Spark.
+    """The SlateMQ janitor: runs jobs over all shards with Spark, on schedule and on demand.
 
-    `python -m services.janitor sql --help` tells how to ask an instance questions.
+    `python -m services.janitor sql --help` says how to query an instance in SQL.
     """
 
     shard: int = setting(
-        "Number that tells this janitor from others; a second process of the same number takes its "
+        "Number of this janitor; a second process of the same number takes its "
         "place, and runs of the first are interrupted.",
         default=0,
         minimum=0,
@@ -44,9 +44,9 @@ class JanitorConfig(ServingConfig):
     )
     report_schedule: str = setting("When to write the report; as above.", default="")
     schedule_jitter_s: int = setting(
-        "A job of the schedule begins up to so many seconds later, by chance, so that janitors and "
-        "instances do not all begin at once; of a job that comes every so often a quarter of that "
-        "time at most.",
+        "The longest random delay of a scheduled job, in seconds, so that janitors and "
+        "instances do not all begin together; a job with an interval is delayed by a quarter of it "
+        "at most.",
         default=60,
         minimum=0,
         maximum=86_400,

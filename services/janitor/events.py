@@ -1,7 +1,7 @@
 """The events of a janitor's runs, and their relay. Loaded where event queues are on.
 
 A run's object is written with `events: owed` when the run is made, so what it says of begin and end
-is owed from the moment at which it is written, whatever is killed when, until the object says that
+is owed from that moment on, whichever process is killed, until the object says that
 it is published. Event IDs are derived from the run's. Memory holds the IDs of the runs that wait.
 """
 
@@ -23,8 +23,6 @@ from services.janitor.runs.history import EVENTS_OWED, EVENTS_PUBLISHED, Run, Ru
 from slatemq.events.catalogue import EventData, JanitorRunFinished, JanitorRunStarted, make_event
 from slatemq.events.envelope import Event, derive_event_id
 
-__all__ = ["JanitorRelay", "OwedEvents"]
-
 log = logging.getLogger(__name__)
 
 _REMOVED: Final = ("_removed", "_purged")
@@ -32,18 +30,17 @@ _REMOVED: Final = ("_removed", "_purged")
 
 
 class OwedEvents(RunEvents):
-    """What a relay publishes of one janitor. See libs.events.relay.EventSource.
+    """What a relay publishes of one janitor, as libs.events.relay.EventSource.
 
     Attributes:
-        mark: See RunEvents.
         position: How many looks at runs were published, or found nothing owed.
-        lost_count: Always 0, but for runs that the history has forgotten.
+        lost_count: Always 0, except for runs that the history has forgotten.
     """
 
     lost_count: Final = 0
 
     def __init__(self, store: RunStore, number: int, source: str, *, keeps: bool) -> None:
-        """Of the janitor of this number, in `fire-and-forget` (not `keeps`) without a mark."""
+        """Without `keeps`, as in `fire-and-forget`, runs get no mark."""
         self.mark = EVENTS_OWED if keeps else ""
         self.position = 0
         self._store = store
@@ -62,21 +59,19 @@ class OwedEvents(RunEvents):
 
     @property
     def end(self) -> int:
-        """How many there were since the start."""
         return self.position + self.lag
 
     def changed(self, run: Run) -> None:
-        """See RunEvents."""
         self._waiting.append(run.run_id)
         self._came.set()
 
     def save(self) -> None:
-        """Nothing is to be saved: see `batches`."""
+        """Does nothing: `batches` marks what is published."""
 
     # --- For the relay --------------------------------------------------------
 
     async def batches(self) -> AsyncGenerator[EventBatch, None]:
-        """See EventSource. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         if not self._is_read:
             await self._read_owed()
             self._is_read = True
@@ -97,12 +92,10 @@ class OwedEvents(RunEvents):
                 self._begun.add(run.run_id)
 
     def done(self, position: int) -> None:
-        """See EventSource."""
         self.position = position
         self._waiting.popleft()
 
     def skip_to_end(self) -> int:
-        """See EventSource."""
         count = len(self._waiting)
         self._waiting.clear()
         return count
@@ -110,7 +103,7 @@ class OwedEvents(RunEvents):
     # --- Runs -----------------------------------------------------------------
 
     async def _read_owed(self) -> None:
-        """Look for the runs of before the start: the oldest first, before those that came since."""
+        """Queue the runs of earlier processes, the oldest first, before those since the start."""
         owed: list[str] = []
         for stored in reversed(await self._store.read(await self._store.ids())):
             run = stored.run
@@ -127,7 +120,6 @@ class OwedEvents(RunEvents):
             return None
 
     async def _mark_published(self) -> None:
-        """Write down whose events are published."""
         while self._unmarked:
             run_id = next(iter(self._unmarked))
             try:
@@ -137,7 +129,7 @@ class OwedEvents(RunEvents):
                 self._unmarked.remove(run_id)
                 continue
             published = replace(stored.run, events=EVENTS_PUBLISHED)
-            # Where somebody else has just written it: once more.
+            # Where another process has just written it: once more.
             if stored.run.events != EVENTS_OWED or await self._store.save(stored, published):
                 self._unmarked.remove(run_id)
 
@@ -171,15 +163,10 @@ def _removed_count(run: Run) -> int:
 
 
 class JanitorRelay(ProcessRelay):
-    """Publishes the events of a janitor's runs from `begin` until `stop`.
-
-    Attributes:
-        events: What it publishes.
-    """
+    """Publishes the events of a janitor's runs from `begin` until `stop`."""
 
     def __init__(
         self, settings: QueueSettings, telemetry: Telemetry, store: RunStore, number: int
     ) -> None:
-        """Of the janitor of this number, whose runs the store has. See ProcessRelay."""
         super().__init__(settings, telemetry)
         self.events = OwedEvents(store, number, f"janitor-{number}", keeps=self.keeps)

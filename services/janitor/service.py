@@ -51,8 +51,6 @@ from slatemq.v1 import (
 if TYPE_CHECKING:
     from services.janitor.events import JanitorRelay
 
-__all__ = ["JanitorProcess"]
-
 log = logging.getLogger(__name__)
 
 WORKER: Final = (sys.executable, "-m", "services.janitor.runs.worker")
@@ -82,7 +80,7 @@ class JanitorProcess:
         root: Root,
         worker: Sequence[str] = WORKER,
     ) -> None:
-        """Prepare; raises FatalError for settings that mean nothing. `worker` does the jobs."""
+        """`worker` is the command that does the jobs. Raises FatalError for wrong settings."""
         self._config = config
         self._carrier = telemetry.carrier
         objects = self._objects = root.objects
@@ -127,31 +125,26 @@ class JanitorProcess:
 
     @property
     def name(self) -> str:
-        """Name of this process for logs and telemetry."""
         return f"janitor-{self._config.shard}"
 
     @property
     def grpc_services(self) -> Sequence[str]:
-        """What it serves."""
         return (SERVICE_NAME, EVENTS_SERVICE, INSTANCE_SERVICE, TOPOLOGY_SERVICE)
 
     @property
     def directory(self) -> TopologyDirectory:
-        """Knows where the services are that this one does not have."""
         return self._directory
 
     @property
     def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port: the state of the backend of events."""
         return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
     @property
     def held_bytes(self) -> int:
-        """Nothing: its answers are small."""
+        """None: its responses are small."""
         return 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers."""
         servicer = JanitorServicer(
             self.runner, self._store, self._archived, self._queues, self._channels, _now_ms
         )
@@ -183,7 +176,7 @@ class JanitorProcess:
             self._relay.begin(self._relay.events, _now_ms)
 
     async def wait_fatal(self) -> ExitCause:
-        """Wait until something breaks, which only a fault of ours or of the settings can do."""
+        """Wait until something breaks, which only a bug or a wrong setting can cause."""
         broken = self._wait_broken()
         if self._relay is None:
             return await broken
@@ -203,7 +196,7 @@ class JanitorProcess:
         await self.runner.drain()
 
     async def stop(self) -> None:
-        """End whatever has not ended, leave the topology, close the channels."""
+        """End what has not ended, leave the topology, close the channels."""
         for work in self._works:
             work.cancel()
         await asyncio.gather(*self._works, return_exceptions=True)
@@ -216,7 +209,7 @@ class JanitorProcess:
         await self._directory.close()
 
     def _task_of(self, run: Run) -> Mapping[str, Any]:
-        """What the child is told to do."""
+        """The task that the child gets."""
         config, ask = self._config, run.ask
         older_than_s = ask.older_than_s
         if older_than_s is None:
@@ -246,7 +239,7 @@ class JanitorProcess:
         }
 
     async def _release(self, snapshots: Sequence[tuple[str, str]]) -> None:
-        """Release what a child that was killed has left; an owner that is away lets it end."""
+        """Release the snapshots of a killed child; where an owner is down, they expire."""
         await asyncio.gather(*(self._release_one(*one) for one in snapshots))
 
     async def _release_one(self, database: str, snapshot_id: str) -> None:
@@ -267,7 +260,7 @@ def _now_ms() -> int:
 
 
 def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
-    """Those of the settings; raises FatalError for settings that mean nothing."""
+    """The schedules of the settings. Raises FatalError for wrong settings."""
     found: dict[str, Schedule] = {}
     for job in SCHEDULED:
         name = f"{job.replace('-', '_')}_schedule"
@@ -278,7 +271,9 @@ def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
         if schedule is not None:
             found[job] = schedule
     if not _MASTER.fullmatch(config.spark_master):
-        raise FatalError(ExitCause.usage(f"spark_master: {config.spark_master!r} is no master"))
+        raise FatalError(
+            ExitCause.usage(f"spark_master: {config.spark_master!r} is not a Spark master")
+        )
     if not _HEAP.fullmatch(config.spark_memory):
         raise FatalError(
             ExitCause.usage(f"spark_memory: {config.spark_memory!r} is not like 512m or 4g")

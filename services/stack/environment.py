@@ -21,7 +21,6 @@ _INSTEAD = {
 
 
 def environment_of_services(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the settings that several processes cannot share."""
     return {name: value for name, value in environ.items() if name not in _INSTEAD}
 
 

@@ -167,7 +167,7 @@ def _try_writing(folder: Path) -> None:
 def _other_launcher(data: Path | None, held: ExitStack) -> str:
     """The process that runs a stack on the folder; empty: this one does, while it is `held`.
 
-    Another one is no error by itself: taking over its data may be what is wanted.
+    Another one is not an error by itself: taking over its data may be what is wanted.
     """
     if data is None:
         return ""

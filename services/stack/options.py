@@ -38,13 +38,12 @@ class StackOptions:
     """What to run.
 
     Attributes:
-        root: URL of the object store folder that holds all data, as the services take it.
+        root: URL of the object store folder that holds all data.
         data: The same as a folder, when it is one.
         logs: Folder for a log file per service; None sends all logs to stderr.
         ports: The first service's port, the others follow; None takes free ones.
-        ready_file: Where to write the endpoints as JSON once all serve; None writes none.
         http_ports: The first service's HTTP port, the others follow; 0: free ones; None: none.
-        config: YAML file with the settings of event queues; empty means none.
+        ready_file: Where to write the endpoints as JSON once all serve.
     """
 
     root: str
@@ -57,11 +56,7 @@ class StackOptions:
 
 
 def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) -> StackOptions:
-    """Read the command line.
-
-    Raises:
-        SystemExit: 0 after `--help`, 2 with a message on stderr when it is wrong.
-    """
+    """Raises SystemExit: 0 after `--help`, 2 with a message on stderr for a wrong command line."""
     parser = _parser(environ)
     given = parser.parse_args(argv)
     for flag, base in (("--ports", given.ports), ("--http-ports", given.http_ports or None)):

@@ -18,18 +18,15 @@ the same time do not choose a port that another has chosen and not taken yet."""
 
 
 class PortInUse(Exception):
-    """Another process listens there."""
+    pass
 
 
 def choose_ports(
     base: int | None, names: Sequence[str], taken: Collection[int] = ()
 ) -> dict[str, int]:
-    """A port for each name: `base`, `base` + 1, …; free ones when there is no base.
+    """A port for each name: `base`, `base` + 1, …; free ones where `base` is None.
 
-    `taken` are those that something else will listen at.
-
-    Raises:
-        PortInUse: A port counted from the base is taken; says which, and for which service.
+    `taken` are used elsewhere. Raises PortInUse, naming the port and the service.
     """
     if base is not None:
         ports = {name: base + place for place, name in enumerate(names)}

@@ -139,7 +139,7 @@ class Supervised:
     async def stop(self, grace_seconds: float, hurry: asyncio.Event) -> bool:
         """Have it drain and end; kill it after the grace. Returns whether it ended by itself.
 
-        `hurry`, set before or meanwhile, has it end its calls at once.
+        `hurry`, set before or meanwhile, ends its calls without a grace.
         """
         self._stopping.set()
         if self._run is None or self._run.done():

@@ -19,10 +19,9 @@ from services.stack.process import Program, Supervised
 
 @dataclass(frozen=True)
 class Part:
-    """One service of the stack.
+    """One service: `python -m services.<name>`.
 
     Attributes:
-        name: `python -m services.<name>` runs it.
         owns_data: Whether it writes a database, and so can be fenced.
         after: Services that must serve before it is started first.
     """
@@ -57,7 +56,6 @@ def programs(
     http_ports: Mapping[str, int],
     environ: Mapping[str, str],
 ) -> list[Program]:
-    """What to run for each part."""
     logs = options.logs
     return [
         Program(
@@ -88,8 +86,6 @@ class StartFailed(Exception):
 
 
 class Stack:
-    """The processes of one local stack."""
-
     def __init__(
         self,
         parts: Sequence[Part],
@@ -116,7 +112,6 @@ class Stack:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """`host:port` by service."""
         return {name: member.address for name, member in self._members.items()}
 
     async def start(self) -> None:

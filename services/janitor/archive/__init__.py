@@ -2,7 +2,6 @@
 
 In reading order; a file imports only files above it:
 
-`archived` Archived dead letters with their content: what their broker lists, joined with the
-           archive
-`parts`    What the parts of the archive have of letters that are wanted, with PyArrow alone
+`archived` Archived dead letters with their content: their broker's list, joined with the archive
+`parts`    The wanted dead letters of a part of the archive, read by PyArrow alone
 """

@@ -1,8 +1,8 @@
 """Archived dead letters with their content: what their broker lists, joined with the archive.
 
-Which letters are archived the broker alone knows: a part of the archive also has those that came
-back since. So a window of the listing is read, and then of each part the row groups that have a
-letter of it; all that is in memory is a window without content, and a row group.
+Only the broker knows which dead letters are archived: a part of the archive also has those that
+were restored since. So a window of the list is read, and then the row groups of each part that have
+a dead letter of it; memory holds a window without content, and a row group.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from services.janitor.spark.packages import check_installed
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 
-__all__ = ["ArchiveQuery", "ArchivedDeadLetters"]
-
 log = logging.getLogger(__name__)
 
 WINDOW: Final = 10_000
-"""Entries that are looked for in the archive at once; without content some megabytes."""
+"""Entries sought in the archive together; without content some megabytes."""
 
 PAGE: Final = 1_000
-"""The most that ListEntries gives at once."""
+"""The most that one ListEntries returns."""
 
 PARTS: Final = "services.janitor.archive.parts"
-"""Loaded when somebody reads the archive: a janitor that has nothing to do stays small."""
+"""Loaded by the first read of the archive: an idle janitor stays small."""
 
 LOOKS: Final = 3
-"""A part may be absorbed by another while it is read: then that one has its letters."""
+"""A part may be absorbed while it is read: then another has its dead letters."""
 
 ARCHIVED: Final = queue_pb2.ENTRY_STATE_ARCHIVED
 
@@ -48,7 +46,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class ArchiveQuery:
-    """Which letters are wanted: see ReadArchivedRequest."""
+    """Which dead letters to read: the fields of ReadArchivedRequest."""
 
     queue_id: str
     handles: Sequence[str] = ()
@@ -59,16 +57,13 @@ class ArchiveQuery:
 
 
 class ArchivedDeadLetters:
-    """Reads the archived letters of an instance's queues."""
-
     def __init__(self, objects: Objects, directory: TopologyDirectory, channels: Channels) -> None:
-        """Read the archive of this root, and ask the brokers of this directory."""
         self._objects = objects
         self._directory = directory
         self._channels = channels
 
     async def read(self, asked: ArchiveQuery) -> AsyncGenerator[entry_pb2.Entry, None]:
-        """The entries, with content. Raises SlateMQError, StorageError."""
+        """The archived entries, with content. Raises SlateMQError, StorageError."""
         async with aclosing(self._listed(asked)) as windows:
             async for window in windows:
                 days: dict[date, dict[Key, entry_pb2.Entry]] = {}
@@ -83,7 +78,7 @@ class ArchivedDeadLetters:
     # --- What is archived ---------------------------------------------------
 
     async def _listed(self, asked: ArchiveQuery) -> AsyncGenerator[list[entry_pb2.Entry], None]:
-        """What the broker lists, a window at a time."""
+        """The entries that the broker lists, a window at a time."""
         if asked.handles:
             yield await self._named(asked)
             return
@@ -121,7 +116,7 @@ class ArchivedDeadLetters:
             return await stub.ListEntries(request)
 
     async def _shard(self, queue_id: str) -> int:
-        """The broker shard that has a queue: all are asked. Raises NotFound."""
+        """The broker shard that has a queue: all brokers are asked. Raises NotFound."""
         missing: NotFound | None = None
         for shard in (await self._directory.read()).brokers:
             try:
@@ -133,7 +128,7 @@ class ArchivedDeadLetters:
         raise missing or NotFound("queue", queue_id)
 
     async def _named(self, asked: ArchiveQuery) -> list[entry_pb2.Entry]:
-        """Those of the handles that are archived."""
+        """The entries of the handles that are archived."""
         shard = await self._shard(asked.queue_id)
         found = []
         for place, handle in enumerate(asked.handles):
@@ -155,7 +150,7 @@ class ArchivedDeadLetters:
     async def _of_day(
         self, queue_id: str, day: date, wanted: dict[Key, entry_pb2.Entry]
     ) -> AsyncGenerator[entry_pb2.Entry, None]:
-        """Those wanted of one day, with what the parts have of them; all come, each once."""
+        """The entries of one day, each once, with what the parts of the archive have of them."""
         check_installed()
         archive = await asyncio.to_thread(import_module, PARTS)
         path = archive.day_path(queue_id, day)
@@ -187,7 +182,7 @@ class ArchivedDeadLetters:
 
 
 def _with_content(entry: entry_pb2.Entry, dead_letter: dict[str, Any]) -> entry_pb2.Entry:
-    """The entry, with what its part tells."""
+    """The entry, with the content that the archive has of it."""
     entry.reason = dead_letter["reason"]
     for one in dead_letter["history"] or ():
         entry.attempts.add(

@@ -1,4 +1,4 @@
-"""What the parts of the archive have of letters that are wanted, with PyArrow alone."""
+"""The wanted dead letters of a part of the archive, read by PyArrow alone."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ UNREADABLE: Final = (ObjectNotFound, OSError, pa.ArrowException)
 """What reading a part raises that is not there any more, or changes, or is damaged."""
 
 SOME: Final = 1_000
-"""Letters that become Python objects at once."""
+"""Dead letters that become Python objects together."""
 
 
 def dead_letters_of(
     objects: Objects, path: str, wanted: Collection[tuple[int, int]]
 ) -> Iterator[list[dict[str, Any]]]:
-    """The letters of a part that are wanted, some at a time; for code that may wait.
+    """The wanted dead letters of a part, some at a time. Blocks: for a thread.
 
-    They are named by message and failure, in milliseconds. Raises what is UNREADABLE.
+    `wanted` names them by message and failure in ms. Raises the errors of UNREADABLE.
     """
     keys = np.array([(message_id, failed_ms * 1000) for message_id, failed_ms in wanted], KEY)
     with objects.open(path) as file:

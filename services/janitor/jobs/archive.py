@@ -2,14 +2,15 @@
 
     archive/dead-letters/queue=orders/day=2026-01-31/part-000003.parquet
 
-A folder is a log of parts: one is only ever added under the number behind the highest there is, and
-only if it is absent. Whoever adds has read which letters the others hold; whoever comes second
-reads again. So no letter is there twice, whoever is killed when, and however many janitors run.
+A folder is a log of parts: a part is only added under the number after the highest, and only if it
+is absent. A janitor adds once it has read which dead letters the others hold; where another was
+faster, it reads again. So no dead letter is there twice, whichever process is killed, and however
+many janitors run.
 
-A part that is small is put together with what is new: the new part says which ones it absorbs, and
-those are emptied. Until they are, their letters can be seen twice; a crash just then is made good
-by the next run. An empty part keeps its number taken for a day, lest a janitor that looked before
-takes it for free.
+A small part is put together with what is new: the new part says which ones it absorbs, and those
+are emptied. Until they are, their dead letters can be seen twice; after a crash the next run
+empties them. An empty part keeps its number taken for a day, so that a janitor that listed before
+does not take it for free.
 """
 
 from __future__ import annotations
@@ -30,28 +31,16 @@ import pyarrow.parquet as pq
 
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 
-__all__ = [
-    "FOLDER",
-    "KEY",
-    "KEY_COLUMNS",
-    "LETTERS",
-    "PART_BYTES",
-    "DayFolder",
-    "day_path",
-    "is_part",
-    "keys_of",
-]
-
 FOLDER: Final = "archive/dead-letters"
 
 PART_BYTES: Final = 64 << 20
-"""A part is added when it has so much; then readers open few files, and a task holds one."""
+"""The size at which a part is added: readers open few files then, and a task holds one."""
 
 SMALL_BYTES: Final = PART_BYTES // 4
 """A part below this is absorbed by the next: so each day has at most one."""
 
 GROUP_BYTES: Final = 8 << 20
-"""Of a row group: what a reader holds at once."""
+"""Of a row group, which a reader holds in memory."""
 
 NAME_LENGTH_MAX: Final = 240
 """Of a queue as its folder is named: file systems take names of 255 bytes, queues have as many."""
@@ -99,7 +88,7 @@ LETTERS: Final = pa.schema(
 
 EMPTY_MS: Final = 24 * 3600 * 1000
 LOOK_S: Final = 3600.0
-"""Much less than that: whoever looked longer ago looks again before it adds."""
+"""Much less than that: after it, a folder is listed again before a part is added."""
 
 KEY_COLUMNS: Final = ["message_id", "failed_at"]
 _ABSORBS: Final = b"slatemq.absorbs"
@@ -109,22 +98,15 @@ T = TypeVar("T")
 
 
 class Waits(Protocol):
-    """What waits for the store."""
-
     def run(self, work: Awaitable[T]) -> T:
-        """Wait for it."""
+        """Wait for the store."""
 
 
 class DayFolder:
-    """The parts of one queue and day.
-
-    Attributes:
-        path: The folder below the root.
-        added: The parts that were added, by their paths.
-    """
+    """The parts of one queue and day; `added` are the paths of those that were added."""
 
     def __init__(self, waits: Waits, objects: Objects, queue: str, day: date) -> None:
-        """Read what is there; raises StorageError."""
+        """Lists and reads the parts. Raises StorageError."""
         self.path = day_path(queue, day)
         self.added: list[str] = []
         self._waits = waits
@@ -135,12 +117,12 @@ class DayFolder:
         self._look()
 
     def missing(self, dead_letters: pa.Table) -> pa.Table:
-        """Those of the letters that no part has."""
+        """The dead letters that no part has."""
         known = np.concatenate([keys_of(part) for part in self._known.values()] or [_NO_KEYS])
         return dead_letters.filter(pa.array(~np.isin(keys_of(dead_letters), known)))
 
     def add(self, dead_letters: pa.Table) -> None:
-        """Add those of the letters that no part has; durable on return. Raises StorageError."""
+        """Add the dead letters that no part has; durable on return. Raises StorageError."""
         while True:
             if time.monotonic() - self._looked_at > LOOK_S:
                 self._look()
@@ -167,7 +149,7 @@ class DayFolder:
         absorbed: set[str] = set()
         self._known = {info.path: self._keys_of(info.path, absorbed) for info in parts}
         there = [info for info in parts if self._known[info.path].num_rows]
-        # Left by whoever was killed before it emptied them.
+        # Left by a process that was killed before it emptied them.
         self._empty([info for info in there if _name(info) in absorbed])
         self._parts = [info for info in there if _name(info) not in absorbed]
         self._last_number = max((_number(info) for info in parts), default=0)
@@ -192,7 +174,7 @@ class DayFolder:
             self._waits.run(self._objects.put(part.path, _encode(LETTERS.empty_table(), ())))
 
     def rows_of(self, wanted: pa.Table, columns: Sequence[str]) -> Iterable[pa.Table]:
-        """The letters wanted, by their keys, with these columns, a row group at a time."""
+        """The rows with the keys of `wanted` and these columns, a row group at a time."""
         keys = keys_of(wanted)
         for path, known in self._known.items():
             if not np.isin(keys_of(known), keys).any():
@@ -211,7 +193,7 @@ _NO_KEYS: Final = np.empty(0, KEY)
 
 
 def keys_of(dead_letters: pa.Table) -> npt.NDArray[Any]:
-    """What tells letters of one queue apart: which message, and when it failed."""
+    """The keys of dead letters of one queue: the message, and when it failed."""
     keys = np.empty(dead_letters.num_rows, KEY)
     keys["message_id"] = dead_letters["message_id"].to_numpy()
     keys["failed_at"] = dead_letters["failed_at"].cast(pa.int64()).to_numpy()
@@ -219,7 +201,7 @@ def keys_of(dead_letters: pa.Table) -> npt.NDArray[Any]:
 
 
 def day_path(queue: str, day: date) -> str:
-    """The folder of a queue's letters that failed on a day."""
+    """The folder of a queue's dead letters that failed on a day."""
     if len(queue) > NAME_LENGTH_MAX:
         digest = hashlib.blake2b(queue.encode(), digest_size=16).hexdigest()
         queue = f"{queue[:NAME_KEPT]}~{digest}"
@@ -227,7 +209,7 @@ def day_path(queue: str, day: date) -> str:
 
 
 def is_part(info: ObjectInfo) -> bool:
-    """Whether it is a part, and not something that somebody has put beside them."""
+    """Whether it is a part, and not some other file."""
     return _PART.fullmatch(_name(info)) is not None
 
 

@@ -1,10 +1,10 @@
 """Tasks that put dead letters into the archive, and that push archived ones back into queues.
 
-A letter is in the archive, durable, before its broker is asked to let go of it; what the broker
-keeps of it then says where it is. Bringing it back is the broker's one commit.
+A dead letter is durable in the archive before its broker is asked to remove it; what the broker
+keeps of it says where it is. Restoring it is one commit of the broker.
 
-Brokers give their snapshots after the ingests, so a message may have come and failed in between: of
-such a one nothing is known yet, and it is left to the next run.
+Brokers take their snapshots after the ingests, so a message may have come and failed in between:
+nothing is known of it yet, and it is left to the next run.
 """
 
 from __future__ import annotations
@@ -27,27 +27,24 @@ from services.janitor.spark.planning import SnapshotName
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import removal_pb2, removal_pb2_grpc
 
-__all__ = ["DeadLetterArchive", "DeadLetterRestore"]
-
 RESTORE_ROWS: Final = 1000
 RESTORE_BYTES: Final = 32 << 20
 """Of a request: half of what a broker takes, so that one payload may go on top."""
 
 SOUGHT: Final = 50_000
-"""Letters that are looked for in the parts of a day at once."""
+"""Dead letters that are sought in the parts of a day together."""
 
 
 @dataclass(frozen=True)
 class DeadLetterArchive:
-    """Letters go into the archive: the columns of LETTERS but the payload, and those of their rows.
+    """Archives dead letters: rows with the columns of LETTERS except the payload, and ENTRY_KEYS.
 
-    In the order of `day` within each queue.
+    The rows come in the order of `day` within each queue.
 
     Attributes:
-        root: URL of the instance's root.
         names: The snapshots of the ingests, for the payloads.
         last_ids: By ingest shard, the last message that its snapshot can have.
-        run: What the archived entries say of who archived them.
+        run: The run that the archived entries name.
     """
 
     root: str
@@ -56,7 +53,6 @@ class DeadLetterArchive:
     run: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Archive them, day after day."""
         counts: Counter[str] = Counter()
         with owners_of(self.root) as owners:
             contents = Contents(owners, self.names)
@@ -92,14 +88,14 @@ class DeadLetterArchive:
         return counts
 
     def can_be_known(self, dead_letters: pa.Table) -> pa.Table:
-        """Those of the letters whose message may be in the snapshots."""
+        """The dead letters whose message may be in the snapshots."""
         ids = dead_letters["message_id"].to_pylist()
         return dead_letters.filter(
             pa.array([one <= self.last_ids.get(shard_of(one), 0) for one in ids])
         )
 
     def _with_payloads(self, contents: Contents, dead_letters: pa.Table) -> Iterator[pa.Table]:
-        """The letters as they are archived, about a part at a time."""
+        """Tables as they are archived, each about the size of a part."""
         ids = dead_letters["message_id"].to_pylist()
         sizes = [size or 0 for size in dead_letters["payload_bytes"].to_pylist()]
         dead_letters = dead_letters.append_column("run", pa.repeat(self.run, dead_letters.num_rows))
@@ -123,20 +119,16 @@ def _parts(folder: DayFolder | None) -> Counter[str]:
 
 @dataclass(frozen=True)
 class DeadLetterRestore:
-    """Archived letters go back into queues: ENTRY_KEYS, `day` and the columns of `archived`.
+    """Pushes archived dead letters back: rows of ENTRY_KEYS, `day` and the columns of `archived`.
 
-    In the order of `day` within each queue.
-
-    Attributes:
-        root: URL of the instance's root.
-        target: The queue that gets them; empty: the one that they failed in.
+    The rows come in the order of `day` within each queue. `target` is the queue that gets them;
+    empty: the one that they failed in.
     """
 
     root: str
     target: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Push them, day after day."""
         counts: Counter[str] = Counter()
         with owners_of(self.root) as owners:
             for table in grouped(batches, (*ENTRY_KEYS, "day"), SOUGHT):
@@ -181,7 +173,7 @@ class DeadLetterRestore:
 def _in_requests(
     folder: DayFolder, table: pa.Table
 ) -> Iterator[list[removal_pb2.ArchivedRow | None]]:
-    """The rows that the parts of a day have, a request at a time; None: it has no payload."""
+    """The rows that the parts of a day have, a request at a time; None for one without payload."""
     columns = ("message_id", "failed_at", "bucket_order", "run")
     wanted = {
         (row["message_id"], row["failed_at"]): row for row in table.select(columns).to_pylist()

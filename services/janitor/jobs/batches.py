@@ -16,18 +16,6 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-__all__ = [
-    "BATCH_ROWS",
-    "Task",
-    "counted",
-    "counts_batch",
-    "grouped",
-    "in_list_order",
-    "in_log_order",
-    "totals",
-    "totals_by_queue",
-]
-
 BATCH_ROWS: Final = 5_000
 """Of a request; an owner takes 10,000. A tenth of a second of its work, so others get theirs in."""
 
@@ -54,7 +42,7 @@ def in_log_order(frame: DataFrame) -> DataFrame:
 
 
 def in_list_order(frame: DataFrame, *lane: str) -> DataFrame:
-    """Entries, spread by queue and time, in each partition in the order of their lists."""
+    """Entries spread over partitions by queue and time, each in the order of its list."""
     chunk: Column = sf.shiftright("bucket_order", _ORDER_BITS)
     order = ("queue", *lane, "bucket_order", "message_id")
     return frame.repartition("queue", chunk).sortWithinPartitions(*order)
@@ -63,7 +51,7 @@ def in_list_order(frame: DataFrame, *lane: str) -> DataFrame:
 def grouped(
     batches: Iterator[pa.RecordBatch], keys: Sequence[str], size: int = BATCH_ROWS
 ) -> Iterator[pa.Table]:
-    """Neighbours with equal keys, at most `size` at once."""
+    """Tables of neighbours with equal keys, of at most `size` rows."""
     waiting: list[pa.RecordBatch] = []
     of: tuple[object, ...] = ()
     for batch in batches:
@@ -95,27 +83,26 @@ def _runs(batch: pa.RecordBatch, keys: Sequence[str]) -> Iterator[pa.RecordBatch
 
 
 def counts_batch(counts: Mapping[str, int]) -> pa.RecordBatch:
-    """Counts of a partition, by name."""
     return pa.RecordBatch.from_pydict(
         {"name": list(counts), "count": list(counts.values())}, schema=COUNTS
     )
 
 
 def counted(frame: DataFrame, task: Task) -> Counter[str]:
-    """Run a task over the partitions of a frame; gives the sums of its counts."""
+    """Run a task over the partitions of a frame; returns the sums of its counts."""
     sums = frame.mapInArrow(task, _COUNTS_SQL).groupBy("name").agg(sf.sum("count").alias("count"))
     return Counter({row["name"]: row["count"] for row in sums.collect()})
 
 
 def totals(frame: DataFrame, **sums: str) -> dict[str, int]:
-    """Sums over a frame of expressions in SQL, by name; 0 where it has no rows."""
+    """Sums of SQL expressions over a frame, by name; 0 where it has no rows."""
     row = frame.agg(*_summed(sums)).first()
     assert row is not None, "an aggregate always has a row"
     return {name: int(row[name] or 0) for name in sums}
 
 
 def totals_by_queue(frame: DataFrame, **sums: str) -> dict[str, int]:
-    """As `totals`; and, as NAME/QUEUE, the first sum of the queues where it is the greatest."""
+    """As `totals`, and the first sum of the queues where it is greatest, as NAME/QUEUE."""
     first, rows = next(iter(sums)), frame.groupBy("queue").agg(*_summed(sums)).collect()
     rows.sort(key=lambda row: (-row[first], row["queue"]))
     fields = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}

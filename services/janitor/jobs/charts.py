@@ -8,8 +8,6 @@ from datetime import date
 from html import escape
 from typing import Final, NamedTuple
 
-__all__ = ["Series", "bars", "lines", "ranks"]
-
 WIDTH: Final = 360
 """About that of a phone: text keeps its size there."""
 
@@ -24,14 +22,14 @@ Format = Callable[[float], str]
 
 
 class Series(NamedTuple):
-    """Values by day; None where there is none."""
+    """Values by day; None for a day without one."""
 
     name: str
     values: Sequence[float | None]
 
 
 def bars(days: Sequence[date], series: Sequence[Series], record: Format) -> str:
-    """Bars beside each other, day by day."""
+    """A bar for each series side by side, day by day."""
     top = _rounded(max((value or 0 for one in series for value in one.values), default=0))
     parts = _frame([(share, record(top * share)) for share in (0, 0.5, 1)], days)
     slot = (WIDTH - LEFT) / len(days)
@@ -50,7 +48,7 @@ def bars(days: Sequence[date], series: Sequence[Series], record: Format) -> str:
 
 
 def lines(days: Sequence[date], series: Sequence[Series], record: Format) -> str:
-    """Lines, on a scale on which each step is ten times the one before; 1 is its lowest."""
+    """Lines on a logarithmic scale that begins at 1."""
     highest = max((value or 0 for one in series for value in one.values), default=0)
     steps = max(1, math.ceil(math.log10(max(highest, 10))))
     every = math.ceil(steps / 4)
@@ -112,7 +110,7 @@ def _y(share: float) -> float:
 
 
 def _rounded(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, … that is no less."""
+    """The smallest of 1, 2, 5, 10, 20, … that is not less."""
     if value <= 0:
         return 1
     step = 10.0 ** math.floor(math.log10(value))

@@ -49,13 +49,11 @@ from services.janitor.jobs.work import Work
 from services.janitor.spark.instance import held_snapshots, table_of
 from slatemq.v1 import purge_pb2
 
-__all__ = ["done", "note_store_time", "retention", "unreferenced"]
-
 _ONE: Final = "1"
 
 
 def retention(work: Work) -> Counter[str]:
-    """Remove what is past its retention: entries first, so that no queue holds what is gone."""
+    """Remove what is past its retention: entries first, so that no queue has what is gone."""
     active, failed = work.of_queues("active", *ACTIVE), work.of_queues("failed", *FAILED)
     queues = work.of_queues("queues", *QUEUES)
     now_ms, grace_ms = work.now_ms, work.grace_ms
@@ -79,7 +77,7 @@ def retention(work: Work) -> Counter[str]:
 
 
 def unreferenced(work: Work) -> Counter[str]:
-    """Remove the messages and the objects that nothing needs any more."""
+    """Remove the messages and objects that nothing needs any more."""
     counts = Counter(messages_purged=0, payload_bytes=0, objects_removed=0, object_bytes=0)
     with work.phase("messages"):
         # A window of 0 has no end: a new queue may start with the first message.
@@ -92,7 +90,6 @@ def unreferenced(work: Work) -> Counter[str]:
 
 
 def done(work: Work) -> Counter[str]:
-    """Prune the done lists."""
     counts = Counter(done_removed=0, queues_pruned=0)
     with work.phase("done lists"):
         ends = done_ends(work.of_queues("queues", *PRUNED), work.now_ms, work.grace_ms)
@@ -105,7 +102,7 @@ def done(work: Work) -> Counter[str]:
 
 
 def note_store_time(work: Work) -> None:
-    """Look what time it is by the store's clock, before any snapshot is taken."""
+    """Read the store's clock, before any snapshot is taken."""
     work.store_time_ms = asyncio.run(store_time_ms(work.root.objects))
 
 
@@ -141,14 +138,14 @@ def _remove_orphans(work: Work) -> dict[str, int]:
             sums = {"objects_removed": _ONE, "object_bytes": "size_bytes"}
             return _removed(work, left, left, ObjectRemoval(work.url), **sums)
         finally:
-            # The last first, and before the snapshots are released: Spark plans anew what rests on
+            # The last first, and before the snapshots are released: Spark plans again what rests on
             # a frame that goes, if it has not been computed whole.
             for frame in reversed(kept):
                 frame.unpersist()
 
 
 def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:
-    """What names objects, those that cost least to look at first."""
+    """The URIs that are named, the cheapest to find first."""
     yield named_by_pushes(work.spark, work.url, work.names)
     later = stack.enter_context(held_snapshots(work.url, ("ingest",)))
     since_ms = min(one.taken_at_ms for one in work.taken.all) - work.grace_ms
@@ -167,7 +164,7 @@ def _large(messages: DataFrame) -> DataFrame:
 
 
 def _sizeless(messages: DataFrame) -> DataFrame:
-    """Messages whose size the log may not tell: they are looked at only where an object is left."""
+    """Messages whose size the log may not have: read only where an object is left."""
     return messages.where("payload_bytes = 0").select("message_id")
 
 
@@ -182,7 +179,7 @@ def _purged(
 def _removed(
     work: Work, frame: DataFrame, ordered: DataFrame, task: Task, **sums: str
 ) -> dict[str, int]:
-    """What the owners have answered; in a dry run the sums of what they would be asked."""
+    """The owners' counts; in a dry run the sums of what they would be asked to remove."""
     if not work.options.dry_run:
         return dict(counted(ordered, task))
     return totals_by_queue(frame, **sums) if "queue" in frame.columns else totals(frame, **sums)

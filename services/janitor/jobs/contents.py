@@ -22,21 +22,18 @@ from libs.storage.records.payloads import PayloadUri, decode_payload
 from services.janitor.jobs.owners import Owners
 from services.janitor.spark.planning import SnapshotName
 
-__all__ = ["Contents"]
-
 READS_AT_ONCE: Final = 64
 READ_BYTES: Final = 16 << 20
 """Payloads that are read together, unless one alone is larger."""
 
 
 class Contents:
-    """Reads payloads; close it at the end.
+    """Reads payloads from the snapshots of ingests; `close` it at the end.
 
-    A message whose ingest is not among the snapshots counts as gone, as one that is not stored.
+    A message whose ingest has no snapshot here counts as gone, like one that is not stored.
     """
 
     def __init__(self, owners: Owners, names: Sequence[SnapshotName]) -> None:
-        """Read from those of these snapshots that are of ingests."""
         self._owners = owners
         self._blobs = Blobs(owners.root)
         self._names: Mapping[int, SnapshotName] = {
@@ -45,16 +42,16 @@ class Contents:
         self._readers: dict[int, SnapshotReader] = {}
 
     def payloads(self, sizes: Sequence[tuple[int, int]]) -> Iterator[list[bytes | None]]:
-        """Payloads in the order of the messages, some at a time; None of one that is gone.
+        """Payloads in the order of `sizes`, some at a time; None for one that is gone.
 
-        `sizes` are the messages, with how many bytes each is said to have.
+        `sizes` are message IDs, each with the bytes that its payload is said to have.
         """
         for some in _together(sizes):
             found = self._owners.run(self._read(some))
             yield [found.get(message_id) for message_id in some]
 
     def uris(self, message_ids: Sequence[int]) -> list[str]:
-        """The URIs of those payloads that are objects of their own."""
+        """The URIs of the payloads that are objects."""
         found: list[str] = []
         for start in range(0, len(message_ids), READS_AT_ONCE):
             some = message_ids[start : start + READS_AT_ONCE]
@@ -63,7 +60,6 @@ class Contents:
         return found
 
     def close(self) -> None:
-        """Give back what it holds."""
         for reader in self._readers.values():
             self._owners.run(reader.close())
 
@@ -82,7 +78,7 @@ class Contents:
         return {**dict(zip(records, found, strict=True)), **packed}
 
     async def _records(self, message_ids: Sequence[int]) -> dict[int, bytes | PayloadUri]:
-        """What has a record of its own: of what is large, everything."""
+        """The payloads that have records of their own, which all large ones have."""
 
         async def record(message_id: int) -> bytes | None:
             reader = await self._reader(shard_of(message_id))
@@ -98,7 +94,7 @@ class Contents:
         }
 
     async def _packed(self, message_ids: Sequence[int]) -> dict[int, bytes]:
-        """What is in packs; those of messages side by side are read once."""
+        """The payloads in packs; a pack is read once for neighbouring messages."""
 
         async def read(some: list[int]) -> dict[int, bytes]:
             reader = await self._reader(shard_of(some[0]))
@@ -121,7 +117,7 @@ class Contents:
 
 
 async def _from_packs(reader: SnapshotReader, message_ids: Sequence[int]) -> dict[int, bytes]:
-    """Those of these messages, in ascending order, that are in packs.
+    """The payloads of these messages, ascending, that are in packs.
 
     A pack ends before the next one begins: the last one up to a message has it, or none has.
     """

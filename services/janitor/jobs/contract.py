@@ -1,4 +1,4 @@
-"""What a job is given, and what it gives back: for whoever runs jobs."""
+"""What callers of jobs pass, and what jobs return."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-__all__ = [
-    "JOBS",
-    "ORPHAN_AGE_MS",
-    "REPLAY_WINDOW_S",
-    "JobCancelled",
-    "JobFailed",
-    "JobInstance",
-    "JobOptions",
-    "JobResult",
-    "Progress",
-    "Report",
-]
 
 JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
 """The names of all jobs."""
@@ -33,47 +20,42 @@ ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
 
 
 class JobFailed(Exception):
-    """The job could not go on: a shard is away, the store is away, a snapshot was lost.
+    """The job could not go on: a shard or the store is down, or a snapshot was lost.
 
-    What it had removed by then stays removed; run it again.
+    What it has removed stays removed; run it again.
     """
 
 
 class JobCancelled(Exception):
-    """Somebody cancelled the job. What it had removed by then stays removed."""
+    """The job was cancelled. What it has removed stays removed."""
 
 
 @dataclass(frozen=True)
 class JobInstance:
-    """Whose jobs these are.
-
-    Attributes:
-        root: URL of the instance's root; credentials come from the environment.
-    """
+    """`root` is the URL of the instance's root; credentials come from the environment."""
 
     root: str
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How a job is to be done.
+    """How to do a job.
 
     Attributes:
-        dry_run: Count what would go; remove and archive nothing.
-        run: The run's ID, by which archived letters and reports are named; empty: one of its own.
+        dry_run: Count what would be removed; remove and archive nothing.
+        run: The run's ID, which archived dead letters and reports are named by; empty: a new one.
         grace_s: How far clocks of machines may be apart; the owners have a grace of their own.
-        now_ms: The time to judge by; None: the owners' own, as they told it with the snapshots.
-        replay_window_s: `unreferenced`: how far back new queues may start; 0: for ever, and then
-            nothing is ever unreferenced. As the brokers and the ingests have it.
+        now_ms: The time to judge by; None: the owners' own, which comes with the snapshots.
+        replay_window_s: `unreferenced`: how far back new queues may start, as the brokers and the
+            ingests have it; 0: without limit, so nothing is ever unreferenced.
         older_than_s: `dead-letters`: how long ago a message must have failed.
-        queues: Of these queues alone; None: of all. `unreferenced` is never of some.
+        queues: These queues only; None: all. `unreferenced` is always about all.
         target: `restore`: the queue that gets the messages; empty: the one that they failed in.
-        message_ids: `restore`: these alone; None: all.
+        message_ids: `restore`: these only; None: all.
         failed_from_ms: `restore`: what failed then or later.
         failed_until_ms: `restore`: what failed before.
         days: `report`: how many days back from today.
         reports_kept: `report`: how many stay, this one included.
-        master: The Spark master.
         memory: Heap of the Spark driver.
         spark: Spark's own settings, in place of ours.
         cancelled: Set it to end the job soon.
@@ -100,15 +82,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is.
-
-    Attributes:
-        phase: What it is doing, in a few words.
-        phase_number: Which of its phases that is, from 1.
-        phases_count: How many it has.
-        tasks_done: Of this phase's tasks in Spark, so far.
-        tasks_count: Of this phase's tasks in Spark, as far as they are known.
-    """
+    """How far a job is; phases count from 1, and tasks are those of the phase known so far."""
 
     phase: str
     phase_number: int
@@ -125,9 +99,9 @@ class JobResult:
     """What a job did, or would do in a dry run.
 
     Attributes:
-        counts: By name, such as `messages_purged`; the same names in a dry run, for what would go.
+        counts: By name, such as `messages_purged`; a dry run has the same names.
         artifacts: Paths below the root of what it wrote.
-        phases: What it did, in order, each with its seconds.
+        phases: Its phases in order, each with its seconds.
     """
 
     counts: dict[str, int]

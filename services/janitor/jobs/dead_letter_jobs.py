@@ -16,10 +16,8 @@ from services.janitor.jobs.moments import at_ms, ms_of
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 
-__all__ = ["dead_letters", "due_dead_letters", "restore", "with_content"]
-
 _IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_at", "message_id")
-"""The order in which a task takes letters: all of a day, behind each other."""
+"""The order in which a task takes dead letters: day by day."""
 
 
 def dead_letters(work: Work) -> Counter[str]:
@@ -55,10 +53,10 @@ def dead_letters(work: Work) -> Counter[str]:
 
 
 def restore(work: Work) -> Counter[str]:
-    """Push archived letters back into queues."""
+    """Push archived dead letters back into queues."""
     options = work.options
     counts = Counter(letters_restored=0)
-    with work.phase("archived letters"):
+    with work.phase("archived dead letters"):
         archived = work.of_queues("archived")
         if options.message_ids is not None:
             archived = archived.where(sf.col("message_id").isin(*options.message_ids))
@@ -83,9 +81,9 @@ def due_dead_letters(failed: DataFrame, queues: DataFrame, before_ms: int) -> Da
 
 
 def with_content(dead_letters: DataFrame, messages: DataFrame, attempts: DataFrame) -> DataFrame:
-    """The letters with their metadata, and their failed attempts in order.
+    """The dead letters with their metadata, and their failed attempts in order.
 
-    What is gone of a message is null: it failed for that.
+    Metadata of a message that is gone is null.
     """
     known = messages.select(
         "message_id",

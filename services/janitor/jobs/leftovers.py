@@ -1,10 +1,10 @@
-"""Objects of payloads, and who names them: tasks that find those that nobody does.
+"""Payload objects, and what names them: tasks that find the objects that nothing names.
 
-An upload that was never committed, a crash between a commit and the deletion that follows it: both
-leave an object. Payload records name objects, and so do rows of outboxes and refused pushes. A push
-moves from an outbox to an ingest, so the ingests are looked at before and after the brokers; what
-is stored is never committed to when it is older than an hour, so what is older than a day and was
-nowhere then belongs to nobody, for ever.
+An upload that was never committed leaves an object, and so does a crash between a commit and the
+deletion that follows it. Payload records name objects, and so do rows of outboxes and refused
+pushes. A push moves from an outbox to an ingest, so the ingests are read before and after the
+brokers. No commit names an object that is older than an hour, so nothing will ever name one that is
+older than a day and was not named then.
 """
 
 from __future__ import annotations
@@ -31,14 +31,6 @@ from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
 from services.janitor.spark.planning import SnapshotName
 
-__all__ = [
-    "ObjectRemoval",
-    "named_by_messages",
-    "named_by_pushes",
-    "store_time_ms",
-    "stored_objects",
-]
-
 _PROBES: Final = "janitor/probe"
 _PROBE_AGE_MS: Final = 3600 * 1000
 
@@ -64,7 +56,7 @@ async def store_time_ms(objects: Objects) -> int:
     await objects.put(path, b"")
     try:
         now_ms = await objects.modified_ms(path)
-        for left in await objects.describe(_PROBES):  # by whoever was killed here
+        for left in await objects.describe(_PROBES):  # by a process that was killed here
             if left.modified_ms < now_ms - _PROBE_AGE_MS:
                 await objects.delete(left.path)
         return now_ms
@@ -73,7 +65,7 @@ async def store_time_ms(objects: Objects) -> int:
 
 
 def stored_objects(spark: SparkSession, root: str) -> DataFrame:
-    """All objects of payloads: uri, modified_at, size_bytes."""
+    """All payload objects: uri, modified_at, size_bytes."""
     folders = spark.range(FOLDERS).selectExpr("lower(lpad(hex(id), 2, '0')) AS folder")
     return folders.mapInArrow(
         _Listing(root), "uri string, modified_at timestamp, size_bytes bigint"
@@ -81,12 +73,12 @@ def stored_objects(spark: SparkSession, root: str) -> DataFrame:
 
 
 def named_by_messages(messages: DataFrame, root: str, names: Sequence[SnapshotName]) -> DataFrame:
-    """What the payload records of these messages name: uri."""
+    """The URIs that the payload records of these messages name: uri."""
     return messages.mapInArrow(_MessageUris(root, tuple(names)), "uri string")
 
 
 def named_by_pushes(spark: SparkSession, root: str, names: Sequence[SnapshotName]) -> DataFrame:
-    """What the outboxes and refused pushes of these brokers name: uri."""
+    """The URIs that the outboxes and refused pushes of these brokers name: uri."""
     brokers = [(name.database, name.snapshot_id) for name in names if name.service == "broker"]
     frame = spark.createDataFrame(brokers, "database string, snapshot_id string")
     return frame.repartition(max(1, len(brokers))).mapInArrow(_PushUris(root), "uri string")
@@ -152,16 +144,11 @@ class _PushUris:
 
 @dataclass(frozen=True)
 class ObjectRemoval:
-    """Objects go: `uri`, `size_bytes`.
-
-    Attributes:
-        root: URL of the instance's root.
-    """
+    """Deletes objects: rows of `uri`, `size_bytes`."""
 
     root: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Delete them, some at a time."""
         counts: Counter[str] = Counter()
         blobs = Blobs(open_root(self.root))
         for batch in batches:
@@ -177,7 +164,7 @@ async def _delete_all(blobs: Blobs, uris: Sequence[str]) -> None:
 
 
 async def _pushed_paths(reader: SnapshotReader) -> AsyncIterator[str]:
-    """Whatever looks like the path of an object in the rows: a damaged one may name it, too."""
+    """Whatever looks like the path of an object: a damaged row may name it, too."""
     for span in (_OUTBOXES, refused_push_range()):
         async for rows in reader.scan(*span):
             for _, value in rows:

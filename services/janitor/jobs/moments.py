@@ -7,11 +7,9 @@ from pyspark.sql import functions as sf
 
 from libs.storage.arrow.columns import LAST_MS
 
-__all__ = ["at_ms", "ms_of"]
-
 
 def at_ms(moment_ms: int) -> Column:
-    """This time as a timestamp, which a scan can be narrowed by; the tables know no later ones."""
+    """The time as a timestamp, which narrows scans; bounded by the latest time that tables have."""
     return sf.timestamp_millis(sf.lit(min(max(0, moment_ms), LAST_MS)))
 
 

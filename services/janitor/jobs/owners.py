@@ -23,8 +23,6 @@ from libs.storage.errors import StoreUnavailable
 from services.janitor.asking import asking
 from slatemq.errors import Aborted, DeadlineExceeded, ResourceExhausted, Unavailable
 
-__all__ = ["CALL_S", "Owners", "owners_of"]
-
 log = logging.getLogger(__name__)
 
 CALL_S: Final = 60.0
@@ -43,11 +41,7 @@ T = TypeVar("T")
 
 
 class Owners:
-    """Calls the owners, for code without an event loop; `owners_of` makes it.
-
-    Attributes:
-        root: The instance's root.
-    """
+    """Calls the owners, for code without an event loop; made by `owners_of`."""
 
     def __init__(self, root: Root, runner: asyncio.Runner, patience_s: float) -> None:
         self.root = root
@@ -57,7 +51,7 @@ class Owners:
         self._channels = Channels(self._directory, carrier=inherited())
 
     def call(self, service: str, shard: int, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
-        """Call an owner, again and again while it is away. Raises SlateMQError, StorageError."""
+        """Call an owner, repeatedly while it is down. Raises SlateMQError, StorageError."""
         return self._runner.run(self._patiently(service, shard, call))
 
     def run(self, work: Awaitable[T]) -> T:
@@ -84,14 +78,12 @@ class Owners:
             await asyncio.sleep(backoff.next_seconds())
 
     async def close(self) -> None:
-        """Close the channels."""
         await self._channels.close()
         await self._directory.close()
 
 
 @contextmanager
 def owners_of(root: str, patience_s: float = PATIENCE_S) -> Iterator[Owners]:
-    """The owners of the instance's databases, until the block ends."""
     with asyncio.Runner() as runner:
         owners = Owners(open_root(root), runner, patience_s)
         try:

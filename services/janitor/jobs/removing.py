@@ -18,26 +18,14 @@ from services.janitor.jobs.owners import CALL_S, Owners, owners_of
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1 import purge_pb2, purge_pb2_grpc, removal_pb2, removal_pb2_grpc
 
-__all__ = [
-    "ENTRY_KEYS",
-    "DonePruning",
-    "EntryRemoval",
-    "MessagePurge",
-    "failed_rows",
-    "remove_entries",
-]
-
 ENTRY_KEYS: Final = ("queue", "broker_shard", "created_revision")
 
 
 @dataclass(frozen=True)
 class MessagePurge:
-    """Messages go: `ingest_shard` and `message_id`, ascending.
+    """Purges messages: rows of `ingest_shard` and `message_id`, ascending.
 
-    Attributes:
-        root: URL of the instance's root.
-        epochs: By ingest shard, the purge epoch that came with its snapshot.
-        reason: Why they go.
+    `epochs` are, by ingest shard, the purge epochs that came with the snapshots.
     """
 
     root: str
@@ -45,7 +33,6 @@ class MessagePurge:
     reason: purge_pb2.PurgeReason.ValueType
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ask for it, batch after batch."""
         counts: Counter[str] = Counter()
         stale: set[int] = set()
         with owners_of(self.root) as owners:
@@ -86,19 +73,16 @@ class MessagePurge:
 
 @dataclass(frozen=True)
 class EntryRemoval:
-    """Entries go: ENTRY_KEYS and the columns of their rows, in the order of their lists.
+    """Removes entries: rows of ENTRY_KEYS, and those of their lists, in list order.
 
-    Attributes:
-        root: URL of the instance's root.
-        failed: Whether they are dead letters past the failed retention of their queue; else they
-            wait, and are past their own.
+    `failed`: they are dead letters past the failed retention of their queue; otherwise they wait,
+    and are past their own retention.
     """
 
     root: str
     failed: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ask for it, batch after batch."""
         counts: Counter[str] = Counter()
         with owners_of(self.root) as owners:
             for table in grouped(batches, ENTRY_KEYS):
@@ -118,16 +102,11 @@ class EntryRemoval:
 
 @dataclass(frozen=True)
 class DonePruning:
-    """Done lists are pruned: rows of ENTRY_KEYS and `done_before_ms`.
-
-    Attributes:
-        root: URL of the instance's root.
-    """
+    """Prunes done lists: rows of ENTRY_KEYS and `done_before_ms`."""
 
     root: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ask for it, queue after queue."""
         counts: Counter[str] = Counter()
         with owners_of(self.root) as owners:
             for table in grouped(batches, ENTRY_KEYS):
@@ -147,7 +126,7 @@ class DonePruning:
 def remove_entries(
     owners: Owners, table: pa.Table, **removal: Any
 ) -> removal_pb2.RemoveEntriesResponse:
-    """One call, for the queue of a batch; of a queue that is gone all entries are."""
+    """One call, for the queue of a batch; where the queue is gone, all its entries are."""
     queue, shard, revision = (table[name][0].as_py() for name in ENTRY_KEYS)
     request = removal_pb2.RemoveEntriesRequest(queue_id=queue, created_revision=revision, **removal)
     try:
@@ -167,12 +146,10 @@ def remove_entries(
 
 
 def waiting_rows(table: pa.Table) -> list[removal_pb2.WaitingRow]:
-    """What names entries that wait."""
     columns = ["message_id", "priority", "timed", "bucket_order", "bucket_number"]
     return [removal_pb2.WaitingRow(**row) for row in table.select(columns).to_pylist()]
 
 
 def failed_rows(table: pa.Table) -> list[removal_pb2.FailedRow]:
-    """What names dead letters."""
     columns = ["message_id", "failed_at_ms", "bucket_order"]
     return [removal_pb2.FailedRow(**row) for row in table.select(columns).to_pylist()]

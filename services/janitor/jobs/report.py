@@ -13,8 +13,6 @@ from pyspark.sql import functions as sf
 
 from services.janitor.jobs.moments import at_ms
 
-__all__ = ["ATTEMPTS", "queue_days"]
-
 ATTEMPTS: Final = (
     ("1", 1, 1),
     ("2", 2, 2),
@@ -25,7 +23,7 @@ ATTEMPTS: Final = (
 """How often an entry was claimed until it was acked or failed: classes, with their bounds."""
 
 ACCURACY: Final = 10_000
-"""Of percentiles: exact up to so many values, then within a ten-thousandth of the ranks."""
+"""Of percentiles: exact up to this many values, then within a ten-thousandth of the ranks."""
 
 _ALL: Final = ""
 """Stands for all queues; no queue has this name."""
@@ -94,7 +92,7 @@ def _ended(
 
 
 def _by_day(frame: DataFrame) -> GroupedData:
-    """Grouped by queue and day, and, with _ALL for the queue, by day alone."""
+    """Grouped by queue and day, and by day alone, with _ALL for the queue."""
     both = frame.unionByName(frame.withColumn("queue", sf.lit(_ALL)))
     return both.groupBy("queue", "day")
 

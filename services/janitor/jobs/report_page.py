@@ -10,8 +10,6 @@ from typing import Any, Final
 from services.janitor.jobs.charts import Series, bars, lines, ranks
 from services.janitor.jobs.report import ATTEMPTS
 
-__all__ = ["duration", "page", "size"]
-
 RANKS_SHOWN: Final = 10
 
 Row = Mapping[str, Any]
@@ -48,9 +46,9 @@ _FLOW: Final = (
 def page(
     run: str, now_ms: int, rows: Sequence[Row], days_count: int, queues_count: int | None = None
 ) -> str:
-    """The page, of the rows of `report.queue_days`; those without a queue are of all together.
+    """The page for rows of `report.queue_days`; rows without a queue are of all together.
 
-    `queues_count` is how many queues there are, where there are not the rows of all.
+    `queues_count` is how many queues there are, where the rows are not of all.
     """
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     days = [now.date() - timedelta(days=back) for back in range(days_count - 1, -1, -1)]
@@ -171,7 +169,6 @@ def _number(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes, for people."""
     return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
 
 
@@ -183,7 +180,6 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
 
 
 def duration(ms: float) -> str:
-    """Milliseconds, for people."""
     for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
         if ms >= length:
             return f"{ms / length:.3g} {unit}"

@@ -23,8 +23,6 @@ from services.janitor.jobs.report import queue_days
 from services.janitor.jobs.report_page import page
 from services.janitor.jobs.work import Work
 
-__all__ = ["FOLDER", "HTML", "PARQUET", "QUEUES_SHOWN", "forget_reports", "report", "written"]
-
 QUEUES_SHOWN: Final = 50
 """On the page, those with most messages, besides those of WAITING_SHOWN; the Parquet has all."""
 
@@ -58,17 +56,17 @@ def report(work: Work) -> Counter[str]:
 
 
 def written(days: DataFrame, root: str, path: str) -> Counter[str]:
-    """Write the rows as one Parquet object, with their columns also where there is none."""
+    """Write the rows as one Parquet object, which has the columns also without rows."""
     task = _Parquet(root, path, to_arrow_schema(days.schema, timezone="UTC"))
     counts = counted(days.coalesce(1), task)
-    if not counts:  # Spark knew that there is no row, and began no task.
+    if not counts:  # Spark knew that there are no rows, and began no task.
         list(task(iter(())))
         counts["report_rows"] = 0
     return counts
 
 
 def _shown(days: DataFrame) -> tuple[list[dict[str, object]], int]:
-    """The rows of all queues together, and those of some queues; and how many queues there are."""
+    """The rows of all queues together and of some queues; and how many queues there are."""
     queues = (
         days.where("queue IS NOT NULL")
         .groupBy("queue")
@@ -94,7 +92,7 @@ _RUN: Final = re.compile(r"(\d{8})[-T](\d{6})")
 
 
 async def forget_reports(objects: Objects, kept: int) -> int:
-    """Remove all but the newest reports, and nothing else that is there; gives how many went."""
+    """Remove all but the newest reports, and no other file; returns how many."""
     files: dict[tuple[str, str], list[str]] = {}
     for path in await objects.list(FOLDER):
         run, _, name = path.removeprefix(f"{FOLDER}/").partition("/")

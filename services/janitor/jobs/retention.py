@@ -1,13 +1,13 @@
 """What is past its retention, and may go.
 
-An entry that waits goes when its deadline is over by more than the clocks may be apart: nobody is
-handed it any more. One in flight stays for as long as its lease, since an ack on a valid lease is
-still taken; its broker drops it when the lease ends otherwise, so no job asks for it. A dead letter
-stays past the deadline, with its payload: people may still want to see why it failed. It goes when
-its queue's failed retention is over, if it has one.
+An entry that waits goes when its deadline is over by more than the clocks may be apart: it is not
+delivered any more. One in flight stays for as long as its lease, since an ack on a valid lease is
+still accepted; its broker drops it when the lease ends otherwise, so no job asks for it. A dead
+letter stays past the deadline, with its payload: people may still want to see why it failed. It
+goes when its queue's failed retention is over, if it has one.
 
 A message goes, payload and metadata, when its deadline is over and no queue has it in flight or
-failed. Done entries do not need it: they have all that they tell.
+failed. Done entries do not need it: they have all that they show.
 """
 
 from __future__ import annotations
@@ -19,23 +19,8 @@ from pyspark.sql import functions as sf
 
 from services.janitor.jobs.moments import at_ms, ms_of
 
-__all__ = [
-    "ACTIVE",
-    "DONE",
-    "ENTRY",
-    "EXPIRING",
-    "FAILED",
-    "PRUNED",
-    "QUEUES",
-    "done_ends",
-    "expired_entries",
-    "expired_failed",
-    "expired_messages",
-    "overdue_done",
-]
-
 ENTRY: Final = ("queue", "broker_shard", "created_revision", "message_id", "bucket_order")
-"""How a broker finds an entry, and tells it from one in a later queue of that name."""
+"""By which a broker finds an entry, and not one of a later queue of that name."""
 
 _LISTED: Final = ("queue", "broker_shard", "message_id", "bucket_order")
 ACTIVE: Final = (*_LISTED, "state", "retention_deadline", "priority", "timed", "bucket_number")
@@ -46,7 +31,7 @@ EXPIRING: Final = ("ingest_shard", "message_id", "retention_deadline", "payload_
 
 
 def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
-    """Entries that wait past their deadline, as their broker wants them named."""
+    """Entries that wait past their deadline, with the columns of a removal."""
     over = active.where(
         (sf.col("state") == "available")
         & (sf.col("retention_deadline") <= at_ms(now_ms - grace_ms))
@@ -58,9 +43,9 @@ def expired_entries(active: DataFrame, queues: DataFrame, now_ms: int, grace_ms:
 
 
 def expired_failed(failed: DataFrame, queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
-    """Dead letters past the failed retention of their queue, as their broker wants them named.
+    """Dead letters past the failed retention of their queue, with the columns of a removal.
 
-    A failed retention of 0 keeps them for ever.
+    A failed retention of 0 keeps them without limit.
     """
     kept = queues.where("failed_retention_s > 0").select(
         "queue", "created_revision", "failed_retention_s"
@@ -81,8 +66,8 @@ def expired_messages(
 ) -> DataFrame:
     """Messages past their deadline that no queue needs: ingest_shard, message_id, payload_bytes.
 
-    An entry whose own deadline is later than that of its message needs it as well. `few`: every
-    task may be told of all entries.
+    An entry whose own deadline is later than that of its message needs it as well. `few`: the
+    entries are few enough to broadcast.
     """
     until = at_ms(now_ms - grace_ms)
     over = messages.where(sf.col("retention_deadline") <= until)
@@ -99,9 +84,9 @@ PRUNED: Final = ("queue", "broker_shard", "created_revision", "done_retention_s"
 
 
 def done_ends(queues: DataFrame, now_ms: int, grace_ms: int) -> DataFrame:
-    """Up to when the entries of each queue may go that keeps them for a time and has some.
+    """Until when each queue with done entries and a done retention may lose them.
 
-    Gives queue, broker_shard, created_revision, done_before_ms.
+    Columns: queue, broker_shard, created_revision, done_before_ms.
     """
     kept = queues.where("done_retention_s > 0 AND done_count > 0")
     before_ms = sf.lit(now_ms - grace_ms) - sf.col("done_retention_s") * 1000

@@ -2,7 +2,7 @@
 
 Every ingest is asked for a snapshot first, then every broker; so what a broker has of a message is
 never older than the message. A shard that was ever seen below the root and does not answer ends the
-job before it begins: nobody else knows what it still needs.
+job before it begins: what it still needs is not known.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from services.janitor.spark.planning import SnapshotName
 from services.janitor.spark.session import QUIET, is_local, spark_session
 from slatemq.errors import Unavailable
 
-__all__ = ["PHASES", "refuse_unknown_shards", "run_job", "run_on", "settings_of"]
-
 STARTING: Final = "starting Spark"
 SNAPSHOTS: Final = "taking snapshots"
 
@@ -43,15 +41,13 @@ _COMPILE_LITTLE: Final = {
 }
 """Of a Spark on this machine that does one job: what Java's second compiler makes of it comes too
 late for it, and took 10 s of processor time of 33, and 15 of 46 over two million messages. Java
-has room for 48 MB of code then, unless it is told to have as much as it has with both."""
+has room for 48 MB of code then, unless it gets as much as it has with both."""
 
 _COMPUTES: Final = ("report",)
 """Jobs that work in Java for as long as they last; the others mostly wait for Arrow and owners."""
 
 
 class _Job(NamedTuple):
-    """A job: what it does with its tables, the names of its phases, and what it does before all."""
-
     do: Callable[[Work], Mapping[str, int]]
     phases: tuple[str, ...]
     prepare: Callable[[Work], None] = lambda _: None
@@ -62,7 +58,7 @@ _JOBS: Final[Mapping[str, _Job]] = {
     "unreferenced": _Job(clearing.unreferenced, ("messages", "objects"), clearing.note_store_time),
     "done": _Job(clearing.done, ("done lists",)),
     "dead-letters": _Job(dead_letter_jobs.dead_letters, ("dead letters",)),
-    "restore": _Job(dead_letter_jobs.restore, ("archived letters",)),
+    "restore": _Job(dead_letter_jobs.restore, ("archived dead letters",)),
     "report": _Job(reporting.report, ("report",)),
 }
 
@@ -76,14 +72,10 @@ def run_job(
     options: JobOptions | None = None,
     progress: Report = lambda _: None,
 ) -> JobResult:
-    """Run a job, in a Spark session of its own.
+    """Run a job in a Spark session of its own; for a thread without an event loop.
 
-    For a thread without an event loop. `progress` is called from this thread and from others.
-
-    Raises:
-        JobFailed: It could not go on; what was removed by then stays removed, run it again.
-        JobCancelled: `options.cancelled` was set.
-        ValueError: No such job, or a root or an option that is none.
+    `progress` is called from this thread and from others. Raises JobFailed, JobCancelled, and
+    ValueError for an unknown job or a bad root or option.
     """
     options = options or JobOptions()
     _check(job, options)
@@ -110,7 +102,7 @@ def run_on(
     progress: Report = lambda _: None,
     started: tuple[str, float] = (STARTING, 0.0),
 ) -> JobResult:
-    """The same in a session that is there already; raises what `run_job` does."""
+    """As `run_job`, in a session that is there already."""
     _check(job, options)
     run = options.run or _own_name()
     work = Work(spark, instance.root, options, run, len(PHASES[job]), progress)
@@ -125,13 +117,13 @@ def run_on(
 
 
 def settings_of(job: str, options: JobOptions) -> dict[str, str]:
-    """Of Spark, for a session that does this job alone."""
+    """Spark's settings for a session that does only this job."""
     is_brief = is_local(options.master) and job not in _COMPUTES
     return {**QUIET, **(_COMPILE_LITTLE if is_brief else {}), **options.spark}
 
 
 async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> None:
-    """Raises Unavailable when a database is there of which none of the snapshots is."""
+    """Raises Unavailable for a database of which none of the snapshots is."""
     known = {name.database for name in names}
     for service in ("ingest", "broker"):
         for folder in await root.objects.folders(service):
@@ -144,7 +136,6 @@ async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> No
 
 
 def _own_name() -> str:
-    """A name for a run that nobody has given an ID."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
 
 

@@ -26,11 +26,9 @@ from libs.storage.records.states import decode_routing_cursor
 from services.janitor.jobs.unreferenced import judged_positions
 from services.janitor.spark.planning import SnapshotName
 
-__all__ = ["read_judged", "read_last_ids"]
-
 
 async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:
-    """By ingest shard, up to where its log was judged by all brokers; a few rows are read of each.
+    """By ingest shard, up to where all brokers have judged its log; reads a few rows of each.
 
     `names` are the snapshots of all shards.
     """
@@ -42,7 +40,7 @@ async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, in
 
 
 async def read_last_ids(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:
-    """By ingest shard, the last message that its snapshot can have; what is later came later."""
+    """By ingest shard, the last message that its snapshot can have."""
     ingests = [name for name in names if name.service == "ingest"]
     last_ids = await asyncio.gather(*(_last_id(root, name) for name in ingests))
     return {name.shard: last_id for name, last_id in zip(ingests, last_ids, strict=True)}

@@ -19,8 +19,6 @@ from pyspark.sql import functions as sf
 
 from services.janitor.jobs.moments import at_ms
 
-__all__ = ["JUDGED", "judged_positions", "orphaned_objects", "unreferenced_messages"]
-
 JUDGED: Final = (
     "ingest_shard",
     "message_id",
@@ -36,12 +34,10 @@ def judged_positions(
     cursors: Sequence[Mapping[int, int]],
     replays: Iterable[tuple[int, int, int]],
 ) -> dict[int, int]:
-    """Up to which message each log was judged by all; 0: none.
+    """Up to which message all brokers have judged each log; 0: none.
 
-    Args:
-        ingest_shards: Whose logs these are.
-        cursors: Of each broker, how far it is in each log.
-        replays: Ingest shard, cursor and end of each part of each replay.
+    `cursors` are the positions of each broker, by log; `replays` are the ingest shard, cursor and
+    end of each part of each replay.
     """
     judged = {
         shard: min((known.get(shard, 0) for known in cursors), default=0) for shard in ingest_shards
@@ -63,8 +59,8 @@ def unreferenced_messages(
 ) -> DataFrame:
     """Messages received before a time that no queue needs: ingest_shard, message_id, payload_bytes.
 
-    `judged` has `ingest_shard` and `judged_sequence`, up to where its log was judged. `few`: every
-    task may be told of all entries.
+    `judged` has `ingest_shard` and `judged_sequence`, up to where its log was judged. `few`: the
+    entries are few enough to broadcast.
     """
     mortal = messages.where(sf.col("retention_s") > 0)
     old = mortal.where(sf.col("received_at") < at_ms(before_ms))
@@ -77,6 +73,6 @@ def unreferenced_messages(
 
 
 def orphaned_objects(objects: DataFrame, named: DataFrame, before_ms: int) -> DataFrame:
-    """Objects of payloads last written before a time whose `uri` is not among those named."""
+    """Payload objects last written before a time whose `uri` is not among those named."""
     old = objects.where(sf.col("modified_at") < at_ms(before_ms))
     return old.join(named.select("uri"), "uri", "left_anti")

@@ -21,27 +21,21 @@ from services.janitor.spark.planning import SnapshotName
 from services.janitor.spark.snapshots import TakenSnapshots
 from slatemq.errors import SlateMQError
 
-__all__ = ["FEW_ENTRIES", "Work"]
-
 LOOK_S: Final = 0.25
 """How often it is looked how far a phase is, and whether it is still wanted."""
 
 FEW_ENTRIES: Final = 200_000
-"""So many IDs are sent to every task, rather than all messages past each other."""
+"""Up to this many IDs are broadcast to every task, rather than all messages shuffled."""
 
 
 class Work:
     """What a job works with.
 
     Attributes:
-        spark: The session.
-        url: URL of the instance's root.
-        root: The root.
-        options: How the job is to be done.
-        run: A name for this run.
-        phases: What was done, in order, each with its seconds.
+        run: The name of this run.
+        phases: Those done, in order, each with its seconds.
         artifacts: Paths below the root of what was written.
-        store_time_ms: The time by the store's clock before the snapshots; 0: nobody looked.
+        store_time_ms: The time by the store's clock before the snapshots; 0: not read.
     """
 
     def __init__(
@@ -66,18 +60,15 @@ class Work:
         self._report = report
 
     def work_on(self, taken: TakenSnapshots) -> None:
-        """These are the snapshots of all shards."""
         self._taken = taken
 
     @property
     def taken(self) -> TakenSnapshots:
-        """The snapshots of all shards."""
         assert self._taken is not None, "taken before any table is read"
         return self._taken
 
     @property
     def names(self) -> list[SnapshotName]:
-        """What to read."""
         return self.taken.names
 
     @property
@@ -89,28 +80,27 @@ class Work:
 
     @property
     def now_ms(self) -> int:
-        """The time to judge by: the earliest at which an owner gave its snapshot."""
+        """The time to judge by: the earliest of the owners' times in the snapshots."""
         if self.options.now_ms is not None:
             return self.options.now_ms
         return min(one.taken_at_ms for one in self.taken.all)
 
     @property
     def grace_ms(self) -> int:
-        """How far clocks may be apart."""
         return self.options.grace_s * 1000
 
     def table(self, name: str, *columns: str) -> DataFrame:
-        """A table, whole, or with these columns alone: the others cost nothing then."""
+        """A table, whole or with these columns only: the others are not even decoded."""
         return table_of(self.spark, self.url, self.names, name, *columns)
 
     def of_queues(self, name: str, *columns: str) -> DataFrame:
-        """A table of entries or queues, of those queues that the job is for."""
+        """A table of entries or queues, of the queues that the job is about."""
         frame = self.table(name, *columns)
         queues = self.options.queues
         return frame if queues is None else frame.where(frame["queue"].isin(*queues))
 
     def has_few_entries(self) -> bool:
-        """Whether all entries that wait, are in flight or failed can be told to every task."""
+        """Whether all entries that wait, are in flight or failed can be broadcast to every task."""
         counts = ("waiting_count", "in_flight_count", "failed_count")
         queues = self.table("queues", *counts)
         row = queues.selectExpr(f"coalesce(sum({' + '.join(counts)}), 0) AS entries").first()
@@ -119,7 +109,7 @@ class Work:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of the job. Raises JobCancelled and JobFailed for all that happens in it."""
+        """Run a phase of the job. Raises JobCancelled, and JobFailed for whatever fails in it."""
         number = len(self.phases) + 1
         watch = _Watch(self, number, name, self._phases_count)
         began = time.monotonic()
@@ -134,7 +124,7 @@ class Work:
         self.phases.append((name, round(time.monotonic() - began, 3)))
 
     def why_over(self) -> Exception | None:
-        """Why the job may not go on, if so."""
+        """Why the job may not go on; None while it may."""
         if self.options.cancelled.is_set():
             return JobCancelled("cancelled")
         if self._taken is not None and self._taken.lost.done():
@@ -142,12 +132,11 @@ class Work:
         return None
 
     def report(self, progress: Progress) -> None:
-        """Tell how far the job is."""
         self._report(progress)
 
 
 class _Watch:
-    """Looks after a phase, in a thread of its own; ends its tasks when the job is over."""
+    """Watches a phase in a thread of its own; cancels its tasks when the job is over."""
 
     def __init__(self, work: Work, number: int, name: str, phases_count: int) -> None:
         self._work = work
@@ -185,7 +174,7 @@ class _Watch:
                 progress = now
 
     def _tasks(self) -> tuple[int, int]:
-        """How many tasks are done, of how many that are known of."""
+        """How many tasks are done, and how many are known."""
         tracker = self._context.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
         stages = {stage for job in jobs if job is not None for stage in job.stageIds}

@@ -26,8 +26,6 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
-__all__ = ["SERVICE_NAME", "JanitorServicer", "NamedQueues"]
-
 SERVICE_NAME: Final = janitor_pb2.DESCRIPTOR.services_by_name["JanitorService"].full_name
 """For `Service.grpc_services`."""
 
@@ -53,10 +51,9 @@ CALLS_AT_ONCE: Final = 32
 
 
 class NamedQueues:
-    """Asks the brokers for queues."""
+    """Checks that the queues a run names exist: with a wrong name it would find nothing to do."""
 
     def __init__(self, directory: TopologyDirectory, channels: Channels) -> None:
-        """Ask those of this directory."""
         self._directory = directory
         self._channels = channels
 
@@ -91,8 +88,6 @@ class NamedQueues:
 
 
 class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
-    """Answers of one janitor."""
-
     def __init__(
         self,
         runner: Runner,
@@ -102,7 +97,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         channels: Channels,
         now_ms: Callable[[], int],
     ) -> None:
-        """Answer for this runner; the channels lead to other janitors."""
+        """The channels lead to other janitors."""
         self._archived = archived
         self._queues = queues
         self._runner = runner
@@ -113,7 +108,6 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     async def RunJob(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.RunJobRequest, context: Any
     ) -> janitor_pb2.RunJobResponse:
-        """See the proto."""
         ask = ask_of(request)
         try:
             await self._queues.check(ask)
@@ -129,14 +123,12 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     async def GetRun(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.GetRunRequest, context: Any
     ) -> janitor_pb2.GetRunResponse:
-        """See the proto."""
         run = await self._runner.find(checked_run_id(request.run_id))
         return janitor_pb2.GetRunResponse(run=_run_of(run))
 
     async def ListRuns(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.ListRunsRequest, context: Any
     ) -> janitor_pb2.ListRunsResponse:
-        """See the proto."""
         if request.job:
             checked_job("job", request.job)
         if request.page_size < 0:
@@ -158,7 +150,6 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     async def CancelRun(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.CancelRunRequest, context: Any
     ) -> janitor_pb2.CancelRunResponse:
-        """See the proto."""
         run = await self._runner.find(checked_run_id(request.run_id))
         if run.state is State.CANCELLED:
             return janitor_pb2.CancelRunResponse(run=_run_of(run))
@@ -176,7 +167,6 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     async def WatchRun(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.WatchRunRequest, context: Any
     ) -> AsyncGenerator[janitor_pb2.WatchRunResponse, None]:
-        """See the proto."""
         last = None
         async with aclosing(self._runner.watch(checked_run_id(request.run_id))) as runs:
             async for run in runs:
@@ -188,7 +178,6 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     async def ReadArchived(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.ReadArchivedRequest, context: Any
     ) -> AsyncGenerator[janitor_pb2.ReadArchivedResponse, None]:
-        """See the proto."""
         async with aclosing(self._archived.read(archive_query(request))) as entries:
             async for entry in entries:
                 yield janitor_pb2.ReadArchivedResponse(entry=entry)

@@ -13,8 +13,6 @@ from services.janitor.runs.history import RunRequest, is_run_id
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import janitor_pb2
 
-__all__ = ["archive_query", "ask_of", "checked_job", "checked_run_id"]
-
 QUEUES_MAX: Final = 1_000
 MESSAGES_MAX: Final = 10_000
 HANDLES_MAX: Final = 1_000
@@ -26,7 +24,7 @@ _LATEST_MS: Final = (1 << 48) - 1
 
 
 def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
-    """What is asked for. Raises InvalidArgument naming the field."""
+    """The request of a run. Raises InvalidArgument naming the field."""
     job = checked_job("job", request.job)
     _only("older_than_s", request.HasField("older_than_s"), job, "dead-letters")
     _only("days", request.days != 0, job, "report")
@@ -64,7 +62,7 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
 
 
 def archive_query(request: janitor_pb2.ReadArchivedRequest) -> ArchiveQuery:
-    """Which archived letters are wanted. Raises InvalidArgument naming the field."""
+    """Which dead letters to read. Raises InvalidArgument naming the field."""
     _check_queue("queue_id", request.queue_id)
     _check_count("handles", len(request.handles), HANDLES_MAX)
     for place, handle in enumerate(request.handles):
@@ -77,7 +75,7 @@ def archive_query(request: janitor_pb2.ReadArchivedRequest) -> ArchiveQuery:
     _check_range("max_entries", request.max_entries, 0, U32_MAX)
     for field in ("archived_from_ms", "archived_until_ms", "newest_first", "max_entries"):
         if request.handles and getattr(request, field):
-            raise InvalidArgument(field, "is for letters that are not named by handles")
+            raise InvalidArgument(field, "cannot be combined with handles: leave one of them out")
     return ArchiveQuery(
         request.queue_id,
         tuple(request.handles),
@@ -89,17 +87,17 @@ def archive_query(request: janitor_pb2.ReadArchivedRequest) -> ArchiveQuery:
 
 
 def checked_job(field: str, job: str) -> str:
-    """A job that there is."""
     if job not in JOBS:
         raise InvalidArgument(field, f"{job[:64]!r} is none of {', '.join(JOBS)}")
     return job
 
 
 def checked_run_id(run_id: str) -> str:
-    """An ID that a run may have."""
     if not is_run_id(run_id):
         like = "20261121-130311-482-retention-9f3a2c"
-        raise InvalidArgument("run_id", f"{run_id[:64]!r} is no ID of a run, such as {like}")
+        raise InvalidArgument(
+            "run_id", f"{run_id[:64]!r} is not the ID of a run (expected one such as {like})"
+        )
     return run_id
 
 

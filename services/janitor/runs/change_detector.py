@@ -32,13 +32,11 @@ from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
-__all__ = ["AGES_MS", "SCHEDULED", "Ages", "ChangeDetector", "has_changed"]
-
 SCHEDULED: Final = ("retention", "unreferenced", "done", "dead-letters", "report")
 """The jobs that may have a schedule."""
 
 AGES_MS: Final = 86_400_000
-"""How long the same evidence is no news."""
+"""How long the same evidence does not count as a change."""
 
 YOUNG_MS: Final = 3_600_000
 """Messages may live for a second; Spark is not started for those that came within the hour."""
@@ -50,7 +48,7 @@ Evidence = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Ages:
-    """From which age on the jobs want things, in seconds; 0 of `replay_window_s` is never."""
+    """At which age jobs take things, in seconds; `replay_window_s` 0 is never."""
 
     replay_window_s: int
     dead_letters_s: int
@@ -58,24 +56,23 @@ class Ages:
 
 
 def has_changed(probe: Evidence, before: Evidence | None, since_ms: int) -> bool:
-    """Whether evidence says that there is work, given that of the last run, `since_ms` ago."""
+    """Whether a probe says that there is work, given that of the last run, `since_ms` ago."""
     return bool(probe) and (before is None or probe != before or since_ms >= AGES_MS)
 
 
 class ChangeDetector:
-    """Looks; raises Unavailable and the like when a shard is away, StoreUnavailable."""
+    """Probes the owners. Raises Unavailable and the like when a shard is down, StoreUnavailable."""
 
     def __init__(
         self, directory: TopologyDirectory, channels: Channels, objects: Objects, ages: Ages
     ) -> None:
-        """Ask the processes of this directory, and look at these objects."""
         self._directory = directory
         self._objects = objects
         self._channels = channels
         self._ages = ages
 
     async def look(self, job: str, now_ms: int) -> Evidence:
-        """The evidence for work for a job; empty where there is none."""
+        """The evidence of work for a job; empty where there is none."""
         grace_ms = self._ages.grace_s * 1000
         match job:
             case "retention":
@@ -96,13 +93,13 @@ class ChangeDetector:
         raise ValueError(f"{job} has no schedule")
 
     async def _logs(self, before_ms: int | None = None) -> Evidence:
-        """The last entry of each log that is older than this; of its end where none is given."""
+        """The last entry of each log that is older than `before_ms`; None: the last of all."""
         shards = (await self._directory.read()).ingests
         found = await asyncio.gather(*(self._log(shard, before_ms) for shard in shards))
         return {f"ingest/{shard}": last for shard, last in zip(shards, found, strict=True) if last}
 
     async def _log(self, shard: int, before_ms: int | None) -> int:
-        # The status of a log tells its end though all of it was removed: this finds what is there.
+        # The status of a log has its end though all of it was removed: this finds what is there.
         asked = ingest_pb2.FindLogPositionRequest(
             received_at_ms=_EVER_MS if before_ms is None else max(before_ms, 0)
         )
@@ -111,10 +108,10 @@ class ChangeDetector:
             return (await stub.FindLogPosition(asked)).after_sequence
 
     async def _objects_of_old(self, before_ms: int) -> Evidence:
-        """Whether there is such an object: which are named by nothing only the job can tell.
+        """Whether an object is that old; only the job can say which of them nothing names.
 
-        So whoever has large payloads has the job look once a day. One is enough, and the first
-        folder of 256 has one, unless there are hardly any.
+        So the job looks once a day where payloads are large. One object is enough, and the first of
+        256 folders has one, unless there are hardly any.
         """
         for folder in await self._objects.folders(FOLDER):
             for info in await self._objects.describe(folder):

@@ -22,12 +22,10 @@ from contextlib import suppress
 from subprocess import PIPE, Popen
 from typing import Any, Final
 
-__all__ = ["CANCEL_S", "Child"]
-
 log = logging.getLogger(__name__)
 
 CANCEL_S: Final = 5.0
-"""How long a child that was told to end may take, to release its snapshots; then it is killed."""
+"""How long a cancelled child may take to release its snapshots; then it is killed."""
 
 EXIT_S: Final = 10.0
 """How long it may take after its last word: to stop Spark."""
@@ -39,26 +37,24 @@ LINE_BYTES_MAX: Final = 16 << 20
 
 
 class Child:
-    """One child, for one run."""
-
     def __init__(self, command: Sequence[str], report: Callable[[Mapping[str, Any]], None]) -> None:
-        """Prepare; `tell` gets what it says before its end."""
+        """`report` gets the messages of the child before its last one."""
         self._command = command
         self._report = report
         self._process: Popen[bytes] | None = None
         self._cancelled = False
 
     async def work(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Have it do a task; returns its last word, when it and its Spark are gone.
+        """Have it do a task; returns its last message, when it and its Spark are gone.
 
-        `{"end": "lost", …}` stands in for a last word that never came. Raises OSError where it
-        cannot be started.
+        `{"end": "lost", …}` stands for a last message that never came. Raises OSError where the
+        child cannot be started.
         """
         self._process = process = self._start()
         try:
-            # In a thread: a long list of messages does not fit a pipe that nobody reads yet.
+            # In a thread: a long list of messages does not fit a pipe that is not read yet.
             await asyncio.to_thread(self._send, json.dumps(task))
-            if self._cancelled:  # Told so while there was no process to tell.
+            if self._cancelled:  # Before there was a process.
                 self.cancel()
             end = await self._listen(process)
             with suppress(TimeoutError):
@@ -71,7 +67,7 @@ class Child:
         return end or {"end": "lost", "error": f"Spark's process ended ({process.returncode})"}
 
     def cancel(self) -> None:
-        """Tell it to end; it is killed when it does not in time."""
+        """Ask it to end; it is killed when it does not in time."""
         self._cancelled = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -87,7 +83,7 @@ class Child:
     def _send(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        # Its end closes the pipe, which its last word, or the lack of one, tells better.
+        # Its end closes the pipe, and is reported by its last message, or the lack of one.
         with suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
@@ -102,7 +98,7 @@ class Child:
             try:
                 fields = json.loads(line)
             except ValueError:
-                log.warning("ignoring what is no message of Spark's process: %r", line[:200])
+                log.warning("ignoring what is not a message of Spark's process: %r", line[:200])
                 continue
             if "end" in fields:
                 return dict(fields)
@@ -111,19 +107,18 @@ class Child:
 
 
 async def _ended(process: Popen[bytes]) -> None:
-    """Wait until it is gone."""
-    while process.poll() is None:  # noqa: ASYNC110 - nothing tells, and it is about to end
+    while process.poll() is None:  # noqa: ASYNC110 - no event says so, and it is about to end
         await asyncio.sleep(EXIT_LOOK_S)
 
 
 def _kill(process: Popen[bytes]) -> None:
-    """End the child with all of its group."""
+    """Kill the child with all of its group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _kill_late(process: Popen[bytes]) -> None:
-    """The same, of one that has not ended: later its number may be another's."""
+    """Kill a child that has not ended: later its number may be of another process."""
     if process.returncode is None:
         _kill(process)
 

@@ -30,25 +30,6 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.contract import JOBS, Progress
 
-__all__ = [
-    "ENDED",
-    "EVENTS_OWED",
-    "EVENTS_PUBLISHED",
-    "STALE_MS",
-    "Run",
-    "RunEvents",
-    "RunRequest",
-    "RunStore",
-    "State",
-    "Stored",
-    "Trigger",
-    "interrupted",
-    "is_run_id",
-    "job_of",
-    "new_run_id",
-    "seen_now",
-]
-
 log = logging.getLogger(__name__)
 
 FOLDER: Final = "janitor/runs"
@@ -72,8 +53,6 @@ EVENTS_KEPT_MS: Final = 7 * 24 * 3600 * 1000
 
 
 class State(enum.StrEnum):
-    """What a run is doing."""
-
     WAITING = "waiting"
     RUNNING = "running"
     CANCELLING = "cancelling"
@@ -87,15 +66,13 @@ ENDED: Final = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.INTER
 
 
 class Trigger(enum.StrEnum):
-    """What began a run."""
-
     REQUEST = "request"
     SCHEDULE = "schedule"
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What was asked for: the fields of RunJobRequest."""
+    """The fields of RunJobRequest."""
 
     job: str
     dry_run: bool = False
@@ -110,13 +87,13 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as it is kept.
+    """A run, as it is stored.
 
     Attributes:
         janitor: The number of its janitor.
-        process: Which process of that number, by a name of its own.
+        process: Which process of that number.
         alive_at_ms: When its janitor last wrote it.
-        seen: What the look before it had found, by names of its own; empty where none was taken.
+        seen: The evidence of work that began it; empty where none was sought.
         snapshots: Database and ID of the snapshots that it may have left.
         events: EVENTS_OWED, EVENTS_PUBLISHED, or empty: it has none.
     """
@@ -143,12 +120,10 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will happen to it any more."""
         return self.state in ENDED
 
     @property
     def path(self) -> str:
-        """Path of its object below the root."""
         return f"{FOLDER}/{self.run_id}.json"
 
 
@@ -159,19 +134,17 @@ def new_run_id(job: str, now_ms: int) -> str:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether a run may have this ID."""
     return _ID.fullmatch(text) is not None
 
 
 def job_of(run_id: str) -> str:
-    """The job of a run, by its ID."""
     found = _ID.fullmatch(run_id)
     return found[1] if found else ""
 
 
 @dataclass
 class Stored:
-    """A run as it was read or written, and the version of its object."""
+    """A run as it was last read or written, and the version of its object."""
 
     run: Run
     tag: str
@@ -181,23 +154,21 @@ class RunStore:
     """The runs of an instance. Every method raises StoreUnavailable."""
 
     def __init__(self, objects: Objects) -> None:
-        """Keep them below the root of these objects."""
         self._objects = objects
 
     async def create(self, run: Run) -> Stored:
-        """Keep a new run."""
         if not await self._objects.put_if_absent(run.path, _encode(run)):
             raise RuntimeError(f"there is a run {run.run_id}")
         return await self.get(run.run_id)
 
     async def get(self, run_id: str) -> Stored:
-        """A run. Raises ObjectNotFound, ValueError where its object is damaged."""
+        """Raises ObjectNotFound, ValueError where the object is damaged."""
         path = f"{FOLDER}/{run_id}.json"
         data, tag = await self._objects.get_version(path)
         return Stored(_decode(run_id, data), tag)
 
     async def save(self, stored: Stored, run: Run) -> bool:
-        """Keep a newer state of a run; False: somebody else has written or removed it."""
+        """Store a newer state of a run; False: another process has written or removed it."""
         tag = await self._objects.replace(run.path, _encode(run), stored.tag)
         if tag is None:
             return False
@@ -205,14 +176,14 @@ class RunStore:
         return True
 
     async def ids(self, job: str = "") -> list[str]:
-        """The IDs of all runs, of one job or of all, the newest first."""
+        """The IDs of the runs of one job or of all, the newest first."""
         names = [path.rpartition("/")[2] for path in await self._objects.list(FOLDER)]
         found = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         known = [run_id for run_id in found if is_run_id(run_id)]
         return sorted((one for one in known if not job or job_of(one) == job), reverse=True)
 
     async def read(self, run_ids: Sequence[str]) -> list[Stored]:
-        """These runs, but for those that are gone or damaged."""
+        """These runs, except those that are gone or damaged."""
         found: list[Stored | None] = []
         for begin in range(0, len(run_ids), READS_AT_ONCE):
             some = run_ids[begin : begin + READS_AT_ONCE]
@@ -229,13 +200,13 @@ class RunStore:
             return None
 
     async def latest(self, job: str = "") -> list[Stored]:
-        """The last runs of a job, or of all, the newest first; enough to know how things stand."""
+        """The last LOOKED_BACK runs of a job, or of all, the newest first."""
         return await self.read((await self.ids(job))[:LOOKED_BACK])
 
     async def prune(self, kept: int, older_than_ms: int, now_ms: int) -> int:
-        """Forget the oldest: those over `kept`, and those that ended too long ago (0: none).
+        """Remove the oldest runs: those over `kept`, and those that ended too long ago (0: none).
 
-        Those that have not ended stay. Gives how many went.
+        Runs that have not ended stay. Returns how many were removed.
         """
         ids = await self.ids()
         gone = 0
@@ -268,21 +239,18 @@ def seen_now(run: Run, now_ms: int) -> Run:
 
 
 def interrupted(run: Run, at_ms: int, why: str) -> Run:
-    """The run, ended before its time."""
     return replace(run, state=State.INTERRUPTED, ended_at_ms=at_ms, error=why)
 
 
 class RunEvents:
-    """Called once a run is written down that has begun, or ended.
+    """Called with each run that has begun or ended, once that is stored; does nothing.
 
-    Attributes:
-        mark: What new runs have as `events`.
+    `mark` is what new runs have as `events`.
     """
 
     mark: str = ""
 
-    def changed(self, run: Run) -> None:
-        """A run has begun, or ended."""
+    def changed(self, run: Run) -> None: ...
 
 
 # --- The object -------------------------------------------------------------
@@ -318,5 +286,5 @@ def _decode(run_id: str, data: bytes) -> Run:
 
 
 def _frozen(value: Any) -> Any:
-    """What JSON has as a list, and a run as a tuple."""
+    """Lists of JSON as the tuples of a run."""
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value

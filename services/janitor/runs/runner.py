@@ -32,8 +32,6 @@ from services.janitor.runs.history import (
 )
 from slatemq.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
-__all__ = ["Active", "HistoryLimits", "Runner"]
-
 log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 16
@@ -57,7 +55,7 @@ _ENDS: Final = {
 
 @dataclass(frozen=True)
 class HistoryLimits:
-    """How much of the history is kept: so many runs, each so long after its end (0: for ever)."""
+    """How many runs the history keeps, and for how long after their end (0: without limit)."""
 
     runs: int
     for_ms: int
@@ -68,9 +66,9 @@ class Active:
     """A run of this process that has not ended.
 
     Attributes:
-        run: As it is now; `stored` is what was last written of it.
+        stored: What was last written of `run`.
         changed: Set, and replaced, with each change.
-        why: Why it is to end before its time.
+        why: Why it is to end early.
     """
 
     stored: Stored
@@ -82,7 +80,7 @@ class Active:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def update(self, **changes: Any) -> None:
-        """Change these fields of the run, and wake those who watch it."""
+        """Change these fields of the run, and wake its watchers."""
         self.run = replace(self.run, **changes)
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -104,10 +102,10 @@ class Runner:
         tracer: trace.Tracer,
         events: RunEvents,
     ) -> None:
-        """Run `command` for what `task_of` makes of a run; `release` snapshots that are left.
+        """Run `command` with the task that `task_of` makes; `release` snapshots that are left.
 
-        `check` raises FailedPrecondition where jobs cannot run. `tracer` makes a span of each run.
-        `events` hears of each that has begun, or ended.
+        `check` raises FailedPrecondition where jobs cannot run. `events` gets each run that has
+        begun or ended.
         """
         self._store = store
         self._number = number
@@ -129,10 +127,7 @@ class Runner:
         self._stopping = False
 
     async def take_over(self) -> None:
-        """End what an earlier process of this number has left, and release its snapshots.
-
-        Raises StoreUnavailable.
-        """
+        """End the runs of an earlier process of this number. Raises StoreUnavailable."""
         for stored in await self._store.latest():
             run = stored.run
             if run.janitor != self._number or run.ended or run.run_id in self._active:
@@ -152,7 +147,7 @@ class Runner:
         request_id: str = "",
         seen: Mapping[str, int] | None = None,
     ) -> Run:
-        """A new run, or the one that the request ID has begun before.
+        """A new run, or the one that the request ID began before.
 
         Raises FailedPrecondition (JOB_RUNNING, and what `check` raises), ResourceExhausted,
         Unavailable, StoreUnavailable.
@@ -197,7 +192,7 @@ class Runner:
             return run
 
     async def begun(self, job: str, request_id: str) -> Run | None:
-        """The run that a request ID has begun, if one has. Raises StoreUnavailable."""
+        """The run that a request ID has begun, if any. Raises StoreUnavailable."""
         known = await self._latest(job) if request_id else []
         return next((run for run in known if run.request_id == request_id), None)
 
@@ -206,7 +201,7 @@ class Runner:
         return [self.current(seen_now(one.run, now_ms)) for one in await self._store.latest(job)]
 
     async def find(self, run_id: str) -> Run:
-        """A run, of whichever janitor. Raises NotFound, StoreUnavailable."""
+        """A run of any janitor. Raises NotFound, StoreUnavailable."""
         active = self._active.get(run_id)
         if active is not None:
             return active.run
@@ -216,25 +211,24 @@ class Runner:
             raise NotFound("run", run_id) from None
 
     def current(self, run: Run) -> Run:
-        """What is known here of a run that was read."""
+        """The run as it is now, where it is of this process."""
         active = self._active.get(run.run_id)
         return active.run if active is not None else run
 
     def is_here(self, run: Run) -> bool:
-        """Whether it is a run of this process that has not ended."""
         return run.run_id in self._active
 
     def elsewhere(self, run: Run) -> int:
-        """The number of the other janitor that has this run, which has not ended.
+        """The number of the janitor of a run that has not ended and is not of this process.
 
-        Raises Unavailable where it would be this one: its process has just been replaced.
+        Raises Unavailable where that number is its own: its process has just been replaced.
         """
         if run.janitor == self._number:
             raise Unavailable(f"run {run.run_id} is being interrupted", reason="JANITOR_REPLACED")
         return run.janitor
 
     def cancel(self, run_id: str) -> Run:
-        """End a run of this process that has not ended; it is on its way when this returns."""
+        """Begin to end a run of this process. Raises KeyError."""
         active = self._active.get(run_id)
         if active is None:
             raise KeyError(run_id)
@@ -242,7 +236,7 @@ class Runner:
         return active.run
 
     async def watch(self, run_id: str) -> AsyncGenerator[Run, None]:
-        """The run as it is, and as it changes, until it has ended. Raises as `find`."""
+        """The run now, and after each change, until it has ended. Raises as `find`."""
         active = self._active.get(run_id)
         while active is not None:
             changed, run = active.changed, active.run
@@ -263,7 +257,7 @@ class Runner:
     # --- The work -----------------------------------------------------------
 
     async def work(self) -> None:
-        """Run what waits, for as long as this is not cancelled. A fault of ours ends it."""
+        """Run what waits until cancelled. Ends only by a bug."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._keep_alive())
             while True:
@@ -274,7 +268,7 @@ class Runner:
                 await self._wake.wait()
 
     async def drain(self) -> None:
-        """Begin nothing any more, and end what waits and runs; returns when it has ended."""
+        """Begin no more runs, and end those that wait and run; returns when they have ended."""
         self._stopping = True
         for active in list(self._active.values()):
             self._end(active, State.INTERRUPTED)
@@ -282,7 +276,7 @@ class Runner:
             await next(iter(self._active.values())).changed.wait()
 
     async def stop(self) -> None:
-        """Note that what has not ended is interrupted. For after `work` was cancelled."""
+        """Store that what has not ended is interrupted. Call it after `work` was cancelled."""
         self._stopping = True
         for active in list(self._active.values()):
             run = interrupted(active.run, self._now_ms(), "its janitor was stopped")
@@ -302,7 +296,7 @@ class Runner:
             self._tasks.create_task(self._do(active))
 
     async def _do(self, active: Active) -> None:
-        """Bring a run to its end, whatever that is, and write it down."""
+        """Bring a run to its end, and store that."""
         if active.why is None:
             now_ms = self._now_ms()
             active.update(state=State.RUNNING, started_at_ms=now_ms)
@@ -339,7 +333,7 @@ class Runner:
                 end = await active.child.work(self._task_of(run))
         except OSError as error:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}
-        except Exception as error:  # the history is to tell it, and the janitor goes on
+        except Exception as error:  # the history is to say so, and the janitor goes on
             log.exception("a fault of the janitor", extra={"run": active.run.run_id})
             text = f"{type(error).__name__}: {error}"
             end = {"end": "lost", "error": f"a fault of the janitor: {text}"}
@@ -360,7 +354,7 @@ class Runner:
     # --- The history --------------------------------------------------------
 
     async def _keep_alive(self) -> None:
-        """Write the runs now and then, and at once that there are snapshots to release."""
+        """Store the runs every HEARTBEAT_S, and as soon as they have snapshots to release."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._write.wait(), HEARTBEAT_S)
@@ -383,7 +377,7 @@ class Runner:
         self._end(active, State.INTERRUPTED)
 
     async def _save_end(self, active: Active, run: Run) -> None:
-        """Write the end; goes on for as long as the store is away."""
+        """Store the end, and retry for as long as the store is down."""
         backoff = Backoff()
         try:
             while not active.replaced:
@@ -392,7 +386,9 @@ class Runner:
                         if await self._store.save(active.stored, run):
                             self._events.changed(run)
                         else:
-                            log.error("somebody else has written it", extra={"run": run.run_id})
+                            log.error(
+                                "another process has written the run", extra={"run": run.run_id}
+                            )
                     break
                 except StorageError as error:
                     log.warning("the end of a run waits: %s", error, extra={"run": run.run_id})

@@ -13,8 +13,6 @@ from typing import Final, Protocol
 
 from cronsim import CronSim, CronSimError
 
-__all__ = ["Cron", "Every", "Schedule", "parse_schedule"]
-
 _SPAN: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -32,28 +30,25 @@ class Schedule(Protocol):
         """The first time after this one."""
 
     def first(self, now_ms: int) -> int:
-        """The first time for what never was done."""
+        """The first time for a job that was never done."""
 
     def spread_ms(self, most_ms: int) -> int:
-        """How much later by chance, up to this much, leaves it what it is."""
+        """How much later it may begin by chance, of at most `most_ms`."""
 
 
 @dataclass(frozen=True)
 class Every:
-    """So long after the last time; at once for what never was done."""
+    """So long after the last time; at once for a job that was never done."""
 
     length_ms: int
 
     def after(self, last_ms: int) -> int:
-        """See Schedule."""
         return last_ms + self.length_ms
 
     def first(self, now_ms: int) -> int:
-        """See Schedule."""
         return now_ms
 
     def spread_ms(self, most_ms: int) -> int:
-        """A quarter of its length at most."""
         return min(most_ms, self.length_ms // 4)
 
 
@@ -64,20 +59,17 @@ class Cron:
     expression: str
 
     def after(self, last_ms: int) -> int:
-        """See Schedule."""
         return (next(CronSim(self.expression, _EPOCH + last_ms * _MS)) - _EPOCH) // _MS
 
     def first(self, now_ms: int) -> int:
-        """See Schedule."""
         return self.after(now_ms)
 
     def spread_ms(self, most_ms: int) -> int:
-        """All of it."""
         return most_ms
 
 
 def parse_schedule(text: str) -> Schedule | None:
-    """The schedule of a setting; None where it is empty: never. Raises ValueError, saying why."""
+    """The schedule of a setting; None for an empty one: never. Raises ValueError, saying why."""
     text = text.strip()
     if not text:
         return None

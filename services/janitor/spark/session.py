@@ -21,15 +21,13 @@ from services.janitor.spark.java import java_environment
 from services.janitor.spark.source import register
 from slatemq.errors import Unavailable
 
-__all__ = ["LOCAL_MASTER", "PACKAGES", "QUIET", "is_local", "shipped_code", "spark_session"]
-
 LOCAL_MASTER: Final = "local[*]"
 
 QUIET: Final[Mapping[str, str]] = {
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Settings of a session at which nobody looks."""
+"""Settings of a session without a person in front of it."""
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -53,12 +51,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session that knows `format("slatemq")`; stopped at the end.
 
-    Args:
-        master: Any Spark master; a local one listens on the loopback alone.
-        memory: Heap of the driver, which does the work as well where the master is local.
-        settings: Spark's own, in place of ours.
-
-    Raises Unavailable, also when no master answers there, which takes Spark a minute to see.
+    A local master listens on the loopback only, and its driver, whose heap is `memory`, does the
+    work as well. `settings` are Spark's own, in place of ours. Raises Unavailable, also when no
+    master answers, which Spark notices after a minute.
     """
     os.environ.update(java_environment(os.environ))
     # Executors on this machine must find what this process has.
@@ -102,8 +97,7 @@ _ROOT: Final = Path(__file__).resolve().parents[3]
 def shipped_code(spark: SparkSession) -> Iterator[None]:
     """Executors import our packages as this process has them, whatever their machine has.
 
-    Until the block ends: executors that come later get them, too. For before anything is
-    registered: what is registered after that knows of them.
+    Use it before anything is registered. Executors that come before the block ends get them, too.
     """
     with tempfile.TemporaryDirectory(prefix="slatemq-code-") as folder:
         archive = Path(folder) / "slatemq_code.zip"

@@ -1,4 +1,4 @@
-"""Snapshots of every shard of an instance, kept alive for as long as somebody reads them."""
+"""Snapshots of every shard of an instance, kept alive while they are read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import NotFound, SlateMQError, Unavailable
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 
-__all__ = [
-    "LIFETIME_MS",
-    "TakenSnapshot",
-    "TakenSnapshots",
-    "report_snapshots",
-    "taken_snapshots",
-]
-
 log = logging.getLogger(__name__)
 
 LIFETIME_MS: Final = 300_000
@@ -40,11 +32,10 @@ CALL_S: Final = 60.0
 
 @dataclass(frozen=True)
 class TakenSnapshot:
-    """One snapshot, and what its owner said with it.
+    """One snapshot.
 
     Attributes:
-        name: The database and the snapshot.
-        taken_at_ms: The owner's time; all that it had answered before is in it.
+        taken_at_ms: The owner's time; all that it had answered before is in the snapshot.
         purge_epoch: Of an ingest; None of a broker.
     """
 
@@ -55,12 +46,9 @@ class TakenSnapshot:
 
 @dataclass
 class TakenSnapshots:
-    """Snapshots of all shards.
+    """Snapshots of all shards: the ingests' first, then the brokers'.
 
-    Attributes:
-        all: The ingests' first, then the brokers'.
-        lost: Resolved with what happened when one of them is gone before its time: what is still
-            to be read of it may be missing.
+    `lost` resolves to what happened once a snapshot is gone before its time: rows may be missing.
     """
 
     all: Sequence[TakenSnapshot]
@@ -68,7 +56,6 @@ class TakenSnapshots:
 
     @property
     def names(self) -> list[SnapshotName]:
-        """What to read."""
         return [taken.name for taken in self.all]
 
 
@@ -76,7 +63,7 @@ _listeners: list[Callable[[SnapshotName], None]] = []
 
 
 def report_snapshots(listener: Callable[[SnapshotName], None]) -> None:
-    """Tell of every snapshot that this process takes from now on: who may have to release it."""
+    """Call this with each snapshot that this process takes from now on."""
     _listeners.append(listener)
 
 
@@ -91,9 +78,9 @@ async def taken_snapshots(
     """Take a snapshot of every ingest, then of every broker; renew them, release them at the end.
 
     In this order what a broker has of a message is never older than the message. Raises
-    Unavailable when a shard is away: without it nobody knows what it still needs; and when one has
-    come meanwhile: the purge epochs taken may be of a time when it had queues already. `sleep`
-    waits between renewals, in seconds. `services` are those to take, in this order.
+    Unavailable when a shard is down, since what it still needs is unknown, and when one has come
+    meanwhile: the purge epochs taken may be of a time when it had queues already. `sleep` waits
+    between renewals, in seconds; `services` are taken in their order.
     """
     owners = _Owners(channels, lifetime_ms, sleep)
     renewing: asyncio.Task[None] | None = None
@@ -130,8 +117,6 @@ async def _read(directory: TopologyDirectory) -> Topology:
 
 
 class _Owners:
-    """Those who own the databases, as far as their snapshots go."""
-
     def __init__(
         self, channels: Channels, lifetime_ms: int, sleep: Callable[[float], Awaitable[None]]
     ) -> None:
@@ -141,7 +126,7 @@ class _Owners:
         self._lifetime_ms = lifetime_ms
 
     async def take_all(self, service: str, shards: Iterable[int]) -> None:
-        """Raises only when all have answered: what is taken is known then, and is released."""
+        """Raises only when all have answered: what was taken is known then, and is released."""
         results = await asyncio.gather(
             *(self._take(service, shard) for shard in shards), return_exceptions=True
         )
@@ -163,7 +148,7 @@ class _Owners:
             raise Unavailable(f"{name.database} answers in place of {service}/{shard}")
 
     async def keep(self, lost: asyncio.Future[str]) -> None:
-        """Renew all, again and again, until one is lost."""
+        """Renew all until one is lost."""
         while not lost.done():
             await self._sleep(self._lifetime_ms / 3 / 1000)
             await asyncio.gather(*(self._renew(one.name, lost) for one in self.taken))
@@ -184,7 +169,6 @@ class _Owners:
             log.warning("the snapshot of %s is not renewed: %s", name.database, error)
 
     async def release(self) -> None:
-        """Release all; one whose owner is away ends by itself."""
         await asyncio.gather(*(self._release(one.name) for one in self.taken))
 
     async def _release(self, name: SnapshotName) -> None:

@@ -10,8 +10,8 @@
 
 Databases that do not have the table are passed over, so the same options do for all tables.
 
-Spark does not tell a source in Python which columns a query uses. So who needs few of them names
-them, here or by `.schema("message_id bigint, payload_bytes bigint")`: no other is even decoded.
+Spark does not pass to a source in Python which columns a query uses. Name those that you need, here
+or by `.schema("message_id bigint, payload_bytes bigint")`: no other is even decoded.
 
 `register` makes a session know it. Scans are narrowed only where Spark keeps them apart:
 SlateMQSource reads whole tables, so it is right wherever it is registered; NarrowingSource reads
@@ -37,28 +37,17 @@ from services.janitor.spark.scans import keep_scans_apart
 from services.janitor.spark.tables import TABLES, Table
 from services.janitor.spark.wanted import EVERYTHING, RowFilter, wanted_by
 
-__all__ = [
-    "FORMAT",
-    "NarrowingReader",
-    "NarrowingSource",
-    "SlateMQReader",
-    "SlateMQSource",
-    "options_of",
-    "register",
-    "schema_of",
-]
-
 FORMAT: Final = "slatemq"
 PARTITIONS: Final = 16
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""Without it Spark tells no source its conditions."""
+"""Without it Spark passes no conditions to sources."""
 
 _SNAPSHOT: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 def register(spark: SparkSession) -> None:
-    """Make a session know the format."""
+    """Register the format with a session."""
     if keep_scans_apart(spark):
         spark.conf.set(PUSHDOWN, "true")
         spark.dataSource.register(NarrowingSource)
@@ -67,7 +56,6 @@ def register(spark: SparkSession) -> None:
 
 
 def schema_of(table: Table) -> StructType:
-    """A table's columns as Spark has them."""
     return from_arrow_schema(table.schema)
 
 
@@ -89,23 +77,20 @@ class _Options:
 
 
 class SlateMQSource(DataSource):
-    """See the module's text."""
+    """Reads whole tables."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` calls it."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns of the table that are read."""
         return schema_of(_read(self.options).table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of these columns."""
         return SlateMQReader(self._checked(schema))
 
     def _checked(self, schema: StructType) -> _Options:
-        """The options; raises ValueError for columns that are not the table's."""
+        """The options. Raises ValueError for columns that are not the table's."""
         options = _read(self.options)
         table = options.table.only(schema.names)
         fields: list[pa.Field] = []
@@ -120,23 +105,19 @@ class SlateMQSource(DataSource):
 
 
 class NarrowingSource(SlateMQSource):
-    """The same, for sessions that keep scans apart."""
+    """Reads what a query wants, in sessions that keep scans apart."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of these columns; Spark tells it its filters next."""
         return NarrowingReader(self._checked(schema))
 
 
 class SlateMQReader(DataSourceReader):
-    """Plans a scan, on the driver, and reads a piece of it, on an executor.
+    """Plans a scan on the driver, and reads a piece of it on an executor.
 
-    Attributes:
-        wanted: What the filters have left of the table.
-        rows_read: Rows that the store has given to `read` in this process.
+    `rows_read` counts the rows that the store has returned to `read` in this process.
     """
 
     def __init__(self, options: _Options) -> None:
-        """Read with these options."""
         self.wanted: RowFilter = EVERYTHING
         self.rows_read = 0
         self._options = options
@@ -150,7 +131,6 @@ class SlateMQReader(DataSourceReader):
         return [InputPartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a partition, straight from the object store."""
         piece: Piece | None = partition.value
         if piece is None:
             return  # what Spark makes of no partitions at all
@@ -160,10 +140,8 @@ class SlateMQReader(DataSourceReader):
 
 
 class NarrowingReader(SlateMQReader):
-    """Reads the keys that a query needs."""
-
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Note what narrows the keys. Spark applies all of them again: keys are not exact."""
+        """Note what narrows the keys. Spark applies all filters again: keys are not exact."""
         self.wanted = wanted_by(filters, self._options.table.time_column)
         return filters
 
@@ -192,7 +170,7 @@ def _read(options: Mapping[str, str]) -> _Options:
         ):
             raise ValueError(f"option database: {name.database!r} is not like ingest/0 or broker/0")
         if not _SNAPSHOT.fullmatch(name.snapshot_id):
-            raise ValueError(f"option snapshot: {name.snapshot_id!r} is no ID of a snapshot")
+            raise ValueError(f"option snapshot: {name.snapshot_id!r} is not the ID of a snapshot")
     return _Options(root, known, names, _positive(options.get("partitions", PARTITIONS)))
 
 

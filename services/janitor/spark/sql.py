@@ -42,13 +42,11 @@ from services.janitor.spark.tables import TABLES
 from slatemq.errors import SlateMQError
 from slatemq.variables import unknown_variables
 
-__all__ = ["Question", "ask", "main", "parse", "plain"]
-
 INTERRUPTED: Final = 130
-"""After Ctrl-C: 128 and the number of the signal, as shells write_answer it."""
+"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
 
 READER_GONE: Final = 141
-"""The same of SIGPIPE: whoever reads has read enough, such as `head`."""
+"""The same of SIGPIPE: the reader, such as `head`, has read enough."""
 
 SHOWN_ROWS: Final = 1000
 """Rows of a table for people; the other forms have all."""
@@ -67,15 +65,7 @@ usage, 130 after Ctrl-C."""
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.
-
-    Attributes:
-        sql: The query, in Spark SQL.
-        root: URL of the instance's root.
-        master: The Spark master.
-        memory: Heap of the driver.
-        form: `table`, `csv` or `json` (an object per line).
-    """
+    """A query in Spark SQL; `form` is `table`, `csv` or `json` (an object per line)."""
 
     sql: str
     root: str
@@ -85,7 +75,7 @@ class Question:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Question:
-    """Read the command line. Raises SystemExit: 0 after `--help`, 2 when it is wrong."""
+    """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
     parser = argparse.ArgumentParser(prog="python -m services.janitor")
     commands = parser.add_subparsers(dest="command", required=True)
     sql = commands.add_parser(
@@ -127,19 +117,18 @@ def ask(question: Question, out: TextIO) -> None:
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    logging.disable()  # py4j tells of it at length
+    logging.disable()  # py4j logs it at length
     raise KeyboardInterrupt
 
 
 def _named(sql: str) -> list[str]:
-    """The tables that a query is about: Spark asks a process of its own for each."""
+    """The tables that a query is about: Spark starts a process for each."""
     if re.search(r"\bshow\s+(tables|views)\b", sql, re.IGNORECASE):
         return list(TABLES)
     return [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
 
 
 def write_answer(frame: DataFrame, form: str, out: TextIO) -> None:
-    """Print the rows of a query."""
     if form == "table":
         with redirect_stdout(out):
             frame.show(SHOWN_ROWS, truncate=False)
@@ -161,7 +150,7 @@ def _write_csv(frame: DataFrame, out: TextIO) -> None:
 
 
 def plain(value: Any, kind: DataType) -> Any:
-    """A value of a column of this type, made of what JSON has; a row becomes an object."""
+    """A value of a column of this type in the types of JSON; a row becomes an object."""
     match value, kind:
         case Row(), StructType():
             columns = zip(kind.fields, value, strict=True)
@@ -200,11 +189,11 @@ def _rfc_3339(moment: datetime) -> str:
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Answer the question of a command line; gives the exit code."""
+    """Answer the question of a command line; returns the exit code."""
     question = parse(argv, environ)
     if unknown := unknown_variables(environ):
         sys.stderr.write(f"warning: {unknown}\n")
-    # It tells each mistake in a query as a page of JSON; we write_answer it in a line.
+    # It logs each mistake in a query as a page of JSON; we print a line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         ask(question, sys.stdout)

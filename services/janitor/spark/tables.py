@@ -1,6 +1,6 @@
 """The tables that `format("slatemq")` reads: their columns, and where their rows lie.
 
-docs/reference/tables.md tells them for users.
+docs/reference/tables.md describes them for users.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from libs.storage.arrow.queues import (
 from libs.storage.database.binding import Row
 from libs.storage.records.configs import QueueConfigRecord
 from libs.storage.records.states import QueueStateRecord
-
-__all__ = ["QUEUES_SCHEMA", "TABLES", "Bucketed", "Table", "queues_batch"]
 
 QUEUES_SCHEMA: Final = pa.schema(
     [
@@ -69,12 +67,10 @@ class Table:
     """One table.
 
     Attributes:
-        name: Its name in SQL.
         schema: Its columns, or those of them that are read.
         service: Whose databases have it, `ingest` or `broker`.
-        time_column: The column by whose time its rows lie in order; empty: they don't.
-        decode: Makes columns of stored rows, those of a schema; None for `queues`, which are
-            planned with.
+        time_column: The column by whose time its rows are in order; empty: none.
+        decode: Makes columns of stored rows; None for `queues`, which planning reads.
     """
 
     name: str
@@ -84,11 +80,11 @@ class Table:
     decode: Decode | None = None
 
     def only(self, names: Sequence[str]) -> Table:
-        """The same with these columns alone, in this order; ValueError naming what is none."""
+        """The table with these columns only, in order. Raises ValueError for an unknown one."""
         for name in names:
             if name not in self.schema.names:
                 raise ValueError(
-                    f"{name!r} is no column of {self.name}, which has "
+                    f"{name!r} is not a column of {self.name}, which has "
                     f"{', '.join(self.schema.names)}"
                 )
             if list(names).count(name) > 1:
@@ -98,57 +94,31 @@ class Table:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
 
 
+def _list_decoder(batch: Callable[[Sequence[Row], Place, pa.Schema], pa.RecordBatch]) -> Decode:
+    return lambda rows, of, only: [batch(rows, of.place, only)]
+
+
+def _decode_active(rows: Sequence[Row], of: Bucketed, only: pa.Schema) -> list[pa.RecordBatch]:
+    return active_batches(rows, of.place, of.head_order, of.head_offset, only)
+
+
+def _decode_log(rows: Sequence[Row], _: Bucketed, only: pa.Schema) -> list[pa.RecordBatch]:
+    return log_batches(rows, only)
+
+
+def _decode_payloads(rows: Sequence[Row], _: Bucketed, only: pa.Schema) -> list[pa.RecordBatch]:
+    return [stored_payloads(rows, only)]
+
+
 _ALL: Final = (
-    Table(
-        "messages",
-        LOG_SCHEMA,
-        "ingest",
-        "received_at",
-        lambda rows, _, only: log_batches(rows, only),
-    ),
-    Table(
-        "payloads",
-        PAYLOAD_SCHEMA,
-        "ingest",
-        "",
-        lambda rows, _, only: [stored_payloads(rows, only)],
-    ),
+    Table("messages", LOG_SCHEMA, "ingest", "received_at", _decode_log),
+    Table("payloads", PAYLOAD_SCHEMA, "ingest", "", _decode_payloads),
     Table("queues", QUEUES_SCHEMA, "broker"),
-    Table(
-        "active",
-        ACTIVE_SCHEMA,
-        "broker",
-        "",
-        lambda rows, of, only: active_batches(rows, of.place, of.head_order, of.head_offset, only),
-    ),
-    Table(
-        "done",
-        DONE_SCHEMA,
-        "broker",
-        "done_at",
-        lambda rows, of, only: [done_batch(rows, of.place, only)],
-    ),
-    Table(
-        "failed",
-        FAILED_SCHEMA,
-        "broker",
-        "failed_at",
-        lambda rows, of, only: [failed_batch(rows, of.place, only)],
-    ),
-    Table(
-        "archived",
-        ARCHIVED_SCHEMA,
-        "broker",
-        "archived_at",
-        lambda rows, of, only: [archived_batch(rows, of.place, only)],
-    ),
-    Table(
-        "attempts",
-        ATTEMPTS_SCHEMA,
-        "broker",
-        "",
-        lambda rows, of, only: [attempts_batch(rows, of.place, only)],
-    ),
+    Table("active", ACTIVE_SCHEMA, "broker", "", _decode_active),
+    Table("done", DONE_SCHEMA, "broker", "done_at", _list_decoder(done_batch)),
+    Table("failed", FAILED_SCHEMA, "broker", "failed_at", _list_decoder(failed_batch)),
+    Table("archived", ARCHIVED_SCHEMA, "broker", "archived_at", _list_decoder(archived_batch)),
+    Table("attempts", ATTEMPTS_SCHEMA, "broker", "", _list_decoder(attempts_batch)),
 )
 
 TABLES: Final = {table.name: table for table in _ALL}

@@ -1,12 +1,12 @@
 """What a query wants of a table, as far as it narrows the keys: queues, times, IDs, shards.
 
-Spark tells its filters before it plans a scan. Those that narrow nothing are ignored here, and all
-are applied to the rows once more; so what is kept may be too much, never too little.
+Spark passes its filters before it plans a scan. Those that narrow nothing are ignored here, and
+Spark applies all of them to the rows again; so this may keep too much, never too little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -22,8 +22,6 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-__all__ = ["EVERYTHING", "RowFilter", "wanted_by"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 _SHARDS: Final = ("ingest_shard", "broker_shard")
@@ -33,13 +31,7 @@ _SHARDS: Final = ("ingest_shard", "broker_shard")
 class RowFilter:
     """Which rows may be wanted; None is no bound. Both ends are included.
 
-    Attributes:
-        queues: Of these queues alone.
-        shards: Of these shards alone.
-        first_ms: Of this time (of the table's time column, in ms) or later.
-        last_ms: Of this time or earlier.
-        first_id: Of this message ID or above.
-        last_id: Of this message ID or below.
+    `first_ms` and `last_ms` bound the table's time column.
     """
 
     queues: frozenset[str] | None = None
@@ -51,7 +43,6 @@ class RowFilter:
 
     @property
     def nothing(self) -> bool:
-        """Whether no row can be wanted."""
         times = (self.first_ms, self.last_ms)
         ids = (self.first_id, self.last_id)
         return any(
@@ -63,9 +54,9 @@ EVERYTHING: Final = RowFilter()
 
 
 def wanted_by(filters: Iterable[Filter], time_column: str) -> RowFilter:
-    """What rows all of these filters together may let through.
+    """The rows that all of these filters together may let through.
 
-    `time_column` is the column by whose time rows lie in order; `day` is the day of it.
+    `time_column` is the column by whose time rows are in order; `day` is the day of it.
     """
     wanted = EVERYTHING
     for one in filters:
@@ -81,20 +72,20 @@ def wanted_by(filters: Iterable[Filter], time_column: str) -> RowFilter:
         elif column == "message_id":
             wanted = replace(
                 wanted,
-                first_id=_higher(wanted.first_id, bounds.low),
-                last_id=_lower(wanted.last_id, bounds.high),
+                first_id=_tighter(wanted.first_id, bounds.low, max),
+                last_id=_tighter(wanted.last_id, bounds.high, min),
             )
         elif time_column and column in (time_column, "day"):
             wanted = replace(
                 wanted,
-                first_ms=_higher(wanted.first_ms, _first_ms(bounds.low)),
-                last_ms=_lower(wanted.last_ms, _last_ms(bounds.high)),
+                first_ms=_tighter(wanted.first_ms, _first_ms(bounds.low), max),
+                last_ms=_tighter(wanted.last_ms, _last_ms(bounds.high), min),
             )
     return wanted
 
 
 class _Bounds(NamedTuple):
-    """What a filter allows: the values themselves where they are known, and the ends of them."""
+    """What a filter allows: the values themselves where they are known, and their ends."""
 
     values: frozenset[Any] | None
     low: Any
@@ -120,7 +111,7 @@ def _bounds(one: Filter) -> _Bounds | None:
 
 
 def _beside(value: Any, step: int) -> Any:
-    """The next day or number in a direction; of a time, that time: there is no next one in ms."""
+    """The next day or number in a direction; a time itself, which has no next one in ms."""
     if isinstance(value, date) and not isinstance(value, datetime):
         end = date.max if step > 0 else date.min  # beside which there is none: a day too many
         return value if value == end else value + timedelta(days=step)
@@ -131,20 +122,14 @@ def _both(known: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any
     return values if known is None else known & values
 
 
-def _higher(known: int | None, low: int | None) -> int | None:
-    return max(known, low) if known is not None and low is not None else _either(known, low)
-
-
-def _lower(known: int | None, high: int | None) -> int | None:
-    return min(known, high) if known is not None and high is not None else _either(known, high)
-
-
-def _either(known: int | None, other: int | None) -> int | None:
-    return other if known is None else known
+def _tighter(known: int | None, other: int | None, choose: Callable[[int, int], int]) -> int | None:
+    if known is None or other is None:
+        return other if known is None else known
+    return choose(known, other)
 
 
 def _first_ms(low: date | datetime | None) -> int | None:
-    """The first millisecond that a time, or a day in UTC, has to do with."""
+    """The first millisecond of a time, or of a day in UTC."""
     if low is None:
         return None
     return (_moment(low) - _EPOCH) // _MS

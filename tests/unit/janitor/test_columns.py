@@ -107,7 +107,7 @@ def test_who_does_not_want_headers_does_not_look_at_their_texts() -> None:
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["message_id", "id"], "'id' is no column of done, which has queue, broker_shard"),
+        (["message_id", "id"], "'id' is not a column of done, which has queue, broker_shard"),
         (["queue", "day", "queue"], "column 'queue' is named twice"),
         ([], "no column of done is named"),
     ],

@@ -25,7 +25,7 @@ An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
         (AWAY, "no master answers there, or it refuses"),
         (REFUSED, "org.apache.spark.SparkException: Could not parse Master URL: 'mesos://x'"),
         ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "Java has ended"),
-        ("", "it does not say why"),
+        ("", "Spark gives no reason"),
     ],
 )
 def test_why_spark_does_not_start_is_told_in_a_line(text: str, why: str) -> None:

@@ -47,7 +47,13 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         *("after-part 1", "before-emptying 1", "before-call 1", "after-call 1", "before-call 2"),
     ),
     "restore": (
-        *("after-call 1", "archived letters", "before-call 1", "before-call 2", "after-call 2"),
+        *(
+            "after-call 1",
+            "archived dead letters",
+            "before-call 1",
+            "before-call 2",
+            "after-call 2",
+        ),
     ),
     "report": ("after-parquet 1", "report", "after-page 1", "taking snapshots", "starting Spark"),
     "unreferenced": ("after-object 1", "messages", "after-call 1", "objects", "after-object 2"),

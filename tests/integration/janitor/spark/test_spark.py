@@ -284,9 +284,9 @@ async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(
             chosen(spark, options, "messages", "message_id int").count()
         with pytest.raises(AnalysisException, match="'delay_ms' of messages may be null"):
             chosen(spark, options, "messages", "delay_ms bigint not null").count()
-        with pytest.raises(AnalysisException, match="'id' is no column of messages, which has"):
+        with pytest.raises(AnalysisException, match="'id' is not a column of messages, which has"):
             chosen(spark, options, "messages", "id bigint").count()
-        with pytest.raises(AnalysisException, match="'id' is no column of messages, which has"):
+        with pytest.raises(AnalysisException, match="'id' is not a column of messages, which has"):
             load(spark, {**options, "columns": "message_id, id"}, "messages")
 
     await in_thread(ask)
