@@ -117,7 +117,7 @@ def test_bounds_that_leave_nothing_are_known_for_it() -> None:
         ({"database": "ingest"}, "'ingest' is not like ingest/0"),
         ({"database": "router/0"}, "'router/0' is not like"),
         ({"database": "broker/²"}, "'broker/²' is not like"),
-        ({"snapshot": "s"}, "option snapshot: 's' is no ID"),
+        ({"snapshot": "s"}, "option snapshot: 's' is not the ID"),
         ({"partitions": "many"}, "option partitions: 'many'"),
         ({"partitions": "0"}, "option partitions: '0'"),
     ],
