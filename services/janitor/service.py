@@ -28,6 +28,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from services.janitor.archive.archived import ArchivedDeadLetters
+from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
 from services.janitor.rpc.janitor import SERVICE_NAME, JanitorServicer, NamedQueues
@@ -37,14 +38,10 @@ from services.janitor.runs.runner import HistoryLimits, Runner
 from services.janitor.runs.schedule import Schedule, parse_schedule
 from services.janitor.runs.timetable import Timetable
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
-from slatemq._rpc.rpc_status import raising_slatemq_errors
-from slatemq.errors import SlateMQError
 from slatemq.v1 import (
     events_pb2_grpc,
     instance_pb2_grpc,
     janitor_pb2_grpc,
-    snapshot_pb2,
-    snapshot_pb2_grpc,
     topology_pb2_grpc,
 )
 
@@ -53,9 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORKER: Final = (sys.executable, "-m", "services.janitor.runs.worker")
-
 RELEASE_S: Final = 5.0
+
+WORKER: Final = (sys.executable, "-m", "services.janitor.runs.worker")
 
 _MASTER: Final = re.compile(
     r"local(\[(\*|[1-9]\d{0,3})(,[1-9]\d{0,3})?\])?"
@@ -239,20 +236,8 @@ class JanitorProcess:
         }
 
     async def _release(self, snapshots: Sequence[tuple[str, str]]) -> None:
-        """Release the snapshots of a killed child; where an owner is down, they expire."""
-        await asyncio.gather(*(self._release_one(*one) for one in snapshots))
-
-    async def _release_one(self, database: str, snapshot_id: str) -> None:
-        service, _, shard = database.partition("/")
-        request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=snapshot_id)
-        try:
-            stub = snapshot_pb2_grpc.SnapshotServiceStub(
-                await self._channels.to(service, int(shard))
-            )
-            with raising_slatemq_errors():
-                await stub.ReleaseSnapshot(request, timeout=RELEASE_S)
-        except (SlateMQError, StorageError) as error:
-            log.warning("the snapshot of %s is left to its lifetime: %s", database, error)
+        releases = (release_snapshot(self._channels, *one, RELEASE_S) for one in snapshots)
+        await asyncio.gather(*releases)
 
 
 def _now_ms() -> int:

@@ -4,8 +4,7 @@
 `stack`     all processes: order of start and end, the ready file
 `process`   one service's process through its restarts
 `ports`     free ports, and one after another
-`options`   the command line
-`environment` what of it the services get, and a warning about the rest
+`options`   the command line, and what of the environment the services get
 
-Imports go down only: launcher → stack → process; both → options, ports, environment.
+Imports go down only: launcher → stack → process; both → options, ports.
 """

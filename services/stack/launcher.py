@@ -15,8 +15,7 @@ from typing import Any
 
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
 from libs.storage.objects.durability import full_disk
-from services.stack.environment import variables_without_effect
-from services.stack.options import StackOptions, parse
+from services.stack.options import StackOptions, parse, variables_without_effect
 from services.stack.ports import PortInUse, choose_ports
 from services.stack.stack import PARTS, Stack, StartFailed, programs
 from slatemq.variables import unknown_variables

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FENCED
-from services.stack.environment import environment_of_services
-from services.stack.options import StackOptions
+from services.stack.options import StackOptions, environment_of_services
 from services.stack.ports import HOST
 from services.stack.process import Program, Supervised
 

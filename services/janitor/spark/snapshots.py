@@ -12,7 +12,7 @@ from typing import Final
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Topology, TopologyDirectory
 from libs.storage.errors import StorageError
-from services.janitor.asking import asking
+from services.janitor.asking import asking, release_snapshot
 from services.janitor.spark.planning import SnapshotName
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import NotFound, SlateMQError, Unavailable
@@ -169,16 +169,8 @@ class _Owners:
             log.warning("the snapshot of %s is not renewed: %s", name.database, error)
 
     async def release(self) -> None:
-        await asyncio.gather(*(self._release(one.name) for one in self.taken))
-
-    async def _release(self, name: SnapshotName) -> None:
-        request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=name.snapshot_id)
-        try:
-            stub = await self._stub(name.service, name.shard)
-            with raising_slatemq_errors():
-                await stub.ReleaseSnapshot(request, timeout=CALL_S)
-        except (SlateMQError, StorageError) as error:
-            log.warning("the snapshot of %s is left to its lifetime: %s", name.database, error)
+        names = [(one.name.database, one.name.snapshot_id) for one in self.taken]
+        await asyncio.gather(*(release_snapshot(self._channels, *name, CALL_S) for name in names))
 
     async def _stub(self, service: str, shard: int) -> snapshot_pb2_grpc.SnapshotServiceAsyncStub:
         return snapshot_pb2_grpc.SnapshotServiceStub(await self._channels.to(service, shard))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from libs.serving.process.exits import EXIT_FAILED
-from services.stack.environment import environment_of_services, variables_without_effect
 from services.stack.launcher import run
+from services.stack.options import environment_of_services, variables_without_effect
 
 
 def test_services_do_not_get_the_settings_that_they_cannot_share() -> None:
