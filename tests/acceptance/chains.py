@@ -1,7 +1,7 @@
 """Workers that complete a message and push the next in one go, from queue to queue; and a judge.
 
 Each message of the first queue must become exactly one message of each queue that follows,
-whatever is killed meanwhile.
+whichever process is killed meanwhile.
 """
 
 from __future__ import annotations

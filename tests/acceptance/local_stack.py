@@ -52,7 +52,7 @@ class LocalStack:
 
     @property
     def endpoint(self) -> str:
-        """The one address that clients are told."""
+        """The one address that clients need."""
         return str(self._ready()["endpoint"])
 
     @property
@@ -72,7 +72,7 @@ class LocalStack:
 
     @property
     def said(self) -> str:
-        """What the launcher has told people so far, on both streams."""
+        """What the launcher has printed so far, on both streams."""
         return (self.folder / "launcher.out").read_text() + self._said.read_text()
 
     def signal(self, service: str, number: signal.Signals) -> int:
@@ -91,7 +91,7 @@ class LocalStack:
         return self.process.wait(timeout=60)
 
     def close(self) -> None:
-        """Stop it, whatever state it is in."""
+        """Stop it, in any state."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -125,7 +125,7 @@ def wait_until(come_about: Any, seconds: float, check: Any = lambda: None) -> No
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

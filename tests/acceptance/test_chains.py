@@ -1,4 +1,4 @@
-"""Completing a message and pushing the next happen together, once, whatever is killed."""
+"""Completing a message and pushing the next happen together, once, also under kills."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""One batch that very many queues want: it reaches them, and nobody else waits for long."""
+"""One batch that very many queues want: it reaches them, and no other queue waits for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads that cannot be read now cost nobody an attempt."""
+"""Payloads that cannot be read now cost no attempt."""
 
 import pytest
 

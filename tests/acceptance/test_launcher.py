@@ -59,7 +59,7 @@ async def test_sigterm_drains_and_leaves_nothing_running(stack: LocalStack, stub
     broker_log = stack.folder / "data" / "logs" / "broker.log"
     await asyncio.sleep(0)
 
-    # When the launcher is told to stop
+    # When the launcher is asked to stop
     code = await asyncio.to_thread(stack.terminate)
 
     # Then the claim is answered, in words or with an error, and everything has ended cleanly

@@ -51,7 +51,7 @@ FAULTS_SHOWN = 20
 
 
 async def kills(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Run:
-    """Kill random services, spread over a run of so many messages through ten queues."""
+    """Kill random services, spread over a run of messages through ten queues."""
     run = Run(make_lines(given.messages))
     await run.create_queues(stubs)
     victims = random.Random(given.seed).choices(SERVICES, k=given.kills)
@@ -81,7 +81,7 @@ async def _publish_with_command(stack: LocalStack, run: Run) -> None:
 
 
 async def ingest_away(stack: LocalStack, stubs: Stubs, given: argparse.Namespace) -> Run:
-    """Stop ingest for so long while consumers claim what no cache holds; one attempt is all."""
+    """Stop ingest while consumers claim what no cache holds; each message takes one attempt."""
     return await ingest_away_under_claims(stack, stubs, given.seconds)
 
 
@@ -170,7 +170,7 @@ def _history(given: argparse.Namespace) -> int:
 
 
 def _janitor(given: argparse.Namespace) -> int:
-    """Every job of the janitor, killed at each of its stages, then done by two at once."""
+    """Every job of the janitor, killed at each of its stages, then done by two together."""
     wanted = given.stages
     of_all = list(zip(*STAGES.values(), strict=True))
 

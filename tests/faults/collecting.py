@@ -1,4 +1,4 @@
-"""A service whose WAL objects are collected at once, and not when they are minutes old.
+"""A service whose WAL objects are collected without delay, and not when they are minutes old.
 
 python -m tests.faults.collecting ingest --root ...
 

@@ -42,14 +42,14 @@ BACKEND: Final = "backend"
 PUBLISHERS: Final = 32
 CALL_S: Final = 10.0
 STALLED_S: Final = 240.0
-"""How long nothing may move before a run is over, whatever is missing."""
+"""How long nothing may move before a run is over, with something missing or not."""
 
 AT_ONCE: Final = 1_000
 
 
 @dataclass
 class EventRun:
-    """What was published, answered, stored and told of.
+    """What was published, answered and stored, and its events.
 
     Attributes:
         answered: What each publish was answered, by its number.
@@ -104,7 +104,7 @@ class EventRun:
 
 
 class _Rig:
-    """The backend's server, the ingest, and what they are told."""
+    """The backend's server, the ingest, and their settings."""
 
     def __init__(
         self,
@@ -284,13 +284,13 @@ async def _work(rig: _Rig, away_s: float) -> None:
                 return run.mode == "fire-and-forget" or run.stored.keys() <= run.event_ids.keys()
 
             await rig.until(have_events)
-            print(f"all told of after {time.monotonic() - began:.0f} s", flush=True)
+            print(f"all events after {time.monotonic() - began:.0f} s", flush=True)
         finally:
             await rig.ingest.close()
 
 
 def victims_of(kills: int, seed: int) -> list[str]:
-    """So many kills of the ingest, and as many of the backend, in some order."""
+    """N kills of the ingest, and N of the backend, in a random order."""
     victims = [INGEST, BACKEND] * kills
     random.Random(seed).shuffle(victims)
     return victims
@@ -304,7 +304,7 @@ def run_events(
     victims: Sequence[str],
     away_s: float,
 ) -> EventRun:
-    """So many publishes in a mode, on a fresh backend and ingest, with kills along the way."""
+    """Publishes in a mode, on a fresh backend and ingest, with kills along the way."""
     run = EventRun(mode, publishes)
     name, make = SERVERS[backend]
     (folder / "server").mkdir()

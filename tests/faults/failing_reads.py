@@ -76,7 +76,7 @@ async def _work(stack: LocalStack, store: FaultyStore, messages: int, seconds: f
 
 
 def run_failing_reads(folder: Path, messages: int, seconds: float) -> Run:
-    """A workload that is consumed while reads of tables fail, each way for so many seconds."""
+    """A workload that is consumed while reads of tables fail, each way for `seconds`."""
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with (

@@ -50,8 +50,8 @@ class Fault:
         delay_s: Waits so long first.
         chance: Of a request that it happens, 0 to 1.
         times: How often it happens at most; None: always.
-        window_s: It happens for the first so many seconds of each period; None: always. What hangs
-            or is held waits for the end of them.
+        window_s: For how many seconds of each period it happens, and the period; None: always.
+            What hangs or is held waits for the end of them.
         happened: How often it has happened.
     """
 

@@ -18,7 +18,7 @@ from tests.faults.shard_processes import Member
 from tests.faults.zombies import FILTERS, History, run_history
 
 KEPT_WAL_OBJECTS = 1
-"""The newest of an owner's, which its successor has taken: it fences the older one for good."""
+"""The newest of an owner's, which its successor has taken: it fences the older one permanently."""
 
 PUBLISHES_BEFORE = 20
 CALLS = 16
@@ -29,11 +29,10 @@ NOT_ANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class CollectingMember(Member):
-    """A member whose WAL objects go at once (see tests.faults.collecting)."""
+    """A member whose WAL objects go without delay, by tests.faults.collecting."""
 
     @property
     def program(self) -> Sequence[str]:
-        """See Member."""
         return "-m", "tests.faults.collecting", self.service
 
     def wal_objects(self) -> set[str]:

@@ -33,7 +33,6 @@ class CrowdedMember(Member):
     """A member whose disk may be full."""
 
     def __init__(self, folder: Path, service: str, shard: int) -> None:
-        """See Member."""
         super().__init__(folder, service, shard)
         self._free_bytes = resource.RLIM_INFINITY
         self._copying: list[subprocess.Popen[bytes]] = []
@@ -49,12 +48,10 @@ class CrowdedMember(Member):
                 yield ours
 
     def last_words(self) -> str:
-        """See Member; of a process that has ended."""
         self._finish_copying()
         return super().last_words()
 
     async def close(self) -> None:
-        """See Member."""
         await super().close()
         self._finish_copying()
 
@@ -63,7 +60,6 @@ class CrowdedMember(Member):
             copying.wait()
 
     def on_spawn(self) -> None:
-        """See Member."""
         limits = (self._free_bytes, resource.RLIM_INFINITY)
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, limits)
 

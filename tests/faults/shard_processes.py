@@ -137,7 +137,7 @@ class Member:
             raise RuntimeError(f"{self.name}: a replaced owner ended with {code}, not as fenced")
 
     async def close(self) -> None:
-        """End the owner, whatever state it is in."""
+        """End the owner, in any state."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()

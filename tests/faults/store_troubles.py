@@ -135,7 +135,7 @@ def run_store(
     seed: int,
     troubles: tuple[Trouble, ...] = TROUBLES,
 ) -> Run:
-    """A workload on a fresh stack, with each of the troubles for so many seconds."""
+    """A workload on a fresh stack, with each of the troubles for `seconds`."""
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with moto() as port, faulty_store(port, seed) as store:

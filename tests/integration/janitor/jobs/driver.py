@@ -1,8 +1,8 @@
-"""A driver that may be killed: runs one job, and tells each phase as it begins.
+"""A driver that may be killed: runs one job, and prints each phase as it begins.
 
 python -m tests.integration.janitor.jobs.driver ROOT JOB [NOW_MS]
 
-NOW_MS is the time to judge by, for a clock that stands still.
+NOW_MS is the time to judge by: a clock that stands still.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tests.integration.janitor.jobs.killing import DAEMON, DRIVER, arm
 
 
 def report(progress: Progress) -> None:
-    """Tell the parent."""
     sys.stdout.write(f"{progress.phase}\n")
     sys.stdout.flush()
 

@@ -1,6 +1,6 @@
 """Random histories of an instance in plain Python, and what each job may remove after one.
 
-The histories know nothing of DataFrames. They go on after the jobs have judged: whoever then needs
+The histories know nothing of DataFrames. They go on after the jobs have judged: whatever then needs
 a message that was removed has found a mistake in the rules.
 """
 
@@ -66,7 +66,7 @@ class History:
     """Two ingests, two brokers and some queues, and what happened to them until NOW_MS.
 
     Attributes:
-        removed: Messages that jobs have removed; whoever needs one is in `missed`.
+        removed: Messages that jobs have removed; entries that need one are in `missed`.
     """
 
     def __init__(self, number: int) -> None:
@@ -340,5 +340,5 @@ class History:
 
 
 def moment(ms: int) -> datetime | None:
-    """The time that a table has for so many milliseconds; 0 is none."""
+    """The time that a table has for milliseconds; 0 is none."""
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None

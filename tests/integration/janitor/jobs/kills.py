@@ -1,4 +1,4 @@
-"""Every job, killed at a stage of its work, then run by two janitors at once: the same end.
+"""Every job, killed at a stage of its work, then run by two janitors together: the same end.
 
 A wave fills an instance, and takes the jobs one after the other: each is cancelled, its driver is
 killed, and then it is done twice at the same time.
@@ -27,7 +27,7 @@ from tests.integration.janitor.instances import OPTIONS, Instance
 from tests.integration.janitor.jobs.killing import JAVA, environ, kill_java_of
 
 PHASE_S = 600
-"""Far above what anything takes: whoever waits longer waits for nothing."""
+"""Far above what anything takes."""
 
 BLOB = bytes(100_000)
 
@@ -129,7 +129,7 @@ async def killed(
 
 
 async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) -> None:
-    """The job, told to end when its last phase begins; the first, to leave all calls to be made."""
+    """The job, cancelled when its last phase begins; its first, to leave all calls to be made."""
     options = replace(OPTIONS, cancelled=threading.Event())
     phase = PHASES[job][SHARED_PHASES if "-call " in stage else -1]
 
@@ -219,7 +219,7 @@ async def _after_dead_letters(made: Instance, filled: Filled) -> None:
 
 
 async def _after_restore(made: Instance, filled: Filled) -> None:
-    """Each letter is back once: whoever restores it again finds it gone."""
+    """Each dead letter is back once: a second restore finds it gone."""
     for queue, ids in filled.dead_letters.items():
         assert await made.listed(queue, "archived") == set()
         async with asyncio.timeout(PHASE_S):

@@ -249,9 +249,9 @@ class Lived:
         return {message_id for message_id, entry in entries.items() if entry.state == state}
 
     async def compare(self, when: str, racing: frozenset[int] = frozenset()) -> None:
-        """Everything is as the model says, but for messages of which nobody knows who was first.
+        """Everything is as the model says, except messages of which it is not known who was first.
 
-        Brokers drop entries that are over when they come by: then nobody needs their messages.
+        Brokers drop expired entries when they come by: then nothing needs their messages.
         """
         waiting = {message_id for _, message_id in self.all_in("available")}
         open_ = racing | {one for one in waiting if self.messages[one].over}
@@ -270,7 +270,7 @@ class Lived:
                 assert result - dropped <= found <= result, (when, name, state, found ^ result)
 
     async def _in_the_store(self) -> dict[tuple[str, str], set[int]]:
-        """The entries in snapshots: brokers list none that is over, whoever is to remove it."""
+        """The entries in snapshots: brokers list none that is over, whatever is to remove it."""
         directory = TopologyDirectory(open_root(self.made.janitor.root).objects)
         channels = Channels(directory)
         found: dict[tuple[str, str], set[int]] = {

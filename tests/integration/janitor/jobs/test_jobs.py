@@ -203,7 +203,7 @@ async def _report(spark: SparkSession, made: Instance, filled: Filled) -> None:
 
 
 async def _bring_back(spark: SparkSession, made: Instance, filled: Filled) -> None:
-    """Archived letters come back once, however often they are asked for."""
+    """Archived dead letters come back once, however often they are restored."""
     ids = sorted(filled.dead_letters)
     result = await run(spark, made, "restore", message_ids=ids)
     assert result.counts["letters_restored"] == len(ids)

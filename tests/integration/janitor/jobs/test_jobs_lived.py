@@ -83,7 +83,7 @@ async def _all_is_delivered(made: Instance, lived: Lived) -> None:
     rows = pq.read_table(parts, partitioning="hive").to_pylist() if parts.exists() else []
     found = sorted((row["queue"], row["message_id"]) for row in rows)
     assert found == sorted(lived.all_in("archived"))
-    assert found, "no letter was archived: try another number"
+    assert found, "no dead letter was archived: try another number"
     for row in rows:
         assert row["payload"] == lived.messages[row["message_id"]].payload
 

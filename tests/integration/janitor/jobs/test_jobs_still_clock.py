@@ -53,7 +53,7 @@ EXPIRING_S = 8
 """The retention of messages that fall due by the owners' clocks while the jobs run."""
 
 NEW = -1
-"""Stands for an ID that a job has made: a restored letter gets the next one that is free."""
+"""Stands for an ID that a job has made: a restored dead letter gets the next free one."""
 
 
 async def _outcome(made: Instance, ids: set[int], expiring: set[int]) -> Mapping[str, Any]:
@@ -83,7 +83,7 @@ async def _outcome(made: Instance, ids: set[int], expiring: set[int]) -> Mapping
 
 
 async def _settled(made: Instance, job: str, filled: Filled) -> None:
-    """Wait for what a job sets going: restored letters come back by way of ingest."""
+    """Wait for what a job sets going: restored dead letters come back by way of ingest."""
     if job != "restore":
         return
     async with asyncio.timeout(PHASE_S):

@@ -120,7 +120,7 @@ class Janitor:
 
 @asynccontextmanager
 async def janitor(folder: Path, *arguments: str, **rest: Any) -> AsyncIterator[Janitor]:
-    """A janitor below this folder, without a schedule unless told; killed at the end."""
+    """A janitor below this folder, without a schedule unless given; killed at the end."""
     one = Janitor(folder, *(arguments or QUIET), **rest)
     try:
         await one.start()

@@ -54,7 +54,7 @@ def tells(instance: JobInstance, options: JobOptions, report: Report) -> JobResu
 
 
 def slow(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
-    """Ends when it is told to."""
+    """Ends when it is cancelled."""
     report(Progress("waiting", 1, 1))
     while not options.cancelled.wait(60):
         pass
@@ -94,7 +94,7 @@ def dies(instance: JobInstance, options: JobOptions, report: Report) -> JobResul
 
 
 def spark(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
-    """Real Spark over real snapshots; stays there until it is told to end."""
+    """Real Spark over real snapshots; stays there until it is cancelled."""
     with (
         spark_session("local[1]", "512m", SMALL) as session,
         open_tables(session, instance.root) as table,
@@ -125,7 +125,7 @@ def context_of_calls() -> str:
 
 
 def spark_stubborn(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
-    """The same, and pays no heed."""
+    """Works on, and ignores the cancellation."""
     with (
         spark_session("local[1]", "512m", SMALL) as session,
         open_tables(session, instance.root) as table,

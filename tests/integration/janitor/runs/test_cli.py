@@ -172,7 +172,7 @@ async def test_ctrl_c_asks_whether_the_run_goes_on(
     tmp_path: Path, answer: str, code: int, state: int
 ) -> None:
     async with janitor(tmp_path) as there:
-        # Given somebody who looks at the bar of a run
+        # Given a terminal that shows the bar of a run
         terminal = Terminal(there, "run", "retention", "--queue", "slow")
         await terminal.start()
         assert terminal.process is not None

@@ -87,7 +87,7 @@ async def test_refusals_are_the_clients_errors(tmp_path: Path) -> None:
 
 
 async def test_a_watch_goes_on_with_the_next_janitor(tmp_path: Path) -> None:
-    # Given somebody who waits for a run
+    # Given a client that waits for a run
     async with janitor(tmp_path) as there:
         port = there.address.rpartition(":")[2]
         async with slatemq.connect(there.address) as client:
@@ -104,7 +104,7 @@ async def test_a_watch_goes_on_with_the_next_janitor(tmp_path: Path) -> None:
             successor = Janitor(tmp_path, *QUIET, "--port", port)
             await successor.start()
             try:
-                # Then they are told what became of it
+                # Then it gets what became of it
                 assert (await waiting).state is JobRunState.INTERRUPTED
             finally:
                 await successor.close()

@@ -40,62 +40,62 @@ async def looked_at(
         await directory.close()
 
 
-async def probe(looker: ChangeDetector, now_ms: int) -> dict[str, Mapping[str, int]]:
+async def probe(detector: ChangeDetector, now_ms: int) -> dict[str, Mapping[str, int]]:
     """What there is for each job, but for those for which there is none."""
-    found = {job: await looker.look(job, now_ms) for job in SCHEDULED}
+    found = {job: await detector.look(job, now_ms) for job in SCHEDULED}
     return {job: item for job, item in found.items() if item}
 
 
 async def test_an_instance_without_messages_has_no_work_ever(tmp_path: Path) -> None:
-    async with looked_at(tmp_path) as (looker, _, rig, _):
+    async with looked_at(tmp_path) as (detector, _, rig, _):
         await rig.create("orders", done_retention_s=1, failed_retention_s=1)
 
-        assert await probe(looker, time.time_ns() // 1_000_000 + 1000 * DAY_MS) == {}
+        assert await probe(detector, time.time_ns() // 1_000_000 + 1000 * DAY_MS) == {}
 
 
 async def test_messages_are_work_once_they_are_old_enough(tmp_path: Path) -> None:
-    async with looked_at(tmp_path) as (looker, ingest, _, _):
+    async with looked_at(tmp_path) as (detector, ingest, _, _):
         first = (await ingest.send(b"1"))[-1]
         now_ms = time.time_ns() // 1_000_000
 
-        assert await probe(looker, now_ms) == {"report": {"ingest/0": first}}
-        assert (await probe(looker, now_ms + HOUR_MS + 61_000)).keys() == {
+        assert await probe(detector, now_ms) == {"report": {"ingest/0": first}}
+        assert (await probe(detector, now_ms + HOUR_MS + 61_000)).keys() == {
             "retention",
             "report",
         }
-        old = await probe(looker, now_ms + 7 * DAY_MS + 61_000)
+        old = await probe(detector, now_ms + 7 * DAY_MS + 61_000)
         assert old["unreferenced"] == old["retention"] == {"ingest/0": first}
 
         # And newer ones are other evidence.
         later = (await ingest.send(b"2"))[-1]
         now_ms = time.time_ns() // 1_000_000
-        newer = await looker.look("unreferenced", now_ms + 7 * DAY_MS + 61_000)
+        newer = await detector.look("unreferenced", now_ms + 7 * DAY_MS + 61_000)
         assert newer == {"ingest/0": later}
 
 
 async def test_with_a_replay_window_for_ever_nothing_is_unreferenced(tmp_path: Path) -> None:
-    async with looked_at(tmp_path, Ages(0, 0, 0)) as (looker, ingest, _, _):
+    async with looked_at(tmp_path, Ages(0, 0, 0)) as (detector, ingest, _, _):
         await ingest.send(b"1")
 
-        assert await looker.look("unreferenced", time.time_ns() // 1_000_000 + 99 * DAY_MS) == {}
+        assert await detector.look("unreferenced", time.time_ns() // 1_000_000 + 99 * DAY_MS) == {}
 
 
 async def test_objects_that_may_belong_to_nobody_are_work_once_they_are_old_enough(
     tmp_path: Path,
 ) -> None:
-    async with looked_at(tmp_path, Ages(0, 0, 60)) as (looker, _, _, _):
+    async with looked_at(tmp_path, Ages(0, 0, 60)) as (detector, _, _, _):
         blobs = Blobs(open_root(tmp_path.as_uri()))
         await blobs.put(b"an upload that was never committed")
         now_ms = time.time_ns() // 1_000_000
 
-        assert await looker.look("unreferenced", now_ms) == {}
-        assert await looker.look("unreferenced", now_ms + DAY_MS + 62_000) == {"objects": 1}
+        assert await detector.look("unreferenced", now_ms) == {}
+        assert await detector.look("unreferenced", now_ms + DAY_MS + 62_000) == {"objects": 1}
 
 
 async def test_done_messages_are_work_once_one_of_them_may_be_past_its_retention(
     tmp_path: Path,
 ) -> None:
-    async with looked_at(tmp_path) as (looker, _, rig, _):
+    async with looked_at(tmp_path) as (detector, _, rig, _):
         await rig.create("orders", done_retention_s=86_400)
         await rig.create("kept", done_retention_s=0)
         for queue in ("orders", "kept"):
@@ -104,35 +104,35 @@ async def test_done_messages_are_work_once_one_of_them_may_be_past_its_retention
             await rig.ack(*(one.lease_token for one in claimed))
         now_ms = rig.clock.now_ms()
 
-        assert await looker.look("done", now_ms) == {}
-        assert await looker.look("done", now_ms + DAY_MS + 61_000) == {"broker/0": 2}
+        assert await detector.look("done", now_ms) == {}
+        assert await detector.look("done", now_ms + DAY_MS + 61_000) == {"broker/0": 2}
 
 
 async def test_dead_letters_are_work_for_the_archive_and_past_their_queues_retention(
     tmp_path: Path,
 ) -> None:
-    async with looked_at(tmp_path) as (looker, _, rig, _):
+    async with looked_at(tmp_path) as (detector, _, rig, _):
         for queue, kept_s in (("kept", 0), ("orders", 3600)):
             await rig.create(queue, max_attempts=1, failed_retention_s=kept_s)
             await rig.assign([1], queue)
             await rig.nack((await rig.claim(queue))[0].lease_token, reason="no")
         now_ms = rig.clock.now_ms()
 
-        assert await looker.look("dead-letters", now_ms) == {}
-        assert await looker.look("dead-letters", now_ms + 3 * DAY_MS + 1000) == {"failed/0": 2}
-        assert await looker.look("retention", now_ms + 60_000) == {}
+        assert await detector.look("dead-letters", now_ms) == {}
+        assert await detector.look("dead-letters", now_ms + 3 * DAY_MS + 1000) == {"failed/0": 2}
+        assert await detector.look("retention", now_ms + 60_000) == {}
         # One of the queue that keeps them for an hour; the other keeps them for ever.
-        assert await looker.look("retention", now_ms + HOUR_MS + 62_000) == {"failed/0": 1}
+        assert await detector.look("retention", now_ms + HOUR_MS + 62_000) == {"failed/0": 1}
 
 
 async def test_while_a_shard_is_away_nobody_can_tell(tmp_path: Path) -> None:
-    async with looked_at(tmp_path) as (looker, _, _, directory):
+    async with looked_at(tmp_path) as (detector, _, _, directory):
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
         await directory.announce(Peer("ingest", 7, "127.0.0.1:1"))
 
         for job in SCHEDULED:
             with pytest.raises(Unavailable, match=r"(broker|ingest) 7 is away"):
-                await looker.look(job, 1000 * DAY_MS)
+                await detector.look(job, 1000 * DAY_MS)
 
 
 EVERY_SECOND = (

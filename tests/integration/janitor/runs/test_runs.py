@@ -23,7 +23,7 @@ from tests.integration.janitor.spark.test_taking import alive
 Request = janitor_pb2.RunJobRequest
 
 ENDS_S = 40
-"""Within it whatever was told to end has ended; a job that is not told works for longer."""
+"""Within it everything cancelled has ended; a job that is not cancelled works for longer."""
 
 
 async def test_a_run_is_begun_watched_and_kept(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ async def test_a_run_is_begun_watched_and_kept(tmp_path: Path) -> None:
         run_id = await there.run("retention", "quick", dry_run=True)
         run = await there.done(run_id)
 
-        # Then its end, and all that it told, is there to be read
+        # Then its end, and all that it reported, is there to be read
         assert run.state == Run.STATE_DONE
         assert run.request == Request(job="retention", queue_ids=["quick"], dry_run=True)
         assert run.trigger == Run.TRIGGER_REQUEST

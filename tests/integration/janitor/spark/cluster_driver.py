@@ -1,4 +1,4 @@
-"""A driver for a cluster: tells whose code its executors have, and runs a job.
+"""A driver for a cluster: prints whose code its executors have, and runs a job.
 
 python -m tests.integration.janitor.spark.cluster_driver ROOT MASTER JOB
 """

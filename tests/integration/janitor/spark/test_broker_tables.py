@@ -41,7 +41,7 @@ async def options_of(rig: Rig) -> dict[str, str]:
 
 
 async def fail(rig: Rig, queue_id: str, count: int, reason: str = "boom") -> None:
-    """Lets so many messages run out of attempts."""
+    """Lets `count` messages run out of attempts."""
     while count:
         claimed = await rig.claim(queue_id, max_messages=count)
         await rig.nack(*(one.lease_token for one in claimed), reason=reason)

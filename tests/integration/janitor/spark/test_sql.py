@@ -33,7 +33,7 @@ def without_java(folder: Path) -> dict[str, str]:
 async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
     tmp_path: Path, asked_wrongly: bool
 ) -> None:
-    """The short form asks nothing wrong: tests/unit/janitor/test_failures.py has what is told."""
+    """The short form asks nothing wrong: tests/unit/janitor/test_failures.py has the texts."""
     data, environ = tmp_path / "data", without_java(tmp_path / "bin")
 
     async def sql(*arguments: str) -> tuple[int, str, str]:
