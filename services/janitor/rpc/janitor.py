@@ -32,21 +32,6 @@ SERVICE_NAME: Final = janitor_pb2.DESCRIPTOR.services_by_name["JanitorService"].
 PAGE_RUNS: Final = 50
 PAGE_RUNS_MAX: Final = 500
 
-_STATES: Final = {
-    State.WAITING: janitor_pb2.Run.STATE_WAITING,
-    State.RUNNING: janitor_pb2.Run.STATE_RUNNING,
-    State.CANCELLING: janitor_pb2.Run.STATE_CANCELLING,
-    State.DONE: janitor_pb2.Run.STATE_DONE,
-    State.FAILED: janitor_pb2.Run.STATE_FAILED,
-    State.CANCELLED: janitor_pb2.Run.STATE_CANCELLED,
-    State.INTERRUPTED: janitor_pb2.Run.STATE_INTERRUPTED,
-}
-_TRIGGERS: Final = {
-    Trigger.REQUEST: janitor_pb2.Run.TRIGGER_REQUEST,
-    Trigger.SCHEDULE: janitor_pb2.Run.TRIGGER_SCHEDULE,
-}
-
-
 CALLS_AT_ONCE: Final = 32
 
 
@@ -186,9 +171,9 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
 def _run_of(run: Run) -> janitor_pb2.Run:
     record = janitor_pb2.Run(
         run_id=run.run_id,
-        request=_asked(run.ask),
-        trigger=_TRIGGERS[run.trigger],
-        state=_STATES[run.state],
+        request=janitor_pb2.RunJobRequest(**vars(run.ask)),
+        trigger=janitor_pb2.Run.Trigger.Value(f"TRIGGER_{run.trigger.name}"),
+        state=janitor_pb2.Run.State.Value(f"STATE_{run.state.name}"),
         janitor=run.janitor,
         created_at_ms=run.created_at_ms,
         started_at_ms=run.started_at_ms,
@@ -202,23 +187,5 @@ def _run_of(run: Run) -> janitor_pb2.Run:
         error=run.error,
     )
     if run.progress is not None:
-        record.progress.phase = run.progress.phase
-        record.progress.phase_number = run.progress.phase_number
-        record.progress.phases_count = run.progress.phases_count
-        record.progress.tasks_done = run.progress.tasks_done
-        record.progress.tasks_count = run.progress.tasks_count
+        record.progress.CopyFrom(janitor_pb2.RunProgress(**vars(run.progress)))
     return record
-
-
-def _asked(ask: RunRequest) -> janitor_pb2.RunJobRequest:
-    return janitor_pb2.RunJobRequest(
-        job=ask.job,
-        dry_run=ask.dry_run,
-        queue_ids=ask.queue_ids,
-        older_than_s=ask.older_than_s,
-        days=ask.days,
-        target_queue_id=ask.target_queue_id,
-        message_ids=ask.message_ids,
-        failed_from_ms=ask.failed_from_ms,
-        failed_until_ms=ask.failed_until_ms,
-    )
