@@ -1,4 +1,4 @@
-"""What carries events (`slatemq.events`) and write tasks: the backends.
+"""The backends, which carry events (`slatemq.events`) and write tasks.
 
 In reading order:
 

@@ -266,14 +266,14 @@ class QueueBackend(ABC):
     # --- What waits ---------------------------------------------------------
 
     async def stats(self) -> BackendStats:
-        """How much waits; numbers that a moment later are others."""
+        """How much waits now."""
         with self._translated():
             return BackendStats(*await self._tasks.counts())
 
     async def failed_tasks(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         """The tasks of the dead-letter place, without payloads, the oldest first, at most `limit`.
 
-        With them what lies there and is not a task, so that operators learn of it.
+        Entries that are not tasks are listed with them.
         """
         with self._translated():
             return await self._tasks.failed(limit)

@@ -1,4 +1,4 @@
-"""Which class carries which backend; each is imported when it is asked for."""
+"""The classes of the backends; each is imported when it is opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONS = {
     "kafka": frozenset({"is_sole_consumer"}),
     "redis": frozenset({"is_sole_consumer", "gather_ms"}),
 }
-"""Which options make a difference to which backend."""
+"""The options that each backend has."""
 
 
 def open_backend(
@@ -37,10 +37,10 @@ def open_backend(
     Args:
         name: As in the settings.
         meter: Gets its counters.
-        is_sole_consumer: No other consumer dequeues tasks below its names at the same time. So it
-            takes at once what is there, and what the consumer before it had.
-        gather_ms: The least time between two reads of tasks, unless more wait than one read takes:
-            each read is a write to the server, which those who enqueue wait behind.
+        is_sole_consumer: No other consumer dequeues these tasks at the same time. So it takes all
+            that waits, and the tasks of the consumer before it, immediately.
+        gather_ms: The least time between two reads of tasks, unless more tasks wait than one read
+            takes: each read is a write to the server, and delays callers that enqueue.
     """
     module, kind = _CLASSES[name]
     make = getattr(import_module(module), kind)

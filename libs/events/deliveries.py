@@ -1,4 +1,4 @@
-"""Giving events to a handler, and again where it does not acknowledge them."""
+"""Deliveries of events to a handler, repeated until it acknowledges them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slatemq.events.envelope import Event
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Event], Awaitable[None]]
-"""Gets one event at a time; acknowledges it through the backend once it is done with it."""
+"""Gets one event at a time; acknowledges it through the backend when it is done."""
 
 KEEP_S = 5.0
 
@@ -61,10 +61,10 @@ async def end_task(task: asyncio.Task[None]) -> None:
 
 
 class Redeliveries:
-    """Delivers events of a server that leaves counting and delaying to its clients.
+    """Delivers events of a server that leaves counts and delays to its clients.
 
-    The first attempt runs at once, so that events keep their order; later ones run beside the
-    events behind. The server has the event all the while: a crash only loses the count.
+    The first attempt runs in the order of the events; later ones run beside the events behind. The
+    server keeps the event all the while: a crash loses only the count.
     """
 
     def __init__(self, handler: Handler, max_retries: int, retry_delay_ms: int) -> None:
@@ -87,7 +87,7 @@ class Redeliveries:
             task.add_done_callback(self._done)
 
     async def stop(self) -> None:
-        """Stop what runs in the background; the server gives those events out again."""
+        """Stop what runs in the background; the server delivers those events again."""
         for task in self._retrying:
             task.cancel()
         if self._retrying:
@@ -96,7 +96,7 @@ class Redeliveries:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._retrying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an event stays undelivered until it comes again", exc_info=error)
+            log.error("an event was not delivered; it will come again", exc_info=error)
 
     async def _retry(
         self,

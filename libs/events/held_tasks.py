@@ -1,8 +1,8 @@
-"""What a consumer was given of each task, and has not finished."""
+"""The deliveries of tasks that a consumer has not finished."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 D = TypeVar("D")
@@ -15,15 +15,17 @@ class HeldTasks(Generic[D]):
         self._held: dict[str, list[D]] = {}
 
     def add(self, task_id: str, delivery: D) -> None:
-        """One more delivery of a task."""
         self._held.setdefault(task_id, []).append(delivery)
+
+    def of(self, task_id: str) -> Sequence[D]:
+        return self._held.get(task_id, ())
 
     def first(self, task_id: str) -> D | None:
         """The delivery to finish next; None when none is held."""
-        return next(iter(self._held.get(task_id, ())), None)
+        return next(iter(self.of(task_id)), None)
 
     def drop(self, task_id: str) -> None:
-        """The first one is finished: the server has said so."""
+        """Remove the first one: the server has confirmed its end."""
         deliveries = self._held[task_id]
         del deliveries[0]
         if not deliveries:

@@ -32,7 +32,7 @@ __all__ = ["EventBatch", "EventSource", "Relay", "RelayCounts"]
 log = logging.getLogger(__name__)
 
 BATCH_EVENTS: Final = 128
-"""Events published at once: making them takes the event loop some 3 ms."""
+"""Events of one publish: making them takes the event loop about 3 ms."""
 
 ANSWER_S: Final = 3.0
 
@@ -55,7 +55,7 @@ class EventSource(Protocol):
     """What is durable and may become events."""
 
     def batches(self) -> AsyncGenerator[EventBatch, None]:
-        """What is not done yet, from there on without end; each call begins anew."""
+        """Batches from the first that is not done, without end; each call begins again there."""
         ...
 
     def done(self, position: int) -> None:
@@ -131,7 +131,7 @@ class Relay:
             await self._connect()
         except InvalidArgument:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the shard serves on
+        except Exception as error:  # noqa: BLE001 - the shard serves on
             self._failed(error)
         try:
             while True:
@@ -145,7 +145,7 @@ class Relay:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._connect()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no answer
+        except Exception as error:  # noqa: BLE001 - the backend does not answer
             self._failed(error)
             return False
         return await self._backend.health_check()
@@ -181,7 +181,7 @@ class Relay:
             try:
                 await self._connect()
                 await self._backend.publish_batch(batch.events)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the shard serves on
+            except Exception as error:  # noqa: BLE001 - the shard serves on
                 self.counts.failed += len(batch.events)
                 self._failed(error)
                 await self._outage.wait(error)

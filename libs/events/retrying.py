@@ -10,11 +10,11 @@ import time
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 WARN_AFTER_S = 5.0
-"""How long a backend is down before that is worth a line in the log."""
+"""How long a backend must be down to be logged."""
 
 
 class Outage:
-    """How long a backend has been down, and how long to wait before the next try."""
+    """An outage of a backend: how long it lasts, how long to wait before the next try."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         """Up at first. `what` begins the lines in the log."""

@@ -5,8 +5,8 @@
     {"task_id": "task_01KJ2G5Q00...", "operation": "Publish",
      "created_at": "2026-02-22T12:00:00.000Z", "attempts": 0, "max_retries": 3, "payload": {...}}
 
-A task may be given to a consumer more than once, always with the same ID, by which it is applied
-once. `attempts` counts the attempts that failed.
+A task may be delivered more than once, always with the same ID, by which it is applied once.
+`attempts` counts the attempts that failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slatemq.events.envelope import (
 )
 
 ERROR_BYTES_MAX: Final = 4_096
-"""Of an error that is kept. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB of all of a record."""
+"""Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
 
 
 class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,11 +93,11 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class UnreadableTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the dead-letter place, and is no task: for an operator; it is not retried.
+    """An entry of the dead-letter place that is not a task: for an operator; it is not retried.
 
     Attributes:
-        place: Where it lies, in the words of the backend.
-        error: Why it is none.
+        place: Where it is, in the words of the backend.
+        error: Why it cannot be read.
         failed_at: When it was put there.
     """
 
@@ -117,7 +117,7 @@ def decode_task(encoded: bytes | str) -> WriteTask:
 
 
 def cut_error(error: str) -> str:
-    """An error as it is kept: it may quote a value of any length."""
+    """An error as it is stored: it may quote a value of any length."""
     return error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
 
 
@@ -134,7 +134,7 @@ def decode_failed_task(encoded: bytes | str) -> FailedTask:
 def read_dead_letter(
     kind: str, encoded: bytes, place: str, error: str, failed_at: str
 ) -> FailedTask | UnreadableTask:
-    """What lies at a place of dead letters; a task that is damaged is unreadable, too."""
+    """A dead letter of this kind; a task that is damaged is unreadable, too."""
     if kind == "task":
         try:
             return decode_failed_task(encoded)

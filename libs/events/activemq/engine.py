@@ -94,7 +94,7 @@ class Engine(asyncio.Protocol):
         self._end(ConnectionLost("it was closed"))
 
     def abort(self, error: Exception) -> None:
-        """End it without a word: the server does not answer."""
+        """End it without closing: the server does not answer."""
         self._end(error)
 
     def check(self) -> None:
@@ -238,7 +238,7 @@ class Engine(asyncio.Protocol):
     # --- Proton -------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Handle what happened, and write what is to be written."""
+        """Handle the events of Proton, and write its output."""
         if self._socket is None:
             return
         while (event := self._collector.peek()) is not None:
@@ -265,7 +265,7 @@ class Engine(asyncio.Protocol):
             opening.set_result(None)
 
     def _on_ended(self, event: Any) -> None:
-        """The server ended the connection or a session: all of it starts over."""
+        """The server ended the connection or a session: everything is opened again."""
         if event.context.state & Endpoint.LOCAL_ACTIVE:
             self._end(_error_of(event.context))
         elif event.type == Event.SESSION_REMOTE_CLOSE:
@@ -325,7 +325,7 @@ class Engine(asyncio.Protocol):
         self._end(_error_of(event.transport))
 
     def _end(self, error: Exception) -> None:
-        """Nothing more comes or goes: all who wait get to know why."""
+        """End the connection; everything that waits gets the error."""
         if self._lost is not None:
             return
         self._lost = error
@@ -335,7 +335,7 @@ class Engine(asyncio.Protocol):
             if not waiting.done():
                 waiting.set_exception(error)
         if not self._opened.cancelled():
-            self._opened.exception()  # nobody may wait for it
+            self._opened.exception()  # retrieved, in case no caller waits for it
         self._end_ended()
         for receiver in list(self._receivers.values()):
             receiver.end(error)

@@ -1,4 +1,4 @@
-"""The links of a connection: what they send, hold and give back."""
+"""The links of a connection: senders and receivers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Received:
         self.body = bytes(body) if is_binary else str(body).encode()
 
     def accept(self) -> None:
-        """Remove it from its queue, and let the next one come. Raises ConnectionLost."""
+        """Remove it from its queue. Raises ConnectionLost."""
         self._receiver.accept(self._delivery)
 
 
@@ -81,7 +81,7 @@ class Receiver:
         return self._ended is not None
 
     def flow(self, credit: int) -> None:
-        """Let so many more messages come."""
+        """Let `credit` more messages come."""
         self._link.flow(credit)
         self._engine.flush()
 
@@ -124,7 +124,7 @@ class Receiver:
         self._engine.flush()
 
     async def close(self) -> None:
-        """Give back what it holds."""
+        """Return the messages that it holds to their queue."""
         if self._ended is None:
             self.end(ConnectionLost("it was closed"))
             await self._engine.close_link(self._link)

@@ -1,7 +1,7 @@
 """Tasks in ActiveMQ.
 
-A failed task moves to a queue of its own, with the time from which it is due. As every delay there
-is the same, the first of them is the next one that is due: a consumer holds it until then.
+A failed task moves to a second queue, with the time at which it is due. All delays there are the
+same, so the first task is the next one that is due: a consumer holds it until then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 1.0
 
 BROWSED_MAX = 400
-"""How many messages of a queue are looked at: what ActiveMQ shows unless its policy says more."""
+"""Messages of a queue to browse: what ActiveMQ shows unless its policy allows more."""
 
 
 class Tasks:
@@ -76,7 +76,7 @@ class Tasks:
         try:
             task = decode_task(message.body)
         except InvalidArgument as error:
-            self._unreadable = message  # until it is accepted: a failure is not to hide it
+            self._unreadable = message  # until it is accepted: a failure must not hide it
             why = cut_error(str(error))
             log.error("what is not a task goes to the dead letters: %s", why)
             await self._bury(message.body, "unreadable", why, message.id)
@@ -126,7 +126,7 @@ class Tasks:
         else:
             failed = FailedTask.now(task, error)
             await self._bury(encode_failed_task(failed), "task", failed.error, task_id)
-        # A crash here gives it out again, beside its copy: both have one ID.
+        # After a crash here it comes again beside its copy: both have one ID.
         await self.complete(task_id)
 
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str) -> None:

@@ -27,7 +27,7 @@ UNREADABLE: Final = b"unreadable"
 
 LOOK_MS: Final = 200
 COMMIT_COUNT: Final = 100
-"""After so many dead letters that were sent again the offset is committed."""
+"""The offset is committed after this many dead letters that were sent again."""
 
 
 class DeadLetters:
@@ -132,7 +132,7 @@ class DeadLetters:
                     while not records:
                         fetched = await consumer.getmany(timeout_ms=LOOK_MS)
                         records = fetched.get(partition, [])
-                if is_first:  # some servers tell the end late, but never with a fetch
+                if is_first:  # some servers report the end late, but never with a fetch
                     end = max(end, consumer.highwater(partition) or 0)
                     is_first = False
                 for record in records:

@@ -148,7 +148,7 @@ class Events:
             with translated():
                 await self.stop()
         except (Unavailable, FailedPrecondition) as error:
-            log.info("left the group without telling it: %s", error)
+            log.info("left the group without notice: %s", error)
 
     def _topic(self, event_type: str) -> str:
         return f"{self._settings.topic_prefix}.{event_type}"

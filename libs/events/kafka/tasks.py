@@ -120,7 +120,7 @@ class Tasks:
 
     async def _sort_fetched(self) -> None:
         while self._fetched:
-            # Taken off when it is settled: a broker that goes away here is not to hide it.
+            # Removed once it is settled: it must come next if the broker goes down here.
             partition, record = self._fetched[0]
             place = partition, record.offset
             try:
@@ -199,7 +199,7 @@ class Tasks:
                 log.error("task %s cannot be sent again: %s", task_id, cut_error(why))
                 await self._dead.add_unreadable(encode_task(held.task), why)
             held.is_moved = True
-        # A crash here gives it out again, beside its copy: both have one ID.
+        # After a crash here it comes again beside its copy: both have one ID.
         await self.complete(task_id)
 
     async def _send_failed(self, task: WriteTask, error: str) -> None:

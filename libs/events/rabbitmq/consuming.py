@@ -10,7 +10,7 @@ from aio_pika.exceptions import ChannelClosed
 
 
 class Deliveries:
-    """What a queue gives this consumer, in order; at most its channel's prefetch at a time."""
+    """The messages of a queue, in order, at most the channel's prefetch at a time."""
 
     def __init__(self, channel: AbstractChannel) -> None:
         self.channel = channel
@@ -21,7 +21,7 @@ class Deliveries:
     async def start(self, queue: AbstractQueue) -> None:
         """Begin to consume."""
         underlay = await self.channel.get_underlay_channel()
-        # As when the queue is deleted: the channel stays open, and nothing comes any more.
+        # When the queue is deleted, the channel stays open, and no message comes any more.
         underlay.on_consumer_cancel_callbacks.add(self._on_close)
         await queue.consume(self._arrive)
 
@@ -49,7 +49,7 @@ class Deliveries:
 
     @property
     def arrived_count(self) -> int:
-        """Those that are here, and that nobody has asked for yet."""
+        """Messages that have arrived and that `next` has not returned."""
         return self._arrived.qsize()
 
     @property

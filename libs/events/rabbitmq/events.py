@@ -49,7 +49,7 @@ class Events:
                 message_of(
                     encode_event(event), self._settings, message_id=event.id, type=event.type
                 ),
-                is_kept=False,  # an event of which nobody wants to know
+                is_kept=False,  # an event without subscribers
                 channel=channel,
             )
             for event in events

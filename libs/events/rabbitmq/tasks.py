@@ -69,7 +69,7 @@ class Tasks:
         try:
             task = decode_task(message.body)
         except InvalidArgument as error:
-            self._unreadable = message  # until it is acknowledged: a failure is not to hide it
+            self._unreadable = message  # until it is acknowledged: a failure must not hide it
             why = cut_error(str(error))
             log.error("what is not a task goes to the dead letters: %s", why)
             await self._bury(message.body, "unreadable", why, message.message_id)
@@ -95,7 +95,7 @@ class Tasks:
         self._deliveries = deliveries
 
     def _first_held(self, task_id: str) -> AbstractIncomingMessage | None:
-        """None also where the server has taken it back: what is done to it then is lost on it."""
+        """None also when the server has requeued it: an answer would have no effect."""
         if self._deliveries is None or self._deliveries.is_lost:
             return None
         return self._held.first(task_id)
@@ -127,7 +127,7 @@ class Tasks:
             await self._connection.publish("", self._names.retry, again, is_kept=True)
         else:
             await self.enqueue(task.after_failure())
-        # A crash here gives it out again, beside its copy: both have one ID.
+        # After a crash here it comes again beside its copy: both have one ID.
         await self.complete(task_id)
 
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str | None) -> None:
@@ -197,7 +197,7 @@ class Tasks:
         return len(retried)
 
     async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
-        """Those that are there now; what is not acknowledged is back in its queue afterwards."""
+        """Those that are there now; unacknowledged ones are back in the queue afterwards."""
         async with self._dead_turn:
             left = 0
             channel = await self._connection.open_channel()
@@ -215,7 +215,7 @@ class Tasks:
                 await self._until_back(left)
 
     async def _until_back(self, count: int) -> None:
-        """Wait for what a closed channel gave back, so that the next look sees it."""
+        """Wait until the messages of a closed channel are back in the queue."""
         for _ in range(BACK_LOOKS):
             if await self._count(self._names.dead) >= count:
                 return

@@ -1,4 +1,4 @@
-"""Appending to a stream: entries that come together are one command, with one answer."""
+"""Appends to a stream: entries that come together are one command with one answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ for at = 1, #ARGV, {step} do
     redis.call('XADD', KEYS[1], '*', {entry})
 end
 """
-"""Appends entries, in order, and answers once: each answer of a pipeline costs redis-py 40 µs."""
+"""Appends entries in order and answers once: redis-py takes 40 µs for each answer of a pipeline."""
 
 
 class StreamAppends:
@@ -27,7 +27,7 @@ class StreamAppends:
         self._script = self._client.register_script(script)
 
     async def append(self, entries: Sequence[Sequence[str | bytes]]) -> None:
-        """Append entries, in order: the values of their fields. All of them, or none."""
+        """Append entries, each the values of the fields, in order: all of them or none."""
         if len(entries) == 1:
             await self._client.xadd(self._key, dict(zip(self._fields, entries[0], strict=True)))
         else:

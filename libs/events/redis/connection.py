@@ -22,16 +22,16 @@ OPERATION_S = 10.0
 """How long one command may take, connecting included."""
 
 BLOCK_MS = 1_000
-"""How long a read waits for something to come; far below `OPERATION_S`."""
+"""How long a read waits for the first entry; far below `OPERATION_S`."""
 
 HOLD_MS = 30_000
-"""How long after a consumer's last sign of life others take what it has."""
+"""How long after a consumer's last sign of life others take its entries."""
 
 RECLAIM_S = 5.0
-"""How often a consumer looks for what dead ones had."""
+"""How often a consumer looks for the entries of dead ones."""
 
 READ_COUNT = 10
-"""How many entries one read takes."""
+"""Entries of one read."""
 
 _DOWN = (
     exceptions.ConnectionError,
@@ -55,12 +55,12 @@ def translated() -> Iterator[None]:
         raise Unavailable(f"Redis cannot be reached: {error}", reason="BACKEND_DOWN") from error
     except exceptions.ResponseError as error:
         if "OOM" in str(error) or "MISCONF" in str(error):
-            raise Unavailable(f"Redis takes no writes: {error}", reason="BACKEND_DOWN") from error
+            raise Unavailable(f"Redis refuses writes: {error}", reason="BACKEND_DOWN") from error
         raise FailedPrecondition("REFUSED", f"Redis refuses a command: {error}") from error
 
 
 def open_client(settings: RedisSettings) -> aioredis.Redis:
-    """A client that connects when it is used. Raises InvalidArgument for a URL of another form."""
+    """A client that connects when it is used. Raises InvalidArgument for an invalid URL."""
     try:
         return aioredis.Redis.from_url(
             settings.url,
@@ -75,5 +75,5 @@ def open_client(settings: RedisSettings) -> aioredis.Redis:
 
 
 def make_consumer_name() -> str:
-    """A name that no other consumer has, and that says where it runs."""
+    """A unique name that says where the consumer runs."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Stream entries that a consumer group has given out: reading, keeping, and taking over."""
+"""One consumer of a consumer group: reading entries, keeping them, taking over those of others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from libs.events.redis.connection import BLOCK_MS, HOLD_MS, READ_COUNT, RECLAIM_
 KEEP_S = HOLD_MS / 1000 / 3
 
 OWNED_COUNT = 1_000
-"""How many entries change their owner, or their idle time, at once."""
+"""Entries whose owner or idle time one command changes."""
 
 FORGET_CONSUMER_MS = 3_600_000
-"""How long a consumer that has nothing must be silent to be removed from the group, in ms."""
+"""How long a consumer without entries must be silent to be removed from the group, in ms."""
 
 
 class Delivery(NamedTuple):
-    """One entry, as given to this consumer; `deliveries` so far, this one included."""
+    """An entry as delivered to this consumer; `deliveries` includes this one."""
 
     entry_id: bytes
     fields: Mapping[bytes, bytes]
@@ -41,7 +41,7 @@ class Group:
         self._kept_at = 0.0
 
     async def create(self, start: str) -> None:
-        """Create the group where it is missing; it gets what comes after the entry `start`."""
+        """Create the group where it is missing; it gets the entries behind `start`."""
         try:
             await self._client.xgroup_create(self._key, self._group, id=start, mkstream=True)
         except exceptions.ResponseError as error:
@@ -58,7 +58,7 @@ class Group:
         except exceptions.ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            # The server came back without its data: the group begins at what it has.
+            # The server came back without its data: the group gets every entry that is left.
             await self.create("0")
             return []
         entries = answer[0][1] if isinstance(answer, list) and answer else _entries(answer)
@@ -67,12 +67,12 @@ class Group:
     async def reclaim(
         self, own_idle_ms: int | None = None, count: int = READ_COUNT
     ) -> list[Delivery]:
-        """What dead consumers had; with `own_idle_ms` also what this one left.
+        """The entries of dead consumers; with `own_idle_ms` also idle ones of this consumer.
 
-        Looks for dead ones every few seconds, and at once where the last look left some.
+        Looks for dead consumers every few seconds, and immediately when the last look left some.
 
         `own_idle_ms`: how long an entry of this consumer must have been idle to come again.
-        `count`: how many entries are looked at.
+        `count`: how many entries to look at.
         """
         found: list[Delivery] = []
         if own_idle_ms is not None:
@@ -80,7 +80,7 @@ class Group:
             found += await self._claim(rows, own_idle_ms)
         if self._is_more_left or time.monotonic() - self._reclaimed_at >= RECLAIM_S:
             self._reclaimed_at = time.monotonic()
-            # Also of entries that were removed from the stream meanwhile, of which none is taken.
+            # Includes entries that were removed from the stream meanwhile: those are not claimed.
             rows = await self._pending(HOLD_MS, None, count)
             self._is_more_left = len(rows) == count
             found += await self._claim(rows, HOLD_MS)
@@ -88,7 +88,7 @@ class Group:
         return found
 
     async def take_over(self) -> None:
-        """Take what all other consumers have, which are gone: `reclaim` gives it at once."""
+        """Take the entries of all other consumers, which are gone: `reclaim` returns them next."""
         for row in await self._client.xinfo_consumers(self._key, self._group):
             if row["name"] == self._consumer.encode():
                 continue
@@ -115,7 +115,7 @@ class Group:
             pipeline.xdel(self._key, *entry_ids)
 
     async def leave(self) -> None:
-        """Give what this consumer has to others at once, and remove it when it has nothing."""
+        """Let others take this consumer's entries immediately; remove it if it has none."""
         rows = await self._pending(0, self._consumer, OWNED_COUNT)
         if rows:
             await self._own_as_idle(rows)
@@ -123,7 +123,7 @@ class Group:
             await self._client.xgroup_delconsumer(self._key, self._group, self._consumer)
 
     async def _own_as_idle(self, rows: list[Any]) -> None:
-        """Have these entries with an idle time beyond the hold: the next that looks takes them."""
+        """Own these entries with an idle time of `HOLD_MS`: the next consumer takes them."""
         ids = [row["message_id"] for row in rows]
         await self._client.xclaim(
             self._key, self._group, self._consumer, 0, ids, idle=HOLD_MS, justid=True
@@ -152,7 +152,7 @@ class Group:
 
 
 def _entries(answer: Any) -> list[Any]:
-    """The entries of an answer in RESP3, which is a mapping of lists of lists."""
+    """The entries of an answer in RESP3: a mapping of lists of lists."""
     if not answer:
         return []
     return [entry for batch in next(iter(answer.values())) for entry in batch]

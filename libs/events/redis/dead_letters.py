@@ -17,7 +17,7 @@ from libs.events.tasks import (
 from slatemq.events.envelope import format_timestamp
 
 _PAGE = 16
-"""Entries read at once: a task with a body of 512 KiB has some 700 KB."""
+"""Entries of one read: a task with a body of 512 KiB takes about 700 KB."""
 
 Pipeline = Any
 """redis-py's pipeline, whose type arguments differ between versions."""
@@ -40,14 +40,14 @@ class DeadLetters:
         pipeline.xadd(self.key, {"kind": "event", "data": event, "deliveries": str(deliveries)})
 
     def add_unreadable(self, pipeline: Pipeline, raw: bytes, error: str) -> None:
-        """Add what is not a task, for an operator to look at; it is not retried."""
+        """Add an unreadable task, for an operator to look at; it is not retried."""
         pipeline.xadd(self.key, {"kind": "unreadable", "data": raw, "error": error})
 
     async def count(self) -> int:
         return int(await self._client.xlen(self.key))
 
     async def tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:
-        """Tasks, and what is none, the oldest first."""
+        """Tasks and unreadable ones, the oldest first."""
         found: list[FailedTask | UnreadableTask] = []
         async for _, dead_letter in self._tasks():
             if len(found) == limit:
@@ -60,9 +60,9 @@ class DeadLetters:
         return found
 
     async def retry_tasks(self, retry: Callable[[WriteTask, bytes], Awaitable[None]]) -> int:
-        """Give each task, as if new, and the ID of its entry to `retry`; returns how many.
+        """Pass each task, as if new, and the ID of its entry to `retry`; returns how many.
 
-        `retry` removes the entry. What is no task stays, and so does what fails meanwhile.
+        `retry` removes the entry. Unreadable tasks stay, and so do tasks that fail meanwhile.
         """
         count = 0
         async for entry_id, dead_letter in self._tasks():
@@ -72,7 +72,7 @@ class DeadLetters:
         return count
 
     async def _tasks(self) -> AsyncIterator[tuple[bytes, FailedTask | UnreadableTask]]:
-        """The entries that are no events and stand there now."""
+        """The entries that are there now, without events."""
         client: Any = self._client
         newest = await client.xrevrange(self.key, count=1)
         after = "-"

@@ -1,4 +1,4 @@
-"""What tasks in lists and tasks in a stream share: delayed ones, dead letters, when to read."""
+"""What tasks in lists and in streams share: their ends, their delays, when to read."""
 
 from __future__ import annotations
 
@@ -6,25 +6,37 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from redis import asyncio as aioredis
 
+from libs.events.held_tasks import HeldTasks
 from libs.events.redis.connection import BLOCK_MS, READ_COUNT
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.gathered import Gathered
 from libs.events.settings import RedisSettings
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, cut_error, encode_task
+from libs.events.tasks import (
+    FailedTask,
+    UnreadableTask,
+    WriteTask,
+    cut_error,
+    decode_task,
+    encode_task,
+)
 from libs.events.wall_clock import now_ms
+from slatemq.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 
+D = TypeVar("D")
+
 SOLE_READ_COUNT: Final = 64
-"""How many tasks a sole consumer reads at once, fewer where they are large."""
+"""Tasks that a sole consumer reads at a time, fewer if they are large."""
 
 READ_BYTES: Final = 2 << 20
-"""What one read should bring at most; a task with a body of 512 KiB has some 700 KB."""
+"""The most that one read should bring; a task with a body of 512 KiB takes about 700 KB."""
 
 PROMOTE = """
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 100)
@@ -35,7 +47,7 @@ end
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 return first[2]
 """
-"""Moves delayed tasks that are due to the others; returns when the next one is."""
+"""Moves delayed tasks that are due to the others; returns when the next one is due."""
 
 
 class TaskReading(NamedTuple):
@@ -46,12 +58,15 @@ class TaskReading(NamedTuple):
 
     @property
     def count_max(self) -> int:
-        """Tasks of one read: consumers that share tasks take few, so that all get some."""
+        """Tasks of one read: consumers that share tasks read few, so that each gets some."""
         return SOLE_READ_COUNT if self.is_sole_consumer else READ_COUNT
 
 
-class DelayedTasks(ABC):
-    """Tasks in some structure of Redis, of which failed ones wait in a sorted set of their own."""
+class DelayedTasks(ABC, Generic[D]):
+    """Tasks in some structure of Redis, of which failed ones wait in a sorted set of their own.
+
+    D is a delivery of a task, by which it is finished.
+    """
 
     APPEND_SCRIPT: ClassVar[str]
     """Appends `task` to the structure KEYS[2], in Lua."""
@@ -71,7 +86,10 @@ class DelayedTasks(ABC):
         self._reading = reading
         self._read_count = reading.count_max
         self._read_again_at = 0.0
+        self._read: deque[D] = deque()
+        self._held = HeldTasks[D]()
         self._enqueues = Gathered(self._append_all)
+        self._completions = Gathered(self._finish_all)
         self._promote = self._client.register_script(PROMOTE.format(append=self.APPEND_SCRIPT))
         self._promote_at_ms = 0
 
@@ -84,47 +102,107 @@ class DelayedTasks(ABC):
         """Append tasks, in order, by one command."""
 
     @abstractmethod
+    async def _keep(self) -> None:
+        """Now and then show that this consumer is alive, and take the tasks of dead ones."""
+
+    @abstractmethod
+    async def _read_some(self) -> None:
+        """Read tasks that wait, or wait for one up to a second."""
+
+    @abstractmethod
+    def _encoded(self, delivery: D) -> bytes:
+        """The task as JSON."""
+
+    @abstractmethod
+    def _finish(self, pipeline: Pipeline, deliveries: Sequence[D]) -> None:
+        """Remove deliveries, as a part of a pipeline."""
+
+    def _is_held(self, task_id: str, delivery: D) -> bool:
+        """Whether this consumer holds this very delivery."""
+        return False
+
+    @abstractmethod
     async def _count(self) -> int:
-        """Tasks that are waiting or given out."""
+        """Tasks that are waiting or delivered."""
 
     async def enqueue(self, task: WriteTask) -> None:
         """Append a task."""
         encoded = encode_task(task)
         await self._enqueues.execute(encoded, len(encoded))
 
+    async def dequeue(self) -> WriteTask | None:
+        """The next task that is due, or None when none comes within a second."""
+        await self._keep()
+        if not self._read:
+            await self._read_some()
+        if not self._read:
+            return None
+        # Removed once it is settled: it must come next if the server goes down here.
+        delivery = self._read[0]
+        encoded = self._encoded(delivery)
+        try:
+            task = decode_task(encoded)
+        except InvalidArgument as error:
+            why = cut_error(str(error))
+            log.error("what is not a task goes to the dead letters: %s", why)
+            async with self._client.pipeline(transaction=True) as pipeline:
+                self._dead.add_unreadable(pipeline, encoded, why)
+                self._finish(pipeline, [delivery])
+                await pipeline.execute()
+            self._read.popleft()
+            return None
+        self._read.popleft()
+        if not self._is_held(task.task_id, delivery):
+            self._held.add(task.task_id, delivery)
+        return task
+
+    async def complete(self, task_id: str) -> None:
+        delivery = self._held.first(task_id)
+        if delivery is not None:
+            await self._completions.execute(delivery)
+            self._held.drop(task_id)
+
+    async def _finish_all(self, deliveries: Sequence[D]) -> None:
+        async with self._client.pipeline(transaction=True) as pipeline:
+            self._finish(pipeline, deliveries)
+            await pipeline.execute()
+
+    async def fail(self, task_id: str, error: str) -> None:
+        """Put a task behind its delay, or among the dead letters."""
+        delivery = self._held.first(task_id)
+        if delivery is None:
+            return
+        task = decode_task(self._encoded(delivery))
+        async with self._client.pipeline(transaction=True) as pipeline:
+            if task.has_retries_left:
+                due_ms = now_ms() + self._settings.retry_delay_ms
+                self._promote_at_ms = min(self._promote_at_ms, due_ms)
+                pipeline.zadd(self._delayed, {encode_task(task.after_failure()): due_ms})
+            else:
+                self._dead.add_task(pipeline, task, error)
+            self._finish(pipeline, [delivery])
+            await pipeline.execute()
+        self._held.drop(task_id)
+
     async def _until_next_read(self) -> None:
         await asyncio.sleep(max(0.0, self._read_again_at - time.monotonic()))
 
     def _note_read(self, sizes: Sequence[int], *, is_all: bool) -> None:
-        """Settle when to read again, and how much; `is_all`: nothing more waited."""
+        """Decide when to read again, and how much; `is_all`: nothing more waited."""
         if not sizes:
             return
         self._read_again_at = time.monotonic() + self._reading.gather_s if is_all else 0.0
         fitting = READ_BYTES * len(sizes) // max(sum(sizes), 1)
         self._read_count = max(READ_COUNT, min(fitting, self._reading.count_max))
 
-    def _bury_unreadable(self, pipeline: Pipeline, raw: bytes, error: Exception) -> None:
-        why = cut_error(str(error))
-        log.error("what is not a task goes to the dead letters: %s", why)
-        self._dead.add_unreadable(pipeline, raw, why)
-
     async def _promoted(self) -> int:
-        """Move what is due; how long to wait for a task then, in ms, at least 1."""
+        """Move what is due; returns how long to wait for a task then, in ms, at least 1."""
         if now_ms() >= self._promote_at_ms:
             due_at = await self._promote(keys=[self._delayed, self._key], args=[now_ms()])
-            # What others put there meanwhile is seen a second later at most.
+            # Tasks that other consumers delay meanwhile are seen within a second.
             next_ms = now_ms() + BLOCK_MS
             self._promote_at_ms = next_ms if due_at is None else min(next_ms, int(float(due_at)))
         return max(1, min(BLOCK_MS, self._promote_at_ms - now_ms()))
-
-    def _set_aside(self, pipeline: Pipeline, task: WriteTask, error: str) -> None:
-        """Put a task that failed behind its delay, or among the dead letters."""
-        if task.has_retries_left:
-            due_ms = now_ms() + self._settings.retry_delay_ms
-            self._promote_at_ms = min(self._promote_at_ms, due_ms)
-            pipeline.zadd(self._delayed, {encode_task(task.after_failure()): due_ms})
-        else:
-            self._dead.add_task(pipeline, task, error)
 
     async def retry_all(self) -> int:
         """Move every task among the dead letters back; returns how many."""
@@ -137,10 +215,10 @@ class DelayedTasks(ABC):
             await pipeline.execute()
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
-        """Tasks among the dead letters, and what is none; they stay there."""
+        """Tasks among the dead letters, and unreadable ones; they stay there."""
         return await self._dead.tasks(limit)
 
     async def counts(self) -> tuple[int, int]:
-        """Tasks that are waiting, delayed or given out, and dead letters."""
+        """Tasks that are waiting, delayed or delivered, and dead letters."""
         delayed = int(await self._client.zcard(self._delayed))
         return await self._count() + delayed, await self._dead.count()

@@ -22,7 +22,7 @@ from slatemq.events.envelope import Event, decode_event, encode_event
 log = logging.getLogger(__name__)
 
 TRIM_AFTER = 1_000
-"""After how many acknowledged events a consumer removes what every group has finished."""
+"""Acknowledged events after which a consumer removes what every group has finished."""
 
 
 class EventStream:
@@ -45,7 +45,7 @@ class EventStream:
         await self._add.append([(event.type, encode_event(event)) for event in events])
 
     async def start(self, types: frozenset[str]) -> None:
-        """Create the group: it gets what is published from now on, of all types."""
+        """Create the group: it gets every event that is published from now on."""
         await self._group.create("$")
 
     async def deliver(self, types: frozenset[str], handler: Handler) -> None:
@@ -120,7 +120,7 @@ class EventStream:
         self._held = {key: held for key, held in self._held.items() if held != delivery.entry_id}
 
     async def _trim(self) -> None:
-        """Remove what every group has finished; groups that come later begin at the end anyway."""
+        """Remove what every group has finished; new groups begin at the end anyway."""
         firsts = []
         for group in await self._client.xinfo_groups(self._key):
             first = group["last-delivered-id"]

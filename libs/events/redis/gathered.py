@@ -16,7 +16,7 @@ T = TypeVar("T")
 ITEMS_MAX: Final = 256
 
 BYTES_MAX: Final = 1 << 20
-"""Of what is sent at once, unless one item alone has more."""
+"""Of one call, unless one item alone has more."""
 
 
 class _Waiting(NamedTuple, Generic[T]):
@@ -29,7 +29,7 @@ class Gathered(Generic[T]):
     """Sends what gathers, one call after the other."""
 
     def __init__(self, send: Callable[[Sequence[T]], Awaitable[object]]) -> None:
-        """Nothing is sent yet. What `send` raises, each caller of its items gets."""
+        """Each caller gets what `send` raises for a call with its item."""
         self._send = send
         self._waiting: deque[_Waiting[T]] = deque()
         self._sending: asyncio.Task[None] | None = None

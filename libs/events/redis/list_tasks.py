@@ -1,25 +1,21 @@
-"""Tasks in Redis lists: each consumer moves what it takes into a list of its own.
+"""Tasks in Redis lists: each consumer moves the tasks that it takes into its own list.
 
-A task is always in one list: a crash between two commands loses nothing. A consumer shows that it
-is alive by a key with a lifetime; what a dead one has in its list goes back to the queue.
+A task is always in one list, so a crash between two commands loses nothing. A consumer shows that
+it is alive by a key that expires; the tasks in the list of a dead one go back to the queue.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 
 from redis import asyncio as aioredis
 
-from libs.events.held_tasks import HeldTasks
 from libs.events.redis.connection import HOLD_MS, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.delayed_tasks import READ_BYTES, DelayedTasks, TaskReading
-from libs.events.redis.gathered import Gathered
 from libs.events.settings import RedisSettings
-from libs.events.tasks import WriteTask, decode_task
-from slatemq.errors import InvalidArgument
 
 _ALIVE_S = HOLD_MS / 1000 / 3
 
@@ -28,7 +24,7 @@ if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 1 then
     redis.call('LPUSH', KEYS[2], ARGV[1])
 end
 """
-"""Moves a task back to the head of the queue, unless it is finished meanwhile."""
+"""Moves a task back to the head of the queue, unless it has been finished."""
 
 TAKE = """
 local taken, size = {}, 0
@@ -40,10 +36,10 @@ while #taken < tonumber(ARGV[1]) and size < tonumber(ARGV[2]) do
 end
 return taken
 """
-"""Moves tasks from the head of the queue to a consumer, in their order: one write for all."""
+"""Moves tasks from the head of the queue to a consumer, in order, as one write."""
 
 
-class ListTasks(DelayedTasks):
+class ListTasks(DelayedTasks[bytes]):
     """The tasks of one consumer."""
 
     APPEND_SCRIPT = "redis.call('RPUSH', KEYS[2], task)"
@@ -59,9 +55,6 @@ class ListTasks(DelayedTasks):
         super().__init__(client, settings, dead, reading)
         self._consumer = consumer
         self._processing = f"{self._key}:processing:{consumer}"
-        self._read: deque[bytes] = deque()
-        self._held = HeldTasks[bytes]()
-        self._completions = Gathered(self._remove_all)
         self._undo = self._client.register_script(UNDO)
         self._take = self._client.register_script(TAKE)
         self._alive_at = 0.0
@@ -69,7 +62,7 @@ class ListTasks(DelayedTasks):
         self._is_to_take_over = reading.is_sole_consumer
 
     async def connect(self) -> None:
-        """Lists come into being when they are written."""
+        """Check the type of the key; lists are created when they are written."""
         await self._client.lpos(self._key, "")
 
     def _append(self, pipeline: Pipeline, encoded: bytes) -> None:
@@ -78,28 +71,9 @@ class ListTasks(DelayedTasks):
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
         await self._client.rpush(self._key, *encoded)
 
-    async def dequeue(self) -> WriteTask | None:
-        """The next task that is due, or None when none comes within a second."""
+    async def _keep(self) -> None:
         await self._show_alive()
         await self._reclaim()
-        if not self._read:
-            await self._read_some()
-        if not self._read:
-            return None
-        # Taken off when it is settled: a server that goes away here is not to hide it.
-        encoded = self._read[0]
-        try:
-            task = decode_task(encoded)
-        except InvalidArgument as error:
-            async with self._client.pipeline(transaction=True) as pipeline:
-                self._bury_unreadable(pipeline, encoded, error)
-                pipeline.lrem(self._processing, 1, encoded)
-                await pipeline.execute()
-            self._read.popleft()
-            return None
-        self._read.popleft()
-        self._held.add(task.task_id, encoded)
-        return task
 
     async def _read_some(self) -> None:
         await self._until_next_read()
@@ -113,30 +87,12 @@ class ListTasks(DelayedTasks):
         sizes = [len(task) for task in found]
         self._note_read(sizes, is_all=len(sizes) < count and sum(sizes) < READ_BYTES)
 
-    async def complete(self, task_id: str) -> None:
-        """Remove a task."""
-        encoded = self._held.first(task_id)
-        if encoded is not None:
-            await self._completions.execute(encoded)
-            self._held.drop(task_id)
+    def _encoded(self, delivery: bytes) -> bytes:
+        return delivery
 
-    async def _remove_all(self, encoded: Sequence[bytes]) -> None:
-        async with self._client.pipeline(transaction=True) as pipeline:
-            for task in encoded:
-                pipeline.lrem(self._processing, 1, task)
-            await pipeline.execute()
-
-    async def fail(self, task_id: str, error: str) -> None:
-        """Put a task behind its delay, or among the dead letters."""
-        encoded = self._held.first(task_id)
-        if encoded is None:
-            return
-        task = decode_task(encoded)
-        async with self._client.pipeline(transaction=True) as pipeline:
-            self._set_aside(pipeline, task, error)
-            pipeline.lrem(self._processing, 1, encoded)
-            await pipeline.execute()
-        self._held.drop(task_id)
+    def _finish(self, pipeline: Pipeline, deliveries: Sequence[bytes]) -> None:
+        for task in deliveries:
+            pipeline.lrem(self._processing, 1, task)
 
     async def _count(self) -> int:
         total = int(await self._client.llen(self._key))
@@ -145,9 +101,9 @@ class ListTasks(DelayedTasks):
         return total
 
     async def stop(self) -> None:
-        """Give what was taken back to the queue."""
+        """Move the tasks of this consumer back to the queue."""
         await self._client.delete(self._alive_key(self._consumer))
-        await self._give_back(self._processing)
+        await self._requeue(self._processing)
 
     async def _show_alive(self) -> None:
         if time.monotonic() - self._alive_at >= _ALIVE_S:
@@ -158,16 +114,16 @@ class ListTasks(DelayedTasks):
         if time.monotonic() - self._reclaimed_at < RECLAIM_S:
             return
         self._reclaimed_at = time.monotonic()
-        await self._give_back_unheard()
+        await self._requeue_unheard()
         async for key in self._client.scan_iter(match=f"{self._key}:processing:*"):
             consumer = key.decode().rpartition(":processing:")[2]
             is_gone = self._is_to_take_over and consumer != self._consumer
             if is_gone or not await self._client.exists(self._alive_key(consumer)):
-                await self._give_back(key)
+                await self._requeue(key)
         self._is_to_take_over = False
 
-    async def _give_back_unheard(self) -> None:
-        """Give back what was moved for this consumer by a command whose answer was lost."""
+    async def _requeue_unheard(self) -> None:
+        """Requeue tasks that were moved for this consumer by a command whose answer was lost."""
         held = Counter((*self._held, *self._read))
         if int(await self._client.llen(self._processing)) <= held.total():
             return
@@ -175,7 +131,7 @@ class ListTasks(DelayedTasks):
         for encoded in reversed([*(moved - held).elements()]):  # each goes to the head
             await self._undo(keys=[self._processing, self._key], args=[encoded])
 
-    async def _give_back(self, processing: str | bytes) -> None:
+    async def _requeue(self, processing: str | bytes) -> None:
         while await self._client.lmove(processing, self._key, "RIGHT", "LEFT") is not None:
             pass
 

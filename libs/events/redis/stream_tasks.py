@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from redis import asyncio as aioredis
 
-from libs.events.held_tasks import HeldTasks
 from libs.events.redis.appends import StreamAppends
 from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.delayed_tasks import DelayedTasks, TaskReading
-from libs.events.redis.gathered import Gathered
 from libs.events.settings import RedisSettings
-from libs.events.tasks import WriteTask, decode_task
-from slatemq.errors import InvalidArgument
 
 
-class StreamTasks(DelayedTasks):
+class StreamTasks(DelayedTasks[Delivery]):
     """The tasks of one consumer of a group."""
 
     APPEND_SCRIPT = "redis.call('XADD', KEYS[2], '*', 'task', task)"
@@ -33,10 +28,6 @@ class StreamTasks(DelayedTasks):
     ) -> None:
         super().__init__(client, settings, dead, reading)
         self._group = Group(client, self._key, settings.consumer_group, consumer)
-        self._read: deque[Delivery] = deque()
-        self._held = HeldTasks[tuple[bytes, WriteTask]]()
-        self._held_ids: set[bytes] = set()
-        self._completions = Gathered(self._finish_all)
         self._add = StreamAppends(client, self._key, ["task"])
         self._is_to_take_over = reading.is_sole_consumer
 
@@ -50,34 +41,12 @@ class StreamTasks(DelayedTasks):
     async def _append_all(self, encoded: Sequence[bytes]) -> None:
         await self._add.append([(task,) for task in encoded])
 
-    async def dequeue(self) -> WriteTask | None:
-        """The next task that is due, or None when none comes within a second."""
+    async def _keep(self) -> None:
         if self._group.is_keep_due:
-            await self._group.keep({*self._held_ids, *(one.entry_id for one in self._read)})
+            await self._group.keep({one.entry_id for one in (*self._held, *self._read)})
         if self._is_to_take_over:
             await self._group.take_over()
             self._is_to_take_over = False
-        if not self._read:
-            await self._read_some()
-        if not self._read:
-            return None
-        # Taken off when it is settled: a server that goes away here is not to hide it.
-        delivery = self._read[0]
-        raw = delivery.fields.get(b"task", b"")
-        try:
-            task = decode_task(raw)
-        except InvalidArgument as error:
-            async with self._client.pipeline(transaction=True) as pipeline:
-                self._bury_unreadable(pipeline, raw or repr(delivery.fields).encode(), error)
-                self._group.finish(pipeline, delivery.entry_id, remove=True)
-                await pipeline.execute()
-            self._read.popleft()
-            return None
-        self._read.popleft()
-        if delivery.entry_id not in self._held_ids:
-            self._held_ids.add(delivery.entry_id)
-            self._held.add(task.task_id, (delivery.entry_id, task))
-        return task
 
     async def _read_some(self) -> None:
         await self._until_next_read()
@@ -90,37 +59,18 @@ class StreamTasks(DelayedTasks):
         self._read.extend(found)
         self._note_read([len(one.fields.get(b"task", b"")) for one in found], is_all=is_all)
 
-    async def complete(self, task_id: str) -> None:
-        """Remove a task."""
-        held = self._held.first(task_id)
-        if held is not None:
-            await self._completions.execute(held[0])
-            self._drop(task_id, held[0])
+    def _encoded(self, delivery: Delivery) -> bytes:
+        return delivery.fields.get(b"task") or repr(delivery.fields).encode()
 
-    async def _finish_all(self, entry_ids: Sequence[bytes]) -> None:
-        async with self._client.pipeline(transaction=True) as pipeline:
-            self._group.finish(pipeline, *entry_ids, remove=True)
-            await pipeline.execute()
+    def _is_held(self, task_id: str, delivery: Delivery) -> bool:
+        return any(one.entry_id == delivery.entry_id for one in self._held.of(task_id))
 
-    def _drop(self, task_id: str, entry_id: bytes) -> None:
-        self._held.drop(task_id)
-        self._held_ids.discard(entry_id)
-
-    async def fail(self, task_id: str, error: str) -> None:
-        """Put a task behind its delay, or among the dead letters."""
-        held = self._held.first(task_id)
-        if held is None:
-            return
-        entry_id, task = held
-        async with self._client.pipeline(transaction=True) as pipeline:
-            self._set_aside(pipeline, task, error)
-            self._group.finish(pipeline, entry_id, remove=True)
-            await pipeline.execute()
-        self._drop(task_id, entry_id)
+    def _finish(self, pipeline: Pipeline, deliveries: Sequence[Delivery]) -> None:
+        self._group.finish(pipeline, *(one.entry_id for one in deliveries), remove=True)
 
     async def _count(self) -> int:
         return int(await self._client.xlen(self._key))
 
     async def stop(self) -> None:
-        """Give what was read to other consumers at once."""
+        """Let other consumers take the tasks of this one immediately."""
         await self._group.leave()

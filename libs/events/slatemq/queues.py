@@ -70,7 +70,7 @@ async def finish(finishing: Awaitable[None]) -> None:
 
 
 async def release(messages: Sequence[slatemq.Received]) -> None:
-    """Give messages to other consumers at once."""
+    """Let other consumers get these messages immediately."""
     releasing = (message.release() for message in messages)
     for error in await asyncio.gather(*releasing, return_exceptions=True):
         if isinstance(error, SlateMQError):

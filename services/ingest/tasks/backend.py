@@ -1,7 +1,7 @@
-"""The queue backend that holds this shard's write tasks: connected in the background, for ever.
+"""The queue backend that holds this shard's write tasks, connected in the background.
 
-Each ingest shard has tasks of its own there: names begin with `<prefix>.ingest-<shard>`. Nobody
-else could apply them once, since what was applied is recorded in the shard's database.
+Names there begin with `<prefix>.ingest-<shard>`: each shard has its own tasks, since only its
+database records which of them are applied.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ T = TypeVar("T")
 BACKEND_DOWN: Final = "BACKEND_DOWN"
 
 ENQUEUES_MAX: Final = 64
-"""Tasks that are enqueued at the same time: some clients open a connection for each."""
+"""Tasks enqueued at the same time: some client libraries open a connection for each."""
 
 FIRST_TRY_S: Final = 1.0
 
 PREFETCH_COUNT: Final = 100
-"""Tasks that are fetched ahead at least, so that they can share commits."""
+"""Tasks to prefetch at least, so that they can share commits."""
 
 GATHER_MS: Final = 100
-"""How long tasks gather in `async` mode, so that they share a read, a commit, and a completion:
-publishes wait behind each of these, in the backend as on the disk."""
+"""How long tasks gather in `async` mode, to share a read, a commit and a completion: publishes
+wait behind each of these, in the backend and on the disk."""
 
 _PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
-"""The settings that names begin with; each backend has one of these, or two."""
+"""The settings that names begin with; each backend has one or two of them."""
 
 _ADDRESSES: Final = ("url", "endpoint", "brokers")
-"""The settings that say where a backend is; each has one of these."""
+"""The settings that say where a backend is; each backend has one of them."""
 
 
 class TaskBackend:
@@ -57,11 +57,10 @@ class TaskBackend:
     Attributes:
         name: Of the backend, as in the settings.
         max_retries: How many failed attempts of a task are tried again.
-        place: Tells apart where tasks are held: another backend, address or prefix has another one.
+        place: Names this backend, address and prefix; another one of these has another place.
     """
 
     def __init__(self, settings: QueueSettings, shard: int, meter: Meter) -> None:
-        """Not connected yet. `meter` gets its metrics."""
         self._meter = meter
         self.name = settings.backend
         section = getattr(settings, settings.backend)
@@ -110,10 +109,10 @@ class TaskBackend:
                 self._tried.set()
 
     async def wait_tried(self) -> None:
-        """Wait until it is connected or known to be away, within a second.
+        """Wait until it is connected or known to be down, for a second at most.
 
-        Else those who publish at once would be refused though the backend is there. No longer: it
-        may be this very instance, which needs this process to answer.
+        Otherwise the first publishes would be refused while it connects. The wait is short since
+        the backend may be this very instance, which answers only once this process serves.
         """
         try:
             async with asyncio.timeout(FIRST_TRY_S):
@@ -122,7 +121,7 @@ class TaskBackend:
             log.info("%s has not answered yet", self.name)
 
     async def watch(self) -> None:
-        """Keep its metrics, until cancelled."""
+        """Keep its gauges up to date until cancelled."""
         if self._watch is not None:
             await self._watch.watch()
 
@@ -151,14 +150,14 @@ class TaskBackend:
             await backend.enqueue_task(task)
 
     async def until_done(self, call: Callable[[QueueBackend], Awaitable[T]]) -> T:
-        """Repeat a call until the backend has done it, whatever is wrong with that."""
+        """Repeat a call until it succeeds, through any error."""
         outage = Outage(log, self.name)
         while True:
             try:
                 done = await call(self.connected)
             except Unavailable as error:
                 await outage.wait(error)
-            except Exception as error:  # what is enqueued is safe, and waits for a remedy
+            except Exception as error:  # what is enqueued is safe until an operator helps
                 log.exception("%s fails", self.name)
                 await outage.wait(error)
             else:
@@ -166,7 +165,7 @@ class TaskBackend:
                 return done
 
     async def close(self) -> None:
-        """Give back what was dequeued, and disconnect."""
+        """Disconnect; tasks that were dequeued and not finished come again."""
         backend, self._backend = self._backend, None
         if backend is not None:
             try:

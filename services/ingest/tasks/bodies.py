@@ -1,9 +1,9 @@
 """The bodies of write tasks: small ones travel in their tasks, others are objects.
 
-An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and
-removed once the task is applied. Before its publish is answered a record says that it must be kept.
-One without a record is an orphan when it is old: nobody was answered (see
-services.ingest.tasks.cleanup). Those of other backends, which this one cannot speak for, stay.
+An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and is
+removed once the task is applied. Before its publish is answered, a record says that it must be
+kept. An old object without a record is an orphan: its publish was never answered (see
+services.ingest.tasks.cleanup). Objects in the folders of other backends stay.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ log = logging.getLogger(__name__)
 FOLDER: Final = "tasks"
 
 INLINE_BODY_BYTES_MAX: Final = 512 << 10
-"""Bodies up to this size travel in the task, in base 64: Kafka takes messages of 1 MB unless it is
-set up otherwise."""
+"""Bodies up to this size travel in the task, in base 64: Kafka takes messages of 1 MB by
+default."""
 
 ENQUEUE_MS_MAX: Final = 5 * 60_000
-"""A task that was not enqueued so soon after its body was begun is not answered for."""
+"""A publish whose task took longer to enqueue is answered with an error."""
 
 ORPHAN_MS: Final = 15 * 60_000
-"""How old an object must be to be taken for an orphan: far beyond `ENQUEUE_MS_MAX`."""
+"""The least age of an orphan: far beyond `ENQUEUE_MS_MAX`."""
 
 
 class TaskBodies:
-    """The bodies of one shard's tasks. Methods raise StoreUnavailable when the store is away."""
+    """The bodies of one shard's tasks. Methods raise StoreUnavailable when the store is down."""
 
     def __init__(self, objects: Objects, shard: int, backend: str) -> None:
-        """`backend` is the name of the folder in the shard's; see TaskBackend.place."""
+        """`backend` is the backend's folder; see TaskBackend.place."""
         self._objects = objects
         self._of_shard = _folder_of(shard)
         self._folder = f"{self._of_shard}/{backend}"
         self._others_count = 0
 
     async def put(self, task_id: str, body: bytes) -> dict[str, Any]:
-        """Make a body safe; gives the members of the task's payload that hold it, or name it."""
+        """Make a body durable; returns the members of the task's payload that hold or name it."""
         held: dict[str, Any] = {"content_length": len(body)}
         if len(body) <= INLINE_BODY_BYTES_MAX:
             return {**held, "body": b64encode(body).decode()}
@@ -70,7 +70,7 @@ class TaskBodies:
     def path_of(self, payload: Mapping[str, Any]) -> str | None:
         """The path of a body that is an object. Raises InvalidArgument for one of another shard.
 
-        It may lie in the folder of another backend: the same one at an earlier address, perhaps.
+        It may lie in the folder of another backend: perhaps this one at an earlier address.
         """
         path = payload.get("data_ref")
         if path is None:
@@ -87,7 +87,7 @@ class TaskBodies:
             await self._objects.delete(path)
 
     async def old(self, now_ms: int) -> Collection[str]:
-        """The paths of this backend's objects that are orphans, unless a task names them."""
+        """The paths of this backend's objects that are old enough to be orphans."""
         found = await self._objects.describe(self._of_shard)
         own = [info for info in found if info.path.startswith(f"{self._folder}/")]
         self._log_others(len(found) - len(own))
@@ -109,12 +109,12 @@ class TaskBodies:
 
 
 async def warn_of_stranded(objects: Objects, shard: int) -> None:
-    """Warn where a shard whose settings apply no tasks has bodies of tasks: some may wait."""
+    """Warn when a shard has bodies of tasks that its settings would never apply."""
     folder = _folder_of(shard)
     try:
         count = len(await objects.describe(folder))
     except StoreUnavailable as error:
-        log.info("whether tasks of async or sync mode wait is not known: %s", error)
+        log.info("cannot look for tasks of async or sync mode: %s", error)
         return
     if count:
         log.warning(

@@ -1,4 +1,4 @@
-"""Removes what tasks leave behind: bodies that no task names, and records that none needs."""
+"""Removes what tasks leave behind: bodies that no task names, records that no task needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.ingest.tasks.outcomes import TaskOutcomes
 from slatemq._admin.task_ids import is_task_id, parse_task_id
 from slatemq.errors import SlateMQError
 
-__all__ = ["TaskTidying"]
+__all__ = ["TaskCleanup"]
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ LOOKS_PER_SWEEP: Final = 60
 """Records are swept each hour, beginning with the second look."""
 
 
-class TaskTidying:
-    """Tidies one shard's tasks; `run` works until it is cancelled."""
+class TaskCleanup:
+    """Cleans up behind one shard's tasks; `run` works until it is cancelled."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class TaskTidying:
         self._answered: set[str] = set()
 
     async def run(self) -> None:
-        """Look every minute; a store or a backend that is away is waited for."""
+        """Look every minute; wait for a store or a backend that is down."""
         for look in itertools.count():
             try:
                 await self.remove_orphans()
                 if look % LOOKS_PER_SWEEP == 1:
                     await self.sweep()
             except (SlateMQError, StorageError) as error:
-                log.info("tidying waits: %s", error)
+                log.info("the cleanup of tasks waits: %s", error)
             await asyncio.sleep(LOOK_S)
 
     async def sweep(self) -> int:
-        """Remove records of applied tasks that cannot come again; gives how many."""
+        """Remove records of applied tasks that cannot come again; returns how many."""
         finished_ms = self._consumer.finished_ms
         # A backend that keeps what is finished may give all of it out again, of any age.
         if not await self._backend.connected.trim_tasks():
@@ -65,11 +65,10 @@ class TaskTidying:
         return await self._outcomes.sweep(finished_ms)
 
     async def remove_orphans(self) -> int:
-        """Remove bodies of publishes that nobody was answered; gives how many.
+        """Remove bodies of publishes that were never answered; returns how many.
 
-        What was answered has a record: of that no body is removed, whatever the backend says of
-        what it has. Others are waited for as long as their task may be in the backend, so that it
-        finds its body.
+        A publish that was answered has a record, and its body stays whatever the backend reports.
+        Other bodies stay for as long as their task may be in the backend.
         """
         old = await self._bodies.old(self._shard.clock.now_ms())
         self._answered.intersection_update(old)
@@ -93,7 +92,7 @@ class TaskTidying:
         return record is not None or await self._has_come_by(task_id)
 
     async def _has_come_by(self, task_id: str) -> bool:
-        """Whether the consumer would have a task by now, if the backend had it."""
+        """Whether the consumer would have got a task by now if the backend had it."""
         accepted_at_ms = parse_task_id(task_id).accepted_at_ms
         if accepted_at_ms + ENQUEUE_MS_MAX < self._consumer.finished_ms:
             return True

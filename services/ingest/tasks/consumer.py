@@ -7,8 +7,8 @@
        └── retry ───┼────────────────────────┴─▶ count the attempt, or dead letter
                     └────────────────────────────────────────────────────────────────▶ complete
 
-Kills between any two of these lead back to the beginning, with the same task. A store or a backend
-that is away is waited for, and costs no attempt.
+A kill between any two of these leads back to the beginning with the same task. The consumer waits
+for a store or a backend that is down; that costs no attempt.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ OPERATION: Final = "Publish"
 SHARD_FULL: Final = "SHARD_FULL"
 
 AT_ONCE_MAX: Final = 256
-"""Tasks that are applied at the same time: they share commits, which may take 100 ms each."""
+"""Tasks applied at the same time: they share commits, which may take 100 ms each."""
 
 SETTLE_MS: Final = 15 * 60_000
-"""How long after the start of this process what another one had may take to come again."""
+"""How long after the start of this process tasks of an earlier one may take to come again."""
 
 BYTES_MAX: Final = 64 << 20
-"""What those hold, unless one alone has more."""
+"""Memory of the tasks being applied, unless one alone needs more."""
 
 
 class TaskConsumer:
@@ -66,7 +66,7 @@ class TaskConsumer:
         traces: TaskTraces,
         clock: Clock,
     ) -> None:
-        """Apply with this publisher; `accept` checks a body."""
+        """`accept` checks a body."""
         self._publisher = publisher
         self._backend = backend
         self._bodies = bodies
@@ -83,37 +83,36 @@ class TaskConsumer:
 
     @property
     def held_bytes(self) -> int:
-        """What the tasks hold that it has begun."""
+        """Memory of the tasks being applied."""
         return self._bytes
 
     @property
     def finished_ms(self) -> int:
-        """Until when the tasks were accepted that are finished, since backends keep their order.
+        """Tasks accepted before this time are finished, since backends keep their order.
 
-        Only delayed tasks, and those of a connection that was lost, may come later. 0: unknown.
+        Delayed tasks and those of a lost connection may still come later. 0: unknown.
         """
         oldest_ms = next(iter(self._since_ms.values()), self._newest_ms)
         return min(oldest_ms, self._newest_ms)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no task."""
+        """Whether no task is being applied."""
         return not self._running
 
     def is_running(self, task_id: str) -> bool:
-        """Whether it is at work on this task."""
         return task_id in self._running
 
     async def run(self) -> None:
-        """Apply tasks. Raises the error of a commit that failed, as does the commit loop."""
+        """Apply tasks until cancelled. Raises the error of a failed commit."""
         try:
             while True:
-                await self._room_for(0)
+                await self._wait_for_room(0)
                 task = await self._backend.until_done(lambda backend: backend.dequeue_task())
                 if task is None:
                     continue
-                # It comes again when its backend has missed us for long, or has it twice: this
-                # delivery is finished, too, once what the first one led to is known.
+                # The backend delivers a task again after a long silence, or when it has it twice:
+                # each delivery is finished once the outcome of the first one is known.
                 while (running := self._running.get(task.task_id)) is not None:
                     await asyncio.wait([running])
                 await self._begin(task)
@@ -126,8 +125,8 @@ class TaskConsumer:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _room_for(self, size_bytes: int) -> None:
-        """Wait until one more task may begin, with a body of this size."""
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        """Wait until one more task of this size may begin."""
         while len(self._running) >= AT_ONCE_MAX or (
             self._bytes and self._bytes + size_bytes > BYTES_MAX
         ):
@@ -135,9 +134,9 @@ class TaskConsumer:
             await self._changed.wait()
 
     async def _begin(self, task: WriteTask) -> None:
-        """Read what a task needs, in turn, so that tasks are handed over in their order."""
+        """Read what a task needs, one task after the other, so that tasks keep their order."""
         size_bytes = _size_of(task)
-        await self._room_for(size_bytes)
+        await self._wait_for_room(size_bytes)
         error: Exception | None = None
         known: TaskRecord | None = None
         accepted: Accepted | None = None
@@ -145,14 +144,14 @@ class TaskConsumer:
             known = await self._patiently(lambda: self._outcomes.find_first(task.task_id))
             if not isinstance(known, AppliedTask):
                 accepted = await self._patiently(lambda: self._read(task))
-        except Exception as refused:  # noqa: BLE001 - told with the attempt
+        except Exception as refused:  # noqa: BLE001 - noted with the attempt
             error = refused
         self._bytes += size_bytes
         running = asyncio.create_task(self._apply(task, known, accepted, error))
         self._running[task.task_id] = running
         self._since_ms[task.task_id] = self._clock.now_ms()
         running.add_done_callback(lambda done: self._ended(task.task_id, size_bytes, done))
-        # Publishes that came meanwhile are accepted first.
+        # Let publishes that came meanwhile be accepted first.
         await asyncio.sleep(0)
 
     def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[None]) -> None:
@@ -160,7 +159,7 @@ class TaskConsumer:
         self._bytes -= size_bytes
         self._changed.set()
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("task %s comes again: %s", task_id, error, exc_info=error)
+            log.error("task %s will come again: %s", task_id, error, exc_info=error)
 
     async def _read(self, task: WriteTask) -> Accepted:
         if task.operation != OPERATION:
@@ -186,7 +185,7 @@ class TaskConsumer:
             except (SlateMQError, StorageError) as refused:
                 await self._fail(task, str(refused))
                 return
-            except Exception as fault:  # a fault of ours is not to come back for ever
+            except Exception as fault:  # a bug of ours must not bring the task back for ever
                 log.exception("applying task %s failed", task.task_id)
                 await self._fail(task, repr(fault))
                 return
@@ -203,7 +202,7 @@ class TaskConsumer:
         self, task_id: str, accepted: Accepted, known: TaskRecord | None
     ) -> AppliedTask:
         async def publish() -> tuple[Answered, AppliedTask | None]:
-            # A new one each time: a refusal, and the time its blobs were begun, are of one try.
+            # New for each try: a refusal, and the time its blobs were begun, belong to one try.
             one_try = self._traces.of_one_try(accepted)
             waiting = TaskWaiting(one_try, task_id, self._outcomes, known)
             answered = await self._publisher.publish_waiting(waiting, self._traces.complete)
@@ -232,7 +231,7 @@ class TaskConsumer:
             self._outcomes.settle(task.task_id, failed)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the store is away, or has no room; raises what else goes wrong."""
+        """Repeat a call while the store is down or has no room; raises other errors."""
         outage = Outage(log, "the store")
         while True:
             try:
@@ -250,15 +249,15 @@ class TaskConsumer:
                 return done
 
     async def _check_running(self) -> None:
-        """After a failed commit, wait for the end of the process, which is near."""
+        """After a failed commit, wait: the process is about to end."""
         if self._publisher.commits.failed is not None:
             await asyncio.Event().wait()
 
 
 def _size_of(task: WriteTask) -> int:
-    """Of what is in memory until it is complete: its messages, and a body that travels in it.
+    """Memory of a task until it is complete: its messages, and a body that travels in it.
 
-    The backend's client keeps that to give the task back, some of them also as it came.
+    Backends keep that body until then, some of them also in the encoded task.
     """
     size, body = task.payload.get("content_length"), task.payload.get("body")
     encoded_bytes = 2 * len(body) if isinstance(body, str) else 0

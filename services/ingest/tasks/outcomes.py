@@ -1,8 +1,8 @@
-"""What became of write tasks, durably: a task that comes again is not applied again because of it.
+"""The outcomes of write tasks, durable, so that a task that comes again is not applied again.
 
-A record is written in the batch of the task's messages. It is removed seven days after, and never
-while its task may come again: those of tasks that have failed stay, since a dead letter may be left
-of them. In memory are only those who wait, and the last errors of tasks that will be tried again.
+A record is written in the batch of the task's messages. It is removed after seven days, and never
+while its task may come again: records of failed tasks stay, since the backend may keep a dead
+letter of them. Only waiting calls, and the last errors of tasks to be tried again, are in memory.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from slatemq._admin.task_ids import is_task_id, parse_task_id
 __all__ = ["KEPT_MS", "Attempt", "Outcome", "TaskOutcomes", "TaskWaiting"]
 
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
-"""How long it is known at least that a task was applied. A backend gives a task out again when it
-did not learn of its end: after a crash of ours at once, after its own when it is back."""
+"""How long the record of an applied task stays, at least. A backend delivers a task again when it
+did not learn of its end: after our crash, or after its own."""
 
 ERRORS_MAX: Final = 10_000
-"""Tasks whose last errors are remembered."""
+"""Tasks whose last errors are in memory."""
 
 NEW_MAX: Final = 20_000
-"""Tasks that are known to be new until they come back from the backend: 3 MB."""
+"""Tasks known to be new until they come back from the backend: 3 MB."""
 
 FORGOTTEN_AT_ONCE: Final = 100
-"""Tasks that wait again before others get a turn: 1 ms."""
+"""Tasks that are forgotten in one step of the event loop: 1 ms."""
 
 Outcome = AppliedTask | FailedTaskRecord
-"""What may be told of a task; a waiting one has none yet."""
+"""The end of a task; a waiting one has none yet."""
 
 
 class Attempt(NamedTuple):
@@ -59,7 +59,6 @@ class TaskOutcomes:
     """The outcomes of one shard's tasks. One event loop."""
 
     def __init__(self, database: Database, publisher: Publisher, clock: Clock) -> None:
-        """Write with the publisher's commits."""
         self._database = database
         self._publisher = publisher
         self._clock = clock
@@ -72,20 +71,20 @@ class TaskOutcomes:
         self._swept = b""
 
     async def find(self, task_id: str) -> TaskRecord | None:
-        """What is durably known of a task. Raises the errors of the store."""
+        """The durable record of a task. Raises the errors of the store."""
         value = await self._database.get(task_key(parse_task_id(task_id).ulid), durable=True)
         return None if value is None else decode_task_record(value)
 
     def begin_new(self, task_id: str) -> None:
-        """Before a new task enters the backend: nothing is known of it yet."""
+        """Call before a new task enters the backend: it has no record yet."""
         if len(self._new) >= NEW_MAX:
             del self._new[next(iter(self._new))]
         self._new[task_id] = None
 
     async def find_first(self, task_id: str) -> TaskRecord | None:
-        """The same for the consumer, without a look at the disk where a new task comes first.
+        """The record of a task, for the consumer; a new task that comes first needs no read.
 
-        This process alone applies what it has accepted. Raises the errors of the store.
+        Only this process applies what it has accepted. Raises the errors of the store.
         """
         if task_id in self._new:
             del self._new[task_id]
@@ -93,39 +92,39 @@ class TaskOutcomes:
         return await self.find(task_id)
 
     async def is_applied(self, task_id: str) -> bool:
-        """Whether a task, whose ID may be none of ours, is durably applied."""
+        """Whether a task is durably applied; its ID may be from another program."""
         return is_task_id(task_id) and isinstance(await self.find(task_id), AppliedTask)
 
     def note(
         self, task_id: str, answered: Answered, before: TaskRecord | None = None
     ) -> AppliedTask:
-        """Put into the commit that gathers, or is drained, now: the task is applied with it.
+        """Put a record into the commit that gathers or is drained now: the task is applied with it.
 
-        `before` is what was known of it until then.
+        `before` is the record until then.
         """
         applied = AppliedTask(self._clock.now_ms(), *_columns_of(answered), has_failed(before))
         self._put(task_id, applied)
         return applied
 
     def is_over(self, accepted_at_ms: int) -> bool:
-        """Whether the outcome of a task may be gone that was accepted then."""
+        """Whether the record of a task accepted then may be removed."""
         return accepted_at_ms < self._clock.now_ms() - KEPT_MS
 
     def begin_to_keep(self, task_id: str) -> None:
-        """Before a task enters the backend that `keep` is to follow."""
+        """Call before a task enters the backend, and `keep` after it."""
         self._entering.add(task_id)
 
     async def keep(self, task_id: str) -> None:
         """Note that the backend has a task whose body is an object; durable on return.
 
-        What became of the task meanwhile stays.
+        An outcome that the task got meanwhile stays.
         """
         if task_id in self._entering:
             self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=False))
         await self._publisher.commits.durable()
 
     def end_keeping(self, task_id: str) -> None:
-        """After `keep`, or where it was not called."""
+        """Call after `keep`, or in its place."""
         self._entering.discard(task_id)
 
     async def fail(self, task_id: str, attempt: Attempt) -> FailedTaskRecord:
@@ -145,16 +144,16 @@ class TaskOutcomes:
         return task_id in self._failing
 
     async def forget(self, task_ids: Iterable[str]) -> None:
-        """Tasks that had failed wait again; durable on return. One forgets at a time.
+        """Make failed tasks wait again; durable on return. One call at a time.
 
-        What is applied stays known: a dead letter of it is then only completed. Give no task that
-        runs: its outcome may be on its way to the disk, where this looks.
+        Applied tasks keep their records: a dead letter of one is then only completed. Pass no task
+        that runs: its outcome may be on its way to the disk, which this reads.
         """
         self._unchanged = {task_id for task_id in task_ids if is_task_id(task_id)}
         looked = list(self._unchanged)
         wait = [one for one in looked if not isinstance(await self.find(one), AppliedTask)]
         for place, task_id in enumerate(wait, 1):
-            if task_id in self._unchanged:  # It got no outcome since its look.
+            if task_id in self._unchanged:  # it got no outcome since it was read
                 self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=True))
             if place % FORGOTTEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -168,16 +167,15 @@ class TaskOutcomes:
         key = task_key(parse_task_id(task_id).ulid)
         self._publisher.put([(key, encode_task_record(record))], _nothing)
 
-    # --- Those who wait -----------------------------------------------------
+    # --- Calls that wait ----------------------------------------------------
 
     def wait(self, task_id: str) -> asyncio.Future[Outcome]:
-        """The outcome that this process settles next; give it to `leave` in any case."""
+        """The outcome that this process settles next; pass it to `leave` in any case."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         return future
 
     def leave(self, task_id: str, future: asyncio.Future[Outcome]) -> None:
-        """Wait no more."""
         waiting = self._waiting.get(task_id, [])
         if future in waiting:
             waiting.remove(future)
@@ -193,24 +191,24 @@ class TaskOutcomes:
                 future.set_result(outcome)
 
     def note_attempt(self, task_id: str, attempt: Attempt) -> None:
-        """Remember why a task has failed that will be tried again."""
+        """Keep the error of a task that will be tried again."""
         if len(self._attempts) >= ERRORS_MAX and task_id not in self._attempts:
             del self._attempts[next(iter(self._attempts))]
         self._attempts[task_id] = attempt
 
     def last_attempt(self, task_id: str) -> Attempt | None:
-        """Why a task failed last, as far as this process knows."""
+        """The last failed attempt that this process knows."""
         return self._attempts.get(task_id)
 
     # --- Their end ----------------------------------------------------------
 
     async def sweep(self, finished_ms: int) -> int:
-        """Remove the records of tasks that were applied `KEPT_MS` earlier; gives how many.
+        """Remove the records of tasks that were applied `KEPT_MS` earlier; returns how many.
 
-        The backend has finished all that was accepted until `finished_ms`, but for delayed tasks
-        and those of lost connections. Keys begin with the time of acceptance, which no outcome
-        comes before. So a sweep begins at the first record that the one before it left, and ends
-        at what was accepted since.
+        The backend has finished all tasks accepted before `finished_ms`, except delayed ones and
+        those of lost connections. Keys begin with the time of acceptance, and every outcome is
+        later. So a sweep begins at the first record that the one before it left, and ends at what
+        was accepted since.
         """
         over_ms = min(self._clock.now_ms(), finished_ms) - KEPT_MS
         first_kept: bytes | None = None
@@ -258,7 +256,7 @@ class TaskWaiting(Waiting):
         self._before = before
 
     def answer(self, now_ms: int) -> Answered:
-        """See Waiting. Called while the commit is drained, so that what is put is in it."""
+        """Called while the commit is drained, so that what is put is in it."""
         answered = super().answer(now_ms)
         self.outcome = self._outcomes.note(self._task_id, answered, self._before)
         return answered
@@ -288,4 +286,4 @@ def _columns_of(answered: Answered) -> tuple[int, int, int, tuple[tuple[int, int
 
 
 def _nothing() -> None:
-    """Nobody waits for this record alone."""
+    """No call waits for this record alone."""

@@ -1,4 +1,4 @@
-"""Publishes as tasks: what an ingest has where event queues have the consistency `async` or `sync`.
+"""Publishes as tasks: event queues with the consistency `async` or `sync`.
 
 ::
 
@@ -26,7 +26,7 @@ from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
-from services.ingest.tasks.cleanup import TaskTidying
+from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
 from services.ingest.tasks.outcomes import Attempt, TaskOutcomes
 from services.ingest.tasks.servicer import KnownTask
@@ -40,7 +40,7 @@ from slatemq.v1.ingest_pb2 import PublishRequest
 __all__ = ["Tasks"]
 
 DEAD_LETTERS_MAX: Final = 10_000
-"""Dead letters that are looked at before they are retried."""
+"""Dead letters to read before they are retried."""
 
 
 class Tasks:
@@ -68,7 +68,7 @@ class Tasks:
         self._opened: Shard
         self._outcomes: TaskOutcomes
         self._consumer: TaskConsumer
-        self._tidying: TaskTidying
+        self._cleanup: TaskCleanup
 
     async def begin(self, shard: Shard) -> None:
         """Connect to the backend, and apply what waits in it."""
@@ -83,14 +83,14 @@ class Tasks:
             self._traces,
             shard.clock,
         )
-        self._tidying = TaskTidying(
+        self._cleanup = TaskCleanup(
             shard, self._backend, self._bodies, self._outcomes, self._consumer
         )
         self._running = asyncio.create_task(self._run())
         await self._backend.wait_tried()
 
     async def wait_fatal(self) -> ExitCause:
-        """Ends when tasks cannot be applied any more."""
+        """Return once tasks can no longer be applied."""
         if self._running is None:
             raise RuntimeError("not started")
         try:
@@ -100,11 +100,11 @@ class Tasks:
         return ExitCause.failed("the consumer of tasks ended")
 
     def drain(self) -> None:
-        """Those who wait for a task are told what is known."""
+        """Answer calls that wait for a task with what is known."""
         self._draining.set()
 
     async def close(self) -> None:
-        """Give back what is not applied."""
+        """Stop applying; tasks that are not applied come again."""
         self._draining.set()
         if self._running is not None:
             self._running.cancel()
@@ -115,16 +115,16 @@ class Tasks:
         await self._backend.connect()
         async with asyncio.TaskGroup() as works:
             works.create_task(self._consumer.run())
-            works.create_task(self._tidying.run())
+            works.create_task(self._cleanup.run())
             works.create_task(self._backend.watch())
 
     def serves_without_store(self) -> bool:
-        """Whether publishes are accepted though the store is away: the backend has answered."""
+        """Whether publishes are accepted while the store is down: the backend has answered."""
         return self._backend.was_connected
 
     @property
     def held_bytes(self) -> int:
-        """What tasks hold that are being applied."""
+        """Memory of the tasks being applied."""
         return 0 if self._running is None else self._consumer.held_bytes
 
     async def health(self) -> QueueHealth:
@@ -134,15 +134,15 @@ class Tasks:
     # --- Acceptance ---------------------------------------------------------
 
     async def enqueue(self, accepted: Accepted, body: bytes) -> str:
-        """Make a publish safe as a task; gives its ID.
+        """Make a publish durable as a task; returns its ID.
 
-        Raises Unavailable (BACKEND_DOWN, or the store that a large body goes to is away): whether
-        it will be applied is unknown then.
+        Raises Unavailable (BACKEND_DOWN, or the store of a large body is down): the task may be
+        applied or not.
         """
         clock = self._opened.clock
         began_ms = clock.now_ms()
         task_id = self._ids.make(began_ms)
-        # Before anything is written: a backend that is not there is known to be.
+        # Raises before anything is written when the backend is not connected.
         self._backend.connected  # noqa: B018
         task = WriteTask(
             task_id=task_id,
@@ -160,12 +160,12 @@ class Tasks:
         if "data_ref" not in task.payload:
             await self._backend.enqueue(task)
         else:
-            # Also when its caller leaves: the body of a task that the backend has is kept.
+            # Shielded from the caller: the body of a task that the backend has must be kept.
             entering = asyncio.create_task(self._enqueue_kept(task))
             entering.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(entering)
         if clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
-            raise Unavailable("the task took over five minutes, retry", reason="ENQUEUED_LATE")
+            raise Unavailable("the task took over five minutes; retry", reason="ENQUEUED_LATE")
         return task_id
 
     async def _enqueue_kept(self, task: WriteTask) -> None:
@@ -184,14 +184,14 @@ class Tasks:
             raise InvalidArgument("payload.body", f"is not a PublishRequest: {error}") from error
         return wire.accept(request, self._rules)
 
-    # --- What became of them ------------------------------------------------
+    # --- Outcomes -----------------------------------------------------------
 
     async def get(self, task_id: str) -> KnownTask:
-        """What is known of a task. Raises InvalidArgument, NotFound, and the store's errors."""
+        """Raises InvalidArgument, NotFound, and the errors of the store."""
         named = self._check(task_id)
         record = await self._outcomes.find(task_id)
         if isinstance(record, AppliedTask):
-            # The disk may be a moment ahead of those who read messages here.
+            # The disk may be ahead of what readers see here.
             await self._until_readable(record)
         last = self._outcomes.last_attempt(task_id)
         outcome = None if isinstance(record, WaitingTask) else record
@@ -207,7 +207,7 @@ class Tasks:
             await self._opened.publisher.commits.durable()
 
     async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
-        """The same once it is applied or has failed, or when the time is over. Raises as `get`."""
+        """Like `get`, once the task has an outcome or the time is over."""
         self._check(task_id)
         future = self._outcomes.wait(task_id)
         drained = asyncio.create_task(self._draining.wait())
@@ -223,10 +223,10 @@ class Tasks:
         return known
 
     async def failed(self, limit: int) -> Sequence[KnownTask]:
-        """The tasks among the dead letters, each once, and what is none.
+        """The tasks among the dead letters, each once, and what is unreadable.
 
-        A backend that moves tasks in two steps may have one there that it has elsewhere, too, so
-        that it is applied by now: that is not told. Raises Unavailable, and the store's errors.
+        A backend that moves tasks in two steps may keep a dead letter of a task that was applied:
+        those are left out. Raises Unavailable, and the errors of the store.
         """
         found: dict[str, KnownTask] = {}
         for dead in await self._backend.connected.failed_tasks(limit):
@@ -237,11 +237,11 @@ class Tasks:
         return list(found.values())
 
     async def retry_failed(self) -> int:
-        """Move all dead letters back; gives how many. Raises Unavailable, and the store's."""
+        """Move all dead letters back; returns how many. Raises as `failed`."""
         backend = self._backend.connected
         async with self._retrying:
             dead = await backend.failed_tasks(DEAD_LETTERS_MAX)
-            # First: whoever waits for one from now on is not to be told of the last failure.
+            # First, so that no call that waits from now on gets the earlier failure.
             names = (one.task.task_id for one in dead if isinstance(one, FailedTask))
             await self._outcomes.forget(one for one in names if not self._consumer.is_running(one))
             return await backend.retry_failed_tasks()

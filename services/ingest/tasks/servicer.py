@@ -1,4 +1,4 @@
-"""TaskService: what became of publishes that were accepted as tasks."""
+"""TaskService: the outcomes of publishes that were accepted as tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILED_MAX: Final = 10_000
 FAILED_DEFAULT: Final = 100
 
 ANSWER_S: Final = 1.0
-"""How long before its deadline a call that waits is answered."""
+"""A call that waits is answered this long before its deadline."""
 
 
 class KnownTask(NamedTuple):
@@ -35,17 +35,17 @@ class KnownTask(NamedTuple):
     def of_dead_letter(
         cls, task_id: str, accepted_at_ms: int, failed_at_ms: int, attempts: int, error: str
     ) -> KnownTask:
-        """One in the dead-letter place, whose ID may be none of ours."""
+        """One in the dead-letter place; its ID may be from another program."""
         return cls(task_id, accepted_at_ms, FailedTaskRecord(failed_at_ms, attempts, error))
 
     @classmethod
     def of_unreadable(cls, place: str, failed_at_ms: int, error: str) -> KnownTask:
-        """What lies in the dead-letter place, and is no task: it has no ID."""
+        """An unreadable one in the dead-letter place: it has no ID."""
         return cls("", 0, FailedTaskRecord(failed_at_ms, 0, f"unreadable: {place}: {error}"))
 
 
 class TaskLedger(Protocol):
-    """Who knows the tasks of this shard; see services.ingest.tasks.queued."""
+    """The tasks of this shard; see services.ingest.tasks.queued."""
 
     async def get(self, task_id: str) -> KnownTask:
         """What is known of a task."""
@@ -65,10 +65,10 @@ class TaskLedger(Protocol):
 
 
 class TaskServicer(task_pb2_grpc.TaskServiceServicer):
-    """Answers for one shard; without tasks, that there are none."""
+    """The servicer of one shard."""
 
     def __init__(self, tasks: TaskLedger | None) -> None:
-        """None: publishes are answered directly."""
+        """`tasks` is None in direct mode."""
         self._ledger = tasks
 
     async def GetTask(  # noqa: N802 - the RPC's name
@@ -86,7 +86,7 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
         self, request: task_pb2.ListFailedTasksRequest, context: Any
     ) -> task_pb2.ListFailedTasksResponse:
         if not 0 <= request.limit <= FAILED_MAX:
-            raise InvalidArgument("limit", f"0 to {FAILED_MAX}, not {request.limit}")
+            raise InvalidArgument("limit", f"must be 0 to {FAILED_MAX}, not {request.limit}")
         found = await self._tasks.failed(request.limit or FAILED_DEFAULT)
         return task_pb2.ListFailedTasksResponse(tasks=map(_task_of, found))
 
@@ -105,7 +105,7 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
 
 
 def seconds_to_wait(context: Any) -> float | None:
-    """How long a call may wait before it is answered; None: it has no deadline."""
+    """How long a call may wait; None: it has no deadline."""
     remaining: float | None = context.time_remaining()
     return None if remaining is None else max(0.0, remaining - min(ANSWER_S, remaining / 5))
 

@@ -1,7 +1,7 @@
 """The trace of a publish that is a task: from the call that enqueued it to its messages.
 
-The context travels beside the request in the task's payload, `{"trace": {"traceparent": …}}`: what
-a repeat must have the same is the request alone.
+The context travels beside the request in the task's payload, `{"trace": {"traceparent": …}}`: a
+repeated request may come in another trace.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TaskTraces:
             yield
 
     def of_one_try(self, accepted: Accepted) -> Accepted:
-        """A publish whose headers may be completed while others try the same one again."""
+        """A copy of a publish, whose headers may be completed without changing the original."""
         if self.complete is None:
             return accepted
         return accepted.only(range(len(accepted.payloads)))

@@ -16,7 +16,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ORPHAN_MS, TaskBodies
-from services.ingest.tasks.cleanup import TaskTidying
+from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import SETTLE_MS, TaskConsumer
 from services.ingest.tasks.outcomes import KEPT_MS
 from slatemq.errors import FailedPrecondition, Unavailable
@@ -303,8 +303,8 @@ async def test_records_go_only_where_the_backend_has_removed_what_is_finished(
         # When records are swept, then the old one goes on RabbitMQ, which has no task any more,
         # and stays on a broker of Kafka's protocol that cannot delete
         bodies = TaskBodies(root.objects, 0, made.backend.place)
-        tidying = TaskTidying(made.shard, made.backend, bodies, made.outcomes, made.consumer)
+        cleanup = TaskCleanup(made.shard, made.backend, bodies, made.outcomes, made.consumer)
         is_removed = backend[0] == "rabbitmq"
-        assert await tidying.sweep() == int(is_removed)
+        assert await cleanup.sweep() == int(is_removed)
         assert (await made.outcomes.find(old) is None) == is_removed
         assert await made.outcomes.find(new) is not None
