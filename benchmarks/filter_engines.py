@@ -14,7 +14,7 @@ from typing import Any
 
 from cel_expr_python import cel
 
-from libs.filters import Facts, Filter, check, compile_filter, context, timestamp
+from libs.filters import Facts, Filter, check, context, timestamp
 
 FILTERS = (
     'headers.type == "order"',
@@ -103,13 +103,13 @@ def main() -> None:
     for source in FILTERS:
         ours, theirs = best_us(20, check, source), best_us(100, env.compile, source)
         print(f"{source}: check {ours:.0f} / {theirs:.0f}", end="")
-        ours = best_us(2000, compile_filter(source).matches, message)
+        ours = best_us(2000, Filter(source).matches, message)
         theirs = best_us(2000, evaluate, env.compile(source), activation)
         print(f", evaluate {ours:.2f} / {theirs:.2f}")
     for count in QUEUES:
         sources = [f"int(headers.amount) > {n}" for n in range(count)]
         before = resident_mib()
-        filters = [compile_filter(source) for source in sources]
+        filters = [Filter(source) for source in sources]
         between = resident_mib()
         expressions = [env.compile(source) for source in sources]
         after = resident_mib()

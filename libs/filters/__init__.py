@@ -2,18 +2,16 @@
 
 In reading order; a file imports only files above it:
 
-`allowance`   How much time the expressions of one queue may take from all others
-`engine`      The evaluating library, without the command line that comes with it
-`errors`      What a bad filter or priority raises
-`syntax`      From CEL source to a small tree, by a grammar that shows one (cel-python's); never
-              evaluated
-`conditions`  What must hold of the headers for a filter to match, in a form an inverted index can
-              use
-`plain`       Filters said of headers in Python, for what most of them are: comparisons with texts
-`signatures`  What the evaluating library supports, found by trying it (tests try each line again)
-`typecheck`   Type check of a tree; what is not provable is `dyn` and left to run time
-`expressions` Filters and priorities: checked once, compiled once, evaluated for every message
-`index`       Which queues a message goes to, at a cost that hardly grows with the number of queues
+`allowance`   How much processor time the expressions of one queue may take
+`engine`      The evaluating library, without its command line
+`errors`      The error of a bad filter or priority
+`syntax`      From CEL source to a small tree, by the grammar of cel-python
+`conditions`  Header pairs without which a filter cannot match, for an inverted index
+`plain`       Filters that only compare headers with texts, as Python functions
+`signatures`  The functions and operators of the evaluating library, with their types
+`typecheck`   Type check of a tree, and bounds on its cost; what is not provable is `dyn`
+`expressions` Filters and priorities: checked and compiled once, evaluated for every message
+`index`       The queues of a message, at a cost that hardly grows with the number of queues
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ from libs.filters.expressions import (
     Outcome,
     Priority,
     check,
-    compile_filter,
-    compile_priority,
     context,
     timestamp,
 )
@@ -67,8 +63,6 @@ __all__ = [
     "RuleSet",
     "TooSlow",
     "check",
-    "compile_filter",
-    "compile_priority",
     "context",
     "facts",
     "timestamp",

@@ -1,15 +1,15 @@
-"""How much time the expressions of one queue may take from all others.
+"""How much processor time the expressions of one queue may take.
 
-What one evaluation may cost is bounded when an expression is checked, but only roughly: it depends
-on the headers, which anybody publishes. So what evaluations take that are not short is added up,
-queue by queue, and what the sum is above a share of the time is a debt. Beyond `DEBT_MAX_NS` the
-queue is to be left out of routing until its expressions are others.
+The check of an expression bounds the cost of an evaluation, but only roughly: it depends on the
+headers, which any producer chooses. So the time of long evaluations is added up for each queue, and
+the part of the sum above a share of the time is a debt. A queue with more than `DEBT_MAX_NS` is
+left out of routing until its expressions change.
 
     debt = Σ processor time of evaluations over FREE_NS − time × SHARE, never below 0
 
-An evaluation that was kept off the processor costs nothing. That is read from the thread's clock,
-by a system call, for evaluations that were long by the wall clock alone, against a reading that is
-at most `FREE_NS` older than the evaluation: a short one costs two looks at the clock, 0.1 µs.
+Time in which an evaluation did not have the processor costs nothing. The thread's clock, a system
+call, is read only for evaluations that were long by the wall clock, and compared with a reading at
+most `FREE_NS` before the evaluation: a short one costs two reads of the wall clock, 0.1 µs.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Final
 __all__ = ["Allowance", "TooSlow"]
 
 FREE_NS: Final = 500_000
-"""Evaluations up to so long are not looked at: most take a hundredth of that."""
+"""Shorter evaluations are free; most take a hundredth of this."""
 
 DEBT_MAX_NS: Final = 100_000_000
-"""A tenth of a second: for so long others may be held up by one queue, once."""
+"""A tenth of a second, for which one queue may hold up others, once."""
 
 CHARGE_MAX_NS: Final = 25_000_000
-"""No evaluation takes longer than some 20 ms; what is above was the collector's, which runs in the
-middle of whatever makes objects."""
+"""No evaluation takes longer than some 20 ms; the rest is the garbage collector, which may run
+whenever objects are made."""
 
 SHARE: Final = 0.05
-"""Of the time, what a queue's long evaluations may take for as long as it likes."""
+"""The share of the time that the long evaluations of a queue may take permanently."""
 
 
 class TooSlow(Exception):
     """The expressions of a queue took more time than they may; stop evaluating them.
 
     Attributes:
-        queue_id: Whose expressions these are.
-        reason: What they took, for people.
+        queue_id: The queue of the expressions.
+        reason: The time they took, for people.
     """
 
     def __init__(self, queue_id: str, reason: str) -> None:
@@ -51,7 +51,7 @@ class TooSlow(Exception):
 class Allowance:
     """The debts of the queues of one set of rules.
 
-    Around an evaluation goes::
+    Wrap an evaluation in::
 
         began_ns = allowance.now_ns()
         if began_ns - allowance.mark_ns > FREE_NS:
@@ -62,7 +62,7 @@ class Allowance:
 
     Attributes:
         now_ns: The wall clock.
-        mark_ns: When the processor time was read.
+        mark_ns: When the processor time was read last.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class Allowance:
         self._debts: dict[str, tuple[float, int]] = {}
 
     def mark(self, now_ns: int) -> None:
-        """Read the processor time: evaluations from now on count from here."""
+        """Read the processor time, from which later evaluations count."""
         self.mark_ns, self._mark_cpu_ns = now_ns, self._cpu_ns()
 
     def charge(self, queue_id: str) -> None:
-        """An evaluation has taken more than `FREE_NS`, by the wall clock. Raises TooSlow."""
+        """Charge an evaluation that took over `FREE_NS` by the wall clock. Raises TooSlow."""
         took_ns = self._cpu_ns() - self._mark_cpu_ns
         self.mark_ns = 0
-        if took_ns > 2 * FREE_NS:  # Up to one of them was spent before the evaluation.
+        if took_ns > 2 * FREE_NS:  # Up to FREE_NS of it was before the evaluation.
             self._owe(queue_id, min(took_ns, CHARGE_MAX_NS), self.now_ns())
 
     def forget(self, queue_id: str) -> None:
-        """The queue has other expressions now, or is gone."""
+        """Clear the debt of a queue that has other expressions, or is gone."""
         self._debts.pop(queue_id, None)
 
     def _owe(self, queue_id: str, took_ns: int, now_ns: int) -> None:

@@ -1,9 +1,8 @@
-"""What must hold of the headers for a filter to match, in a form an inverted index can use.
+"""Header pairs without which a filter cannot match, for an inverted index.
 
 A condition is a set of alternatives, each a set of (key, value) pairs that must all be among the
 headers; the filter can only match if one alternative holds. No alternatives: it never matches.
-None: nothing useful can be said.
-Errors need no care: an evaluation that errs is no match either way.
+None: nothing is known. Errors need no handling, as an evaluation that fails does not match.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["Condition", "compared", "is_exact", "key_of", "necessary"]
 Condition: TypeAlias = frozenset[frozenset[tuple[str, str]]]
 
 ALTERNATIVES_MAX = 1_024
-"""Beyond these a condition is weakened or dropped rather than let grow."""
+"""A condition that would have more is weakened or dropped."""
 
 NEVER: Condition = frozenset()
 
@@ -37,7 +36,7 @@ def necessary(node: Node) -> Condition | None:
 
 
 def is_exact(node: Node) -> bool:
-    """Whether the condition is sufficient too: equalities joined by || alone."""
+    """Whether the condition is sufficient too: only equalities joined by ||."""
     if node.kind == "or":
         return all(is_exact(part) for part in node.parts)
     return _leaf(node) is not None
@@ -73,7 +72,7 @@ def _leaf(node: Node) -> Condition | None:
 
 
 def compared(node: Node) -> tuple[str, frozenset[str]] | None:
-    """The header's name and the texts, if this compares it with some: by ==, != or in."""
+    """The name of a header and the texts that this compares it with, by ==, != or in."""
     if node.kind != "binary" or node.name not in ("==", "!=", "in"):
         return None
     left, right = node.parts

@@ -1,7 +1,7 @@
-"""The evaluating library, without the command line that comes with it.
+"""The evaluating library, without its command line.
 
-`import cel` loads a terminal's tool kit as well, which nobody here calls: a third of a second of
-each start of a broker or router, and ten megabytes of each.
+`import cel` would also load a toolkit for terminals, which costs each start of a broker or router a
+third of a second and ten megabytes.
 """
 
 import sys
@@ -9,6 +9,6 @@ from types import ModuleType
 
 sys.modules.setdefault("cel.cli", ModuleType("cel.cli"))
 
-import cel  # noqa: E402 - it looks for its command line while it is loaded
+import cel  # noqa: E402 - it imports its command line
 
 __all__ = ["cel"]

@@ -1,4 +1,4 @@
-"""What a bad filter or priority raises."""
+"""The error of a bad filter or priority."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["FilterError"]
 
 
 class FilterError(ValueError):
-    """The expression is refused; fix it where `position` points.
+    """The expression is invalid at `position`.
 
     Attributes:
         message: What is wrong, for people.
         position: Line and column, both from 1, counted in characters.
-        offset: Characters before the place, from 0.
+        offset: The number of characters before that place.
     """
 
     def __init__(self, message: str, position: tuple[int, int] = (1, 1), offset: int = 0) -> None:

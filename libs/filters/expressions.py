@@ -1,4 +1,4 @@
-"""Filters and priorities: checked once, compiled once, evaluated for every message."""
+"""Filters and priorities: checked and compiled once, evaluated for every message."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ __all__ = [
     "Outcome",
     "Priority",
     "check",
-    "compile_filter",
-    "compile_priority",
     "context",
     "timestamp",
 ]
@@ -41,11 +39,11 @@ class Checked:
     """A good expression.
 
     Attributes:
-        source: As given.
-        variables: Those it uses; a context of these alone is cheaper than one of all.
+        source: The expression.
+        variables: The variables it reads; a context of these alone is cheaper than one of all.
         equalities: A filter's necessary condition; see `libs.filters.conditions`.
-        exact: The condition is sufficient as well, so that it needs no evaluation.
-        parts: All of a filter that must be true for it to match; see `libs.filters.plain`.
+        exact: Whether the condition is sufficient too, so that it needs no evaluation.
+        parts: The operands of a filter's `&&`; see `libs.filters.plain`.
     """
 
     source: str
@@ -57,14 +55,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The judgement of one message; `error` is empty unless the evaluation failed."""
+    """Whether a message matches; `error` is empty unless the evaluation failed."""
 
     matched: bool
     error: str = ""
 
 
 class Facts(NamedTuple):
-    """A message as expressions see it; times in ms since 1970, and a retention of 0 is for ever."""
+    """A message as expressions see it; times in ms since 1970, and retention 0 means for ever."""
 
     headers: dict[str, str]
     created_at_ms: int = 0
@@ -78,7 +76,7 @@ class Facts(NamedTuple):
 def check(
     source: str, want: Literal["bool", "int"] = "bool", variables: Mapping[str, Type] = VARIABLES
 ) -> Checked:
-    """What is known of a filter ("bool") or priority ("int"); raises FilterError if it is bad."""
+    """Check a filter ("bool") or priority ("int"); raises FilterError."""
     tree = parse(source)
     try:
         kind = type_of(tree, variables)
@@ -102,11 +100,11 @@ def _names(node: Node) -> set[str]:
 def context(
     facts: Facts, wanted: Collection[str] = VARIABLES.keys(), more: Mapping[str, object] = NO_MORE
 ) -> cel.Context:
-    """What expressions are evaluated on, one per message.
+    """The variables of one message, on which expressions are evaluated.
 
     Args:
-        facts: The message. Its times are held within the years 1 to 9999.
-        wanted: The variables that are needed; the headers and the size are always there.
+        facts: The message. Its times are clamped to the years 1 to 9999.
+        wanted: The variables to include besides the headers and the size.
         more: The values of further variables.
     """
     variables: dict[str, Any] = {"headers": facts.headers, "size": min(facts.size, _INT_MAX)}
@@ -117,7 +115,7 @@ def context(
 
 
 def timestamp(time_ms: int) -> datetime:
-    """A time in ms as CEL's timestamps are made, held within the years 1 to 9999."""
+    """A time in ms as a CEL timestamp, clamped to the years 1 to 9999."""
     return _EPOCH + timedelta(milliseconds=min(max(time_ms, _MS_MIN), _MS_MAX))
 
 
@@ -131,7 +129,7 @@ _VALUES: Final[Mapping[str, Callable[[Facts], object]]] = {
 
 
 def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
-    """The value, or None and the error, also where the library panics (no Exception to Python)."""
+    """The value, or None and the error, even where the library panics (not an Exception)."""
     try:
         return program.execute(message), ""
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -143,16 +141,18 @@ def _evaluate(program: cel.Program, message: cel.Context) -> tuple[Any, str]:
 
 
 class Filter:
+    """A compiled filter. Making one raises FilterError."""
+
     def __init__(self, source: str, variables: Mapping[str, Type] = VARIABLES) -> None:
         self.checked = check(source, "bool", variables)
         self._program = cel.compile(source)
 
     def matches(self, message: cel.Context) -> bool:
-        """Whether it matches; an evaluation error is no match."""
-        return self.explain(message).matched
+        """Whether it matches; False on an evaluation error."""
+        return _evaluate(self._program, message)[0] is True
 
     def explain(self, message: cel.Context) -> Outcome:
-        """Whether it matches, and what failed if something did."""
+        """Whether it matches, and the error if the evaluation failed."""
         value, error = _evaluate(self._program, message)
         if not error and not isinstance(value, bool):
             error = f"gave {type(value).__name__}, not a boolean"
@@ -160,16 +160,17 @@ class Filter:
 
 
 class Priority:
+    """A compiled priority. Making one raises FilterError."""
+
     def __init__(self, source: str) -> None:
         self.checked = check(source, "int")
         self._program = cel.compile(source)
 
-    def value(self, message: cel.Context) -> int | None:
-        """0 to 255, clamped here; None on an evaluation error or where it is not an int."""
-        return self.explain(message)[0]
-
     def explain(self, message: cel.Context) -> tuple[int | None, str]:
-        """The value, and what is odd about it: what failed, or from where it was clamped."""
+        """The priority, clamped to 0..255, and a note: the error, or the value before clamping.
+
+        None on an evaluation error, or for a value that is not an int.
+        """
         value, error = _evaluate(self._program, message)
         if error:
             return None, f"could not be evaluated: {error}"
@@ -180,18 +181,8 @@ class Priority:
         return min(max(value, 0), PRIORITY_MAX), f"clamped from {value}"
 
 
-def compile_filter(source: str, variables: Mapping[str, Type] = VARIABLES) -> Filter:
-    """A filter ready to judge by these variables; raises FilterError."""
-    return Filter(source, variables)
-
-
-def compile_priority(source: str) -> Priority:
-    """A priority ready to be asked; raises FilterError."""
-    return Priority(source)
-
-
 def DEFAULT_FILTER(queue_id: str) -> str:  # noqa: N802 - it stands where a constant would
-    """The filter of a queue without one: what is published with header `queue` set to its ID."""
+    """The filter of a queue without one: messages with the header `queue` set to its ID."""
     escaped = "".join(
         c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in queue_id
     )

@@ -1,4 +1,4 @@
-"""Which queues a message goes to, at a cost that hardly grows with the number of queues."""
+"""The queues of a message, at a cost that hardly grows with the number of queues."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from libs.filters.expressions import (
     Filter,
     Outcome,
     Priority,
-    compile_filter,
-    compile_priority,
     context,
 )
 from libs.filters.plain import Test
@@ -29,30 +27,30 @@ DEFAULT_PRIORITY = 128
 NOTHING: Final = frozenset[str]()
 
 ALWAYS_SEEN: Final = frozenset(("headers", "size"))
-"""Variables that cost nothing."""
+"""Variables that every context has."""
 
 WAYS_KEPT: Final = 1_024
-"""Ways of judging that are made once for all queues that are judged so."""
+"""Ways of judging that are shared by the queues judged so."""
 
 Pair = tuple[str, str]
 
 Fields = tuple[int, int, int, int, int]
-"""Of a message: ID, created at, received at, visible at (0: no time of its own), retention."""
+"""Of a message: ID, created at, received at, visible at (0: not set), retention."""
 
 
 WITHOUT_END: Final = 1 << 63
-"""A time of the clock that never comes."""
+"""A time that the clock never reaches."""
 
 
 class Rest(NamedTuple):
-    """Where the judging of a message was left, between two of its queues.
+    """The rest of a message that was judged for some of its queues.
 
-    Rules may change before it goes on: queues that are gone are left out then, those that are new
-    were not asked, and of those that changed some were asked by what they were.
+    Rules may change before it continues: queues that are gone are left out then, new ones are not
+    judged, and changed ones may have been judged by their former rules.
 
     Attributes:
-        candidates: The queues that are still to be asked, ascending.
-        routed: What came of those before them.
+        candidates: The queues still to be judged, ascending.
+        routed: The results of those before them.
         fallbacks: Of these, the ones whose priority failed.
     """
 
@@ -62,14 +60,14 @@ class Rest(NamedTuple):
 
 
 class OutOfTime(Exception):
-    """The time for a step is over in the middle of a message.
+    """The time of a step is over in the middle of a message.
 
     Attributes:
-        rest: To go on with.
+        rest: Continue with it.
     """
 
     def __init__(self, rest: Rest) -> None:
-        super().__init__(f"{len(rest.candidates)} queues are still to be asked")
+        super().__init__(f"{len(rest.candidates)} queues are still to be judged")
         self.rest = rest
 
 
@@ -82,9 +80,9 @@ class FilterIndex:
         self._pairs: dict[str, set[Pair]] = {}
 
     def add(self, queue_id: str, condition: Condition | None) -> Set[Pair] | None:
-        """Hold the queue (again); of each alternative its rarest pair here stands for all.
+        """Add or replace the queue, under the rarest pair of each alternative.
 
-        Gives these pairs: it is a candidate where one of them is there. None: it always is.
+        Returns these pairs: the queue is a candidate for headers with one of them. None: always.
         """
         self.remove(queue_id)
         if condition is None or frozenset() in condition:
@@ -104,7 +102,7 @@ class FilterIndex:
                 del self._by_pair[pair]
 
     def candidates(self, headers: Mapping[str, str]) -> Set[str]:
-        """The queues whose condition could hold, and those without one. Not to be changed."""
+        """The queues whose condition may hold, and those without one. Do not change the set."""
         found: Set[str] = self._unindexed
         for pair in headers.items():
             if queues := self._by_pair.get(pair):
@@ -117,7 +115,7 @@ class FilterIndex:
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
-    """Whether a message would reach a queue, with which priority (128 if not), and why in words."""
+    """Whether a message would reach a queue, its priority (128 if not), and the reason."""
 
     queue_id: str
     matched: bool
@@ -133,19 +131,19 @@ class _Rule:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The variables that it reads and that cost something."""
+        """The variables that it reads, without those of every context."""
         priority = self.priority.checked.variables if self.priority else frozenset[str]()
         return (self.filter.checked.variables | priority) - ALWAYS_SEEN
 
 
 class _Way(NamedTuple):
-    """How a candidate is judged; queues that are judged alike share one.
+    """How a candidate is judged; queues that are judged in the same way share one.
 
     Attributes:
         tests: All must hold.
-        rule: What is to be evaluated then; None: it matches with the default priority.
-        needs_filter: Whether that is the filter, too, or its priority alone.
-        needs: Variables read, but for those that are always there.
+        rule: Evaluated then; None: the queue matches with the default priority.
+        needs_filter: Whether to evaluate the filter and the priority, or the priority alone.
+        needs: The variables to read, without those of every context.
     """
 
     tests: tuple[Test, ...]
@@ -155,7 +153,7 @@ class _Way(NamedTuple):
 
 
 def _way(rule: _Rule, chosen: Set[Pair] | None) -> _Way:
-    """`chosen` as `FilterIndex.add` gave it."""
+    """The way for a rule; `chosen` is the result of `FilterIndex.add`."""
     tests = []
     needs_filter = False
     for part in rule.filter.checked.parts:
@@ -176,11 +174,11 @@ def _plain(tests: tuple[Test, ...]) -> _Way:
 
 
 class RuleSet:
-    """The filters and priorities of all queues, kept by the router.
+    """The filters and priorities of all queues of a router.
 
     Attributes:
         fallbacks: The queue of every priority that failed in `route` or `priority`, until cleared.
-        reads_ids: Whether some expression reads the message ID, so that no two messages are alike.
+        reads_ids: Whether an expression reads the message ID, so that every message differs.
     """
 
     def __init__(self, allowance: Allowance | None = None) -> None:
@@ -203,9 +201,9 @@ class RuleSet:
         priority_source: str | None = None,
         fallback_priority: int = DEFAULT_PRIORITY,
     ) -> None:
-        """Set a queue's rule; FilterError leaves the one before. No priority source means 128."""
-        priority = compile_priority(priority_source) if priority_source else None
-        rule = _Rule(compile_filter(filter_source), priority, fallback_priority)
+        """Set a queue's rule; FilterError leaves it as it was. No priority source means 128."""
+        priority = Priority(priority_source) if priority_source else None
+        rule = _Rule(Filter(filter_source), priority, fallback_priority)
         self._allowance.forget(queue_id)
         self._put(queue_id, rule)
 
@@ -227,7 +225,7 @@ class RuleSet:
         self._index.remove(queue_id)
 
     def only(self, queue_ids: Iterable[str]) -> RuleSet:
-        """A set with the rules of these queues, of those that are here."""
+        """A set with the rules of these queues, without those unknown."""
         some = RuleSet(self._allowance)
         for queue_id in queue_ids:
             rule = self._rules.get(queue_id)
@@ -246,10 +244,11 @@ class RuleSet:
     ) -> list[tuple[str, int]]:
         """The queues that match and their priorities, in ascending order of queue ID.
 
-        Not to be changed: messages of the same headers, the very same object, may get the same.
-        A delay of the message's own, if it has one, is not negative. Raises TooSlow.
+        Do not change the list: messages with the same headers object may share it. `delay_ms` is
+        negative for a message without a delay of its own. Raises TooSlow.
 
-        Raises OutOfTime after the first evaluation that ends behind `until_ns`; its `rest` goes on.
+        Raises OutOfTime after the first evaluation that ends after `until_ns`; pass its `rest` to
+        continue.
         """
         if headers is self._seen[0]:
             return self._seen[1]
@@ -288,16 +287,16 @@ class RuleSet:
                 if ended_ns > until_ns and queue_id != candidates[-1]:
                     left = candidates[bisect_right(candidates, queue_id) :]
                     raise OutOfTime(Rest(left, routed, self.fallbacks.copy()))
-        if message is None and rest is None:  # Only headers were looked at.
+        if message is None and rest is None:  # Only headers were read.
             self._seen = (headers, routed)
         return routed
 
     def has_answer(self, headers: dict[str, str]) -> bool:
-        """Whether `route` would give its last answer again, whatever else a message has."""
+        """Whether `route` returns its last result for these headers, for any other fields."""
         return headers is self._seen[0]
 
     def _resumed(self, rest: Rest) -> tuple[list[tuple[str, int]], list[str]]:
-        """What came of the queues that were asked, and those to be asked, of those still here."""
+        """The results so far and the queues to judge, of the queues that still exist."""
         ways = self._ways
         self.fallbacks += [queue_id for queue_id in rest.fallbacks if queue_id in ways]
         routed = [one for one in rest.routed if one[0] in ways]
@@ -306,7 +305,7 @@ class RuleSet:
     def priority(
         self, queue_id: str, headers: dict[str, str], fields: Fields, delay_ms: int, size: int
     ) -> int:
-        """The priority that a message has in a queue, whatever its filter says.
+        """The priority of a message in a queue, regardless of its filter.
 
         Raises KeyError, TooSlow.
         """
@@ -324,9 +323,9 @@ class RuleSet:
         return priority
 
     def explain(self, seen: Facts, queue_ids: Iterable[str] | None = None) -> list[QueueOutcome]:
-        """The judgement of these queues, or all: matches first, each part by queue ID.
+        """The outcomes of these queues, or all: matches first, each part by queue ID.
 
-        Raises KeyError for a queue that is not here.
+        Raises KeyError for an unknown queue.
         """
         message = context(seen)
         wanted = self._rules if queue_ids is None else set(queue_ids)
@@ -344,10 +343,10 @@ class RuleSet:
 
 
 def facts(headers: dict[str, str], fields: Fields, delay_ms: int, size: int) -> Facts:
-    """A message of the log as expressions see it; a negative delay is none.
+    """A message of the log as expressions see it; a negative delay means none.
 
-    It is visible from its time, from the end of its own delay, or from its receipt on. What a queue
-    adds by its own delay is no property of the message.
+    It is visible from its visible time, the end of its own delay, or its receipt. The default delay
+    of a queue is not a property of the message.
     """
     message_id, created_at_ms, received_at_ms, visible_at_ms, retention_s = fields
     visible_at_ms = visible_at_ms or received_at_ms + max(delay_ms, 0)

@@ -1,11 +1,11 @@
-"""Filters said of headers in Python, for what most of them are: comparisons with texts.
+"""Filters that only compare headers with texts, as most do, as Python functions.
 
-To evaluate an expression the library wants a context for each message and keeps a program for each
-queue: that was two thirds of what routing a message cost, and ten thousand programs fit no cache.
+The library needs a context for each message and a program for each queue: that was two thirds of
+the cost of routing a message, and ten thousand programs do not fit into a cache.
 
-CEL knows three outcomes, true, false and an error (a missing header). `&&` and `||` pass over an
-error where another part decides, and an error in the end is no match. So of each part it is told
-when it is true and when it is false; where neither holds, it errs.
+CEL has three outcomes: true, false and an error (a missing header). `&&` and `||` ignore an error
+where another operand decides, and an error of the whole does not match. So each part has two tests,
+one for true and one for false; where neither holds, it is an error.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from libs.filters.syntax import Node
 __all__ = ["Part", "Test", "parts_of"]
 
 Test: TypeAlias = Callable[[Mapping[str, str]], bool]
-"""Whether it holds for these headers."""
+"""Whether a part has an outcome for these headers."""
 
 LEAVES_KEPT: Final = 4_096
-"""Tests that are made once for all queues that have them, if they come one after the other."""
+"""Tests that queues share, if they have them one after the other."""
 
 
 class Part(NamedTuple):
-    """One of the operands of a filter's `&&`; without one, the filter itself.
+    """An operand of a filter's `&&`; without one, the whole filter.
 
     Attributes:
-        test: When it is true; None: only the library can tell.
-        pairs: If it is true wherever one of some header pairs is there, and nowhere else: those.
+        test: Whether it is true; None: only the library can evaluate it.
+        pairs: Header pairs, if it is true exactly for headers with one of them.
     """
 
     test: Test | None
@@ -136,7 +136,7 @@ def _any(tests: Sequence[Test]) -> Test:
     return holds
 
 
-# Ten thousand queues may have the same test beside the one that tells them apart.
+# Ten thousand queues may share a test, beside another one in which they differ.
 
 
 @lru_cache(LEAVES_KEPT)

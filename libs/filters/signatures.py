@@ -1,4 +1,4 @@
-"""What the evaluating library supports, found by trying it (tests try each line again).
+"""The functions and operators of the evaluating library, with their types. Tests try each.
 
 A type is bool, int, uint, double, string, bytes, timestamp, duration, null, type, dyn (not known
 before run time), or list<T>, map<K,V> as tuples.
@@ -28,7 +28,7 @@ CONTENT_VARIABLES: dict[str, Type] = {
     "received_at": "timestamp",
     "size": "int",
 }
-"""What is known of a message from its content alone."""
+"""The variables that follow from the content of a message."""
 
 VARIABLES: dict[str, Type] = {
     **CONTENT_VARIABLES,
@@ -36,7 +36,7 @@ VARIABLES: dict[str, Type] = {
     "retention": "duration",
     "message_id": "int",
 }
-"""What a queue's filter and priority see."""
+"""The variables of a queue's filter and priority."""
 
 TYPE_NAMES = frozenset(
     {"int", "uint", "double", "string", "bytes", "bool", "list", "map", "null_type"}

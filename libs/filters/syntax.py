@@ -1,9 +1,8 @@
-"""From CEL source to a small tree, by a grammar that shows one (cel-python's); never evaluated.
+"""From CEL source to a small tree, by the grammar of cel-python.
 
-The evaluating library has its own parser and shows no tree. Both must accept an expression, and
-where they could read the same text differently (raw strings with a backslash before a quote) it is
-refused. Literals are read by the evaluating library itself, so that there is one opinion on escapes
-and ranges.
+The evaluating library has its own parser, which returns no tree. Both must accept an expression,
+and one that they could read differently (raw strings with a backslash before a quote) is refused.
+The evaluating library reads the literals, so that there is one reading of escapes and ranges.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from libs.filters.errors import FilterError
 __all__ = ["SOURCE_BYTES_MAX", "Node", "parse"]
 
 SOURCE_BYTES_MAX = 8_192
-"""Longest expression: room for hundreds of alternatives, far below the 65,535 bytes of a Utf8."""
+"""The longest expression: hundreds of alternatives, far below the 65,535 bytes of a Utf8."""
 
 BRACKETS_DEPTH_MAX = 48
-"""Deepest brackets; the evaluating library's parser gives up at about 96."""
+"""The deepest brackets; the evaluating library's parser fails at about 96."""
 
 TREE_DEPTH_MAX = 100
-"""Deepest tree of ours (chains of || and && count once), far from Python's limit of recursion."""
+"""The deepest tree (chains of || and && count once), far from Python's recursion limit."""
 
 _STRING = re.compile(
     r"""(?<![A-Za-z0-9_])(?P<prefix>[rRbB]{0,2})(?P<quote>\"{3}|'{3}|"|')|//[^\n]*|(?P<bracket>[()\[\]{}])"""
@@ -49,7 +48,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class _Parser(CELParser):
-    """Keeps the place of `true` and `false`, which the grammar's own rule for them loses."""
+    """Keeps the places of `true` and `false`, which the grammar's own rule loses."""
 
     @staticmethod
     def ambiguous_literals(t: Token) -> Token:
@@ -61,7 +60,7 @@ _PARSER = _Parser()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One place of the tree.
+    """A node of the tree.
 
     `kind` is literal, ident, select, index, call, method, list, map, unary, binary, or, and, cond.
     `name` is the variable, field, function, operator, or the literal's type; `value` the literal's
@@ -80,7 +79,7 @@ class Node:
 
 
 def parse(source: str) -> Node:
-    """The tree of `source`; raises FilterError for what either grammar or a limit refuses."""
+    """The tree of `source`; raises FilterError where a grammar or a limit refuses it."""
     try:
         size_bytes = len(source.encode())
     except UnicodeEncodeError as error:
@@ -114,7 +113,7 @@ def _offset(source: str, line: int, column: int) -> int:
 
 
 def _scan(source: str) -> set[int]:
-    """Where strings start; raises for brackets too deep and for strings without an end."""
+    """Where strings start; raises for brackets too deep and for unterminated strings."""
     spans: set[int] = set()
     depth = at = 0
     while found := _STRING.search(source, at):
@@ -139,7 +138,7 @@ def _string_end(source: str, start: int, at: int, quote: str, *, raw: bool) -> i
             return at + len(quote)
         else:
             at += 1
-    raise _at(source, start, "a string without its end")
+    raise _at(source, start, "an unterminated string")
 
 
 def _evaluator_accepts(source: str) -> None:
@@ -158,7 +157,7 @@ def _evaluator_accepts(source: str) -> None:
 
 
 def _same_strings(source: str, tree: Tree[Token], spans: set[int]) -> None:
-    """Both readers must see the same strings, or the tree is of another expression."""
+    """Raise unless both readers see the same strings; else the trees may differ."""
     seen: set[int] = set()
     parts: list[Tree[Token] | Token] = [tree]
     while parts:
@@ -169,7 +168,9 @@ def _same_strings(source: str, tree: Tree[Token], spans: set[int]) -> None:
             seen.add(part.start_pos or 0)
     if seen != spans:
         raise _at(
-            source, min(seen ^ spans), "this string can be read in two ways; write it plainer"
+            source,
+            min(seen ^ spans),
+            "this string is ambiguous: write it without escapes",
         )
 
 

@@ -1,4 +1,4 @@
-"""Type check of a tree; what is not provable is `dyn` and left to run time."""
+"""Type check of a tree, and bounds on its cost; what is not provable is `dyn`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from libs.filters.syntax import Node
 __all__ = ["type_of"]
 
 HEADERS_COUNT_MAX = 255
-"""A message carries at most so many headers, so a macro over them turns no more often."""
+"""The most headers of a message, and so the most turns of a macro over them."""
 
 STEPS_MAX = 50_000
-"""Steps of all macros of an expression together, for one message: some five milliseconds. A part of
-the expression is as many steps as the macros around it turn."""
+"""Steps of all macros of an expression together, for one message: about five milliseconds. A part
+of the expression counts as a step for each turn of the macros around it."""
 
 CONCATENATIONS_MAX = 16
 """Each may copy a header of 64 KiB, for every message."""
@@ -36,7 +36,7 @@ PATTERN_CHARS_MAX = 256
 """The library compiles a pattern at every evaluation."""
 
 PATTERNS_WEIGHT_MAX = 96
-"""Of all patterns of an expression together: some 20 ms at worst, usually far less."""
+"""Of all patterns of an expression together: 20 ms at worst, usually far less."""
 
 _CLASS = re.compile(r"\\[a-zA-Z]|\.")
 _COUNT = re.compile(r"\{\s*(?P<least>\d{1,9})\s*(,\s*(?P<most>\d{1,9})?\s*)?\}")
@@ -61,7 +61,7 @@ class _Scope:
 
 
 def type_of(node: Node, variables: Mapping[str, Type] = VARIABLES) -> Type:
-    """The type of an expression; raises FilterError for what can be proved wrong."""
+    """The type of an expression; raises FilterError for what is certainly wrong."""
     scope = _Scope(dict(variables))
     scope.budget.literals = max(HEADERS_COUNT_MAX, _widest(node))
     return _type(node, scope)
@@ -223,7 +223,7 @@ def _binary(node: Node, scope: _Scope) -> Type:
 
 
 def _hint(left: Type, right: Type) -> str:
-    """What makes a number of a header, which is what most often stands beside one."""
+    """How to make a number of a header, which is most often compared with one."""
     if "string" in (left, right) and {left, right} & NUMBERS:
         return "; headers are strings: int(headers.n) or double(headers.n) makes a number of one"
     return ""
@@ -273,7 +273,7 @@ def _call(node: Node, scope: _Scope) -> Type:
 
 
 def _try_literal(node: Node) -> None:
-    """A conversion of a literal is tried now: where it fails it would always fail."""
+    """Try the conversion of a literal: where it fails now, it always fails."""
     if node.parts[0].kind != "literal":
         return
     try:
@@ -282,7 +282,7 @@ def _try_literal(node: Node) -> None:
         reason = str(error).splitlines()[0]
         raise node.error(f"{node.name}() of this literal fails: {reason}") from None
     if isinstance(value, timedelta) and abs(value) >= _DURATION_MAX:
-        raise node.error("a duration is at most 2562047 hours (the library would cut it silently)")
+        raise node.error("a duration is at most 2562047 hours: the library would truncate it")
 
 
 def _method(node: Node, scope: _Scope) -> Type:
@@ -306,7 +306,7 @@ def _method(node: Node, scope: _Scope) -> Type:
 
 def _pattern(node: Node, scope: _Scope) -> None:
     if node.kind != "literal":
-        raise node.error("a pattern must be written out: it is checked when the queue is created")
+        raise node.error("a pattern must be a literal: it is checked when the queue is created")
     if len(node.value) > PATTERN_CHARS_MAX:
         raise node.error(f"a pattern has at most {PATTERN_CHARS_MAX} characters")
     if scope.loops:
@@ -318,11 +318,11 @@ def _pattern(node: Node, scope: _Scope) -> None:
         cel.evaluate('"".matches(x)', {"x": node.value})
     except (ValueError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise node.error(f"not a pattern of RE2: {reason}") from None
+        raise node.error(f"not a valid RE2 pattern: {reason}") from None
 
 
 def _weight(pattern: str) -> int:
-    """About how large the compiled pattern is: its classes times how often it repeats by count."""
+    """About the size of the compiled pattern: its classes times its counted repeats."""
     classes = len(_CLASS.findall(pattern))
     plain, nested = 1, 1
     for found in _COUNT.finditer(pattern):
@@ -359,7 +359,7 @@ def _macro(node: Node, scope: _Scope) -> Type:
 
 
 def _length(node: Node, scope: _Scope) -> int:
-    """At most so many elements."""
+    """The most elements that it can have."""
     if node.kind == "list":
         return len(node.parts)
     if node.kind == "map":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from libs.filters import CONTENT_VARIABLES, Facts, Filter, compile_filter, context, timestamp
+from libs.filters import CONTENT_VARIABLES, Facts, Filter, context, timestamp
 from libs.filters.engine import cel
 from libs.filters.signatures import Type
 from libs.storage.records.queues import FailedMessage
@@ -25,7 +25,7 @@ DEAD_LETTER_VARIABLES: Final[Mapping[str, Type]] = {
 @lru_cache(maxsize=128)
 def dead_letter_filter(source: str) -> Filter:
     """A redrive's filter; raises FilterError."""
-    return compile_filter(source, DEAD_LETTER_VARIABLES)
+    return Filter(source, DEAD_LETTER_VARIABLES)
 
 
 def seen(dead_letter: FailedMessage, content: Message) -> cel.Context:

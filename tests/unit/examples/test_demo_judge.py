@@ -8,7 +8,7 @@ import pytest
 from examples.demo.judge import Delivery, Outcome, Verdict, drop_one, judge
 from examples.demo.queues import MAX_ATTEMPTS, QUEUES, DemoQueue, headers_of
 from examples.make_events import events
-from libs.filters.expressions import Facts, compile_filter, context
+from libs.filters.expressions import Facts, Filter, context
 
 EVENTS_FILE = Path(__file__).parents[3] / "examples" / "events.jsonl"
 
@@ -96,7 +96,7 @@ def test_the_file_is_what_its_script_makes() -> None:
 
 @pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: queue.queue_id)
 def test_both_forms_of_a_filter_agree_on_every_event(queue: DemoQueue) -> None:
-    compiled = compile_filter(queue.filter)
+    compiled = Filter(queue.filter)
 
     for event in events():
         judged = compiled.matches(context(Facts(headers_of(event))))

@@ -3,8 +3,8 @@ import sys
 
 PROGRAM = """
 import sys
-from libs.filters import Facts, compile_filter, context
-assert compile_filter("size(headers) == 1").matches(context(Facts({"a": "b"})))
+from libs.filters import Facts, Filter, context
+assert Filter("size(headers) == 1").matches(context(Facts({"a": "b"})))
 print(sorted({"prompt_toolkit", "rich", "typer"} & sys.modules.keys()))
 """
 

@@ -10,12 +10,12 @@ from libs.filters import (
     DEFAULT_FILTER,
     SOURCE_BYTES_MAX,
     Facts,
+    Filter,
     FilterError,
     FilterIndex,
+    Priority,
     RuleSet,
     check,
-    compile_filter,
-    compile_priority,
     context,
 )
 from libs.filters.signatures import FUNCTIONS, METHODS
@@ -107,7 +107,7 @@ PIECES = st.lists(
 
 @pytest.mark.parametrize("source", GOOD)
 def test_a_good_filter_is_accepted_and_gives_a_boolean(source: str) -> None:
-    outcome = compile_filter(source).explain(MESSAGE)
+    outcome = Filter(source).explain(MESSAGE)
     assert isinstance(outcome.matched, bool)
     assert "not a boolean" not in outcome.error
     assert "Undefined" not in outcome.error
@@ -155,7 +155,7 @@ def test_a_bomb_is_refused_on_a_thread_of_small_stack(bomb: str) -> None:
 
 def test_hundreds_of_alternatives_are_fine() -> None:
     source = " || ".join(f'headers.a == "{n}"' for n in range(350)) + ' || headers.a == "b"'
-    assert compile_filter(source).matches(MESSAGE)
+    assert Filter(source).matches(MESSAGE)
 
 
 @given(st.one_of(st.text(max_size=40), PIECES, FILTERS))
@@ -167,9 +167,9 @@ def test_any_text_is_checked_or_refused_and_what_is_checked_never_raises(source:
         except FilterError:
             continue
         if want == "bool":
-            assert compile_filter(source).matches(MESSAGE) in (True, False)
+            assert Filter(source).matches(MESSAGE) in (True, False)
         else:
-            value = compile_priority(source).value(MESSAGE)
+            value = Priority(source).explain(MESSAGE)[0]
             assert value is None or 0 <= value <= 255
 
 
@@ -178,7 +178,7 @@ def test_any_text_is_checked_or_refused_and_what_is_checked_never_raises(source:
 def test_a_filter_matches_only_where_its_condition_holds(
     source: str, headers: dict[str, str]
 ) -> None:
-    made = compile_filter(source)
+    made = Filter(source)
     condition = made.checked.equalities
     holds = condition is None or any(pairs <= headers.items() for pairs in condition)
     matched = made.matches(context(Facts(headers, 0, 0, 5)))
@@ -192,7 +192,7 @@ def test_a_filter_matches_only_where_its_condition_holds(
 def test_what_is_told_without_the_library_is_what_it_tells(
     source: str, headers: dict[str, str]
 ) -> None:
-    made = compile_filter(source)
+    made = Filter(source)
     tests = [part.test for part in made.checked.parts]
     items = [test(headers) for test in tests if test is not None]
     matched = made.matches(context(Facts(headers, 0, 0, 5)))
@@ -208,7 +208,7 @@ def test_what_is_told_without_the_library_is_what_it_tells(
     ],
 )  # fmt: skip
 def test_a_comparison_with_texts_needs_no_library(source: str) -> None:
-    assert all(part.test is not None for part in compile_filter(source).checked.parts)
+    assert all(part.test is not None for part in Filter(source).checked.parts)
 
 
 @given(st.lists(FILTERS, max_size=5), st.dictionaries(NAMES, NAMES))
@@ -220,7 +220,7 @@ def test_routing_by_the_index_equals_judging_every_filter(
     for number, source in enumerate(sources):
         rules.replace(f"q{number}", source)
     message = context(Facts(headers, 0, 0, 5))
-    expected = [f"q{n}" for n, s in enumerate(sources) if compile_filter(s).matches(message)]
+    expected = [f"q{n}" for n, s in enumerate(sources) if Filter(s).matches(message)]
     assert [queue for queue, _ in rules.route(headers, FIELDS, -1, 5)] == expected
     explain = rules.explain(Facts(headers, size=5))
     assert [one.queue_id for one in explain if one.matched] == expected
@@ -236,11 +236,11 @@ def test_routing_by_the_index_equals_judging_every_filter(
     ],
 )  # fmt: skip
 def test_a_priority_is_an_int_clamped_or_none(source: str, value: int | None) -> None:
-    assert compile_priority(source).value(MESSAGE) == value
+    assert Priority(source).explain(MESSAGE)[0] == value
 
 
 def test_a_missing_header_is_no_match_and_explained() -> None:
-    outcome = compile_filter('headers.zz == "b"').explain(MESSAGE)
+    outcome = Filter('headers.zz == "b"').explain(MESSAGE)
     assert (outcome.matched, "zz" in outcome.error) == (False, True)
 
 
@@ -305,7 +305,7 @@ def test_a_refused_replacement_leaves_the_rule_before() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_the_default_filter_takes_exactly_its_queue(queue_id: str) -> None:
-    made = compile_filter(DEFAULT_FILTER(queue_id))
+    made = Filter(DEFAULT_FILTER(queue_id))
     assert made.matches(context(Facts({"queue": queue_id}, 0, 0, 0)))
     assert not made.matches(context(Facts({"queue": queue_id + "x"}, 0, 0, 0)))
     assert made.checked.exact
@@ -324,7 +324,7 @@ def test_the_index_forgets_what_is_removed() -> None:
 
 def test_times_beyond_what_a_date_holds_are_clamped() -> None:
     late = context(Facts({}, 2**62, -(2**62), 0))
-    assert compile_filter("created_at > received_at").matches(late)
+    assert Filter("created_at > received_at").matches(late)
 
 
 SAMPLES = {
@@ -342,7 +342,7 @@ def test_every_function_listed_is_supported_by_the_library(name: str, kind: str)
         else argument
     )
     call = f"type({name}({argument}))"
-    outcome = compile_filter(f"{call} == {call}").explain(MESSAGE)
+    outcome = Filter(f"{call} == {call}").explain(MESSAGE)
     assert (outcome.matched, outcome.error) == (True, "")
 
 
@@ -350,7 +350,7 @@ def test_every_function_listed_is_supported_by_the_library(name: str, kind: str)
 def test_every_method_listed_is_supported_by_the_library(name: str, kind: str) -> None:
     argument = '"a"' if METHODS[name][1] else ""
     call = f"({SAMPLES[kind]}).{name}({argument})"
-    assert compile_filter(f"{call} == {call}").explain(MESSAGE).error == ""
+    assert Filter(f"{call} == {call}").explain(MESSAGE).error == ""
 
 
 def test_a_single_equals_sign_is_told_how_to_compare() -> None:

@@ -7,9 +7,9 @@ import pytest
 from libs.filters import (
     CONTENT_VARIABLES,
     Facts,
+    Filter,
     FilterError,
     check,
-    compile_filter,
     context,
     timestamp,
 )
@@ -48,7 +48,7 @@ LETTER = context(Facts({"tier": "gold"}, 1000, 2000, 7), CONTENT_VARIABLES, VALU
     ],
 )
 def test_they_are_seen_beside_the_others(source: str, matched: bool) -> None:
-    made = compile_filter(source, ALL)
+    made = Filter(source, ALL)
     outcome = made.explain(LETTER)
     assert (outcome.matched, outcome.error) == (matched, "")
     assert made.checked.variables == {
@@ -94,7 +94,7 @@ def test_elsewhere_there_is_no_such_variable(name: str) -> None:
     known = "headers, created_at, received_at, size, visible_at, retention, message_id"
     assert refused.value.message == f"unknown variable '{name}'; there are {known}"
     # So a macro may use the name there.
-    assert compile_filter(f"headers.exists({name}, {name} == 'tier')").matches(LETTER)
+    assert Filter(f"headers.exists({name}, {name} == 'tier')").matches(LETTER)
 
 
 @pytest.mark.parametrize("name", [*MORE, "headers", "created_at", "received_at", "size"])
@@ -124,4 +124,4 @@ def test_every_time_is_a_timestamp(time_ms: int) -> None:
     dead_letter = context(
         Facts({}, 0, 0, 0), CONTENT_VARIABLES, {**VALUES, "failed_at": timestamp(time_ms)}
     )
-    assert compile_filter("failed_at == failed_at", ALL).matches(dead_letter)
+    assert Filter("failed_at == failed_at", ALL).matches(dead_letter)
