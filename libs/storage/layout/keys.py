@@ -6,7 +6,7 @@ never interleave. Builders raise ValueError for a number out of bounds, parsers 
 range includes both of its ends; minutes are since 1970.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -175,10 +175,6 @@ def queue_head(record_type: RecordType, queue: str) -> bytes:
     return key_head(record_type) + terminated(queue.encode())
 
 
-def queue_bucket_key(record_type: RecordType, queue: str, bucket: int) -> bytes:
-    return queue_head(record_type, queue) + BUCKET.pack(bucket)
-
-
 def read_queue(reader: Reader) -> str:
     """The next part of a key, a queue."""
     try:
@@ -197,20 +193,29 @@ def _read_message_id(reader: Reader) -> int:
     return int(message_id)
 
 
-def parse_queue_bucket_key(record: str, record_type: RecordType, key: bytes) -> BucketKey:
-    reader = open_key(record, record_type, key)
-    queue = read_queue(reader)
-    return BucketKey(queue, *reader.last("bucket", BUCKET))
+def bucket_keys(
+    record: str, record_type: RecordType
+) -> tuple[
+    Callable[[str, int], bytes], Callable[[bytes], BucketKey], Callable[[str, int, int], KeyRange]
+]:
+    """The builder, the parser and the range of keys that are a queue and a bucket."""
 
+    def build(queue: str, bucket: int) -> bytes:
+        return queue_head(record_type, queue) + BUCKET.pack(bucket)
 
-def _bucket_range(record_type: RecordType, queue: str, first: int, last: int) -> KeyRange:
-    return through(
-        queue_bucket_key(record_type, queue, first), queue_bucket_key(record_type, queue, last)
-    )
+    def parse(key: bytes) -> BucketKey:
+        reader = open_key(record, record_type, key)
+        queue = read_queue(reader)
+        return BucketKey(queue, *reader.last("bucket", BUCKET))
+
+    def key_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
+        return through(build(queue, first_bucket), build(queue, last_bucket))
+
+    return build, parse, key_range
 
 
 def active_key(queue: str, bucket: int) -> bytes:
-    return queue_bucket_key(RecordType.ACTIVE, queue, bucket)
+    return queue_head(RecordType.ACTIVE, queue) + BUCKET.pack(bucket)
 
 
 def parse_active_key(key: bytes) -> BucketKey:
@@ -257,28 +262,8 @@ def active_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
     return KeyRange(active_key(queue, first_bucket), end)
 
 
-def done_key(queue: str, bucket: int) -> bytes:
-    return queue_bucket_key(RecordType.DONE, queue, bucket)
-
-
-def parse_done_key(key: bytes) -> BucketKey:
-    return parse_queue_bucket_key("done key", RecordType.DONE, key)
-
-
-def done_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
-    return _bucket_range(RecordType.DONE, queue, first_bucket, last_bucket)
-
-
-def failed_key(queue: str, bucket: int) -> bytes:
-    return queue_bucket_key(RecordType.FAILED, queue, bucket)
-
-
-def parse_failed_key(key: bytes) -> BucketKey:
-    return parse_queue_bucket_key("failed key", RecordType.FAILED, key)
-
-
-def failed_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
-    return _bucket_range(RecordType.FAILED, queue, first_bucket, last_bucket)
+done_key, parse_done_key, done_range = bucket_keys("done key", RecordType.DONE)
+failed_key, parse_failed_key, failed_range = bucket_keys("failed key", RecordType.FAILED)
 
 
 # --- Broker database: one record per queue, or per message in a queue -------

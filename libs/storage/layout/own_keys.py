@@ -1,17 +1,16 @@
 """The keys of our own records, types 0x41 and up; keys.py says what all keys share."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from libs.storage.layout.keys import (
     LAST_NUMBER,
     NUMBER,
-    BucketKey,
     RecordType,
+    bucket_keys,
     key_head,
     open_key,
-    parse_queue_bucket_key,
     parse_queue_key,
-    queue_bucket_key,
     queue_head,
     queue_range,
     through,
@@ -72,24 +71,69 @@ class RequestIdsKey(NamedTuple):
     first_sequence: int
 
 
-def routing_cursor_key(log_shard: int) -> bytes:
-    return key_head(RecordType.ROUTING_CURSOR) + NUMBER.pack(log_shard)
+def _number_keys(
+    record: str, record_type: RecordType
+) -> tuple[Callable[[int], bytes], Callable[[bytes], int], Callable[[], KeyRange]]:
+    """The builder, the parser and the range of all keys that are one number."""
+    head = key_head(record_type)
+
+    def build(number: int) -> bytes:
+        return head + NUMBER.pack(number)
+
+    def parse(key: bytes) -> int:
+        return int(open_key(record, record_type, key).last("number", NUMBER)[0])
+
+    def key_range() -> KeyRange:
+        return through(build(0), build(LAST_NUMBER))
+
+    return build, parse, key_range
 
 
-def parse_routing_cursor_key(key: bytes) -> int:
-    return _read_number("routing cursor key", RecordType.ROUTING_CURSOR, key)
+def _pair_keys(
+    record: str, record_type: RecordType, layout: Fixed
+) -> tuple[Callable[[int, int], bytes], Callable[[bytes], tuple[int, int]]]:
+    """The builder and the parser of keys that are two numbers."""
+    head = key_head(record_type)
+
+    def build(first: int, second: int) -> bytes:
+        return head + layout.pack(first, second)
+
+    def parse(key: bytes) -> tuple[int, int]:
+        names = " and ".join(layout.names)
+        first, second = open_key(record, record_type, key).last(names, layout)
+        return int(first), int(second)
+
+    return build, parse
 
 
-def routing_cursor_range() -> KeyRange:
-    return through(routing_cursor_key(0), routing_cursor_key(LAST_NUMBER))
+routing_cursor_key, parse_routing_cursor_key, routing_cursor_range = _number_keys(
+    "routing cursor key", RecordType.ROUTING_CURSOR
+)
+outbox_counter_key, parse_outbox_counter_key, outbox_counter_range = _number_keys(
+    "outbox counter key", RecordType.OUTBOX_COUNTER
+)
+outbox_progress_key, parse_outbox_progress_key, outbox_progress_range = _number_keys(
+    "outbox progress key", RecordType.OUTBOX_PROGRESS
+)
+redrive_key, parse_redrive_key, redrive_range = _number_keys("redrive key", RecordType.REDRIVE)
+events_key, parse_events_key = _number_keys("events key", RecordType.EVENTS)[:2]
 
+request_ids_key, _parse_request_ids = _pair_keys(
+    "request IDs key", RecordType.REQUEST_IDS, _IN_MINUTE
+)
+dedupe_ends_key = _pair_keys("dedupe ends key", RecordType.DEDUPE_END, _IN_MINUTE)[0]
+executed_key, parse_executed_key = _pair_keys("executed key", RecordType.EXECUTED, _IN_MINUTE)
+outbox_key, parse_outbox_key = _pair_keys("outbox key", RecordType.OUTBOX, _OUTBOX)
+refused_push_key, parse_refused_push_key = _pair_keys(
+    "refused push key", RecordType.REFUSED_PUSH, _OUTBOX
+)
 
-def request_ids_key(minute: int, first_sequence: int) -> bytes:
-    return key_head(RecordType.REQUEST_IDS) + _IN_MINUTE.pack(minute, first_sequence)
+delayed_key, parse_delayed_key, delayed_range = bucket_keys("delayed key", RecordType.DELAYED)
+archived_key, parse_archived_key, archived_range = bucket_keys("archived key", RecordType.ARCHIVED)
 
 
 def parse_request_ids_key(key: bytes) -> RequestIdsKey:
-    return RequestIdsKey(*_read_pair("request IDs key", RecordType.REQUEST_IDS, _IN_MINUTE, key))
+    return RequestIdsKey(*_parse_request_ids(key))
 
 
 def request_ids_range(first_minute: int, last_minute: int) -> KeyRange:
@@ -111,60 +155,16 @@ def dedupe_key(key: str) -> bytes:
     return key_head(RecordType.DEDUPE_KEY) + terminated(key.encode())
 
 
-def dedupe_ends_key(minute: int, first_sequence: int) -> bytes:
-    return key_head(RecordType.DEDUPE_END) + _IN_MINUTE.pack(minute, first_sequence)
-
-
 def dedupe_ends_range(first_minute: int, last_minute: int) -> KeyRange:
     return through(dedupe_ends_key(first_minute, 0), dedupe_ends_key(last_minute, LAST_NUMBER))
-
-
-def outbox_key(ingest_shard: int, number: int) -> bytes:
-    return key_head(RecordType.OUTBOX) + _OUTBOX.pack(ingest_shard, number)
-
-
-def parse_outbox_key(key: bytes) -> tuple[int, int]:
-    return _read_pair("outbox key", RecordType.OUTBOX, _OUTBOX, key)
 
 
 def outbox_range(ingest_shard: int, first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
     return through(outbox_key(ingest_shard, first_number), outbox_key(ingest_shard, last_number))
 
 
-def outbox_counter_key(ingest_shard: int) -> bytes:
-    return key_head(RecordType.OUTBOX_COUNTER) + NUMBER.pack(ingest_shard)
-
-
-def parse_outbox_counter_key(key: bytes) -> int:
-    return _read_number("outbox counter key", RecordType.OUTBOX_COUNTER, key)
-
-
-def outbox_counter_range() -> KeyRange:
-    return through(outbox_counter_key(0), outbox_counter_key(LAST_NUMBER))
-
-
-def refused_push_key(ingest_shard: int, number: int) -> bytes:
-    return key_head(RecordType.REFUSED_PUSH) + _OUTBOX.pack(ingest_shard, number)
-
-
-def parse_refused_push_key(key: bytes) -> tuple[int, int]:
-    return _read_pair("refused push key", RecordType.REFUSED_PUSH, _OUTBOX, key)
-
-
 def refused_push_range() -> KeyRange:
     return through(refused_push_key(0, 0), refused_push_key(LAST_NUMBER, LAST_NUMBER))
-
-
-def outbox_progress_key(broker_shard: int) -> bytes:
-    return key_head(RecordType.OUTBOX_PROGRESS) + NUMBER.pack(broker_shard)
-
-
-def parse_outbox_progress_key(key: bytes) -> int:
-    return _read_number("outbox progress key", RecordType.OUTBOX_PROGRESS, key)
-
-
-def outbox_progress_range() -> KeyRange:
-    return through(outbox_progress_key(0), outbox_progress_key(LAST_NUMBER))
 
 
 def task_key(ulid: bytes) -> bytes:
@@ -187,40 +187,8 @@ def task_range(after: bytes = b"") -> KeyRange:
     return KeyRange(task_key(after) + b"\x00" if after else head, head + ULID_BYTES * b"\xff")
 
 
-def events_key(first_number: int) -> bytes:
-    return key_head(RecordType.EVENTS) + NUMBER.pack(first_number)
-
-
-def parse_events_key(key: bytes) -> int:
-    return _read_number("events key", RecordType.EVENTS, key)
-
-
 def events_range(first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
     return through(events_key(first_number), events_key(last_number))
-
-
-def delayed_key(queue: str, order: int) -> bytes:
-    return queue_bucket_key(RecordType.DELAYED, queue, order)
-
-
-def parse_delayed_key(key: bytes) -> BucketKey:
-    return parse_queue_bucket_key("delayed key", RecordType.DELAYED, key)
-
-
-def delayed_range(queue: str, first_order: int, last_order: int = LAST_NUMBER) -> KeyRange:
-    return through(delayed_key(queue, first_order), delayed_key(queue, last_order))
-
-
-def archived_key(queue: str, bucket: int) -> bytes:
-    return queue_bucket_key(RecordType.ARCHIVED, queue, bucket)
-
-
-def parse_archived_key(key: bytes) -> BucketKey:
-    return parse_queue_bucket_key("archived key", RecordType.ARCHIVED, key)
-
-
-def archived_range(queue: str, first_bucket: int, last_bucket: int) -> KeyRange:
-    return through(archived_key(queue, first_bucket), archived_key(queue, last_bucket))
 
 
 def replay_key(queue: str) -> bytes:
@@ -235,34 +203,5 @@ def replay_range() -> KeyRange:
     return queue_range(RecordType.REPLAY, None)
 
 
-def redrive_key(number: int) -> bytes:
-    return key_head(RecordType.REDRIVE) + NUMBER.pack(number)
-
-
-def parse_redrive_key(key: bytes) -> int:
-    return _read_number("redrive key", RecordType.REDRIVE, key)
-
-
-def redrive_range() -> KeyRange:
-    return through(redrive_key(0), redrive_key(LAST_NUMBER))
-
-
-def executed_key(minute: int, number: int) -> bytes:
-    return key_head(RecordType.EXECUTED) + _IN_MINUTE.pack(minute, number)
-
-
-def parse_executed_key(key: bytes) -> tuple[int, int]:
-    return _read_pair("executed key", RecordType.EXECUTED, _IN_MINUTE, key)
-
-
 def executed_range(first_minute: int, last_minute: int) -> KeyRange:
     return through(executed_key(first_minute, 0), executed_key(last_minute, LAST_NUMBER))
-
-
-def _read_number(record: str, record_type: RecordType, key: bytes) -> int:
-    return int(open_key(record, record_type, key).last("number", NUMBER)[0])
-
-
-def _read_pair(record: str, record_type: RecordType, layout: Fixed, key: bytes) -> tuple[int, int]:
-    first, second = open_key(record, record_type, key).last(" and ".join(layout.names), layout)
-    return int(first), int(second)
