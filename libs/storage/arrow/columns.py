@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
+from libs.storage.layout.primitives import Fixed
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -62,6 +63,11 @@ def rows_at(data: bytes, starts: Ints, layout: np.dtype[Any]) -> npt.NDArray[Any
         return np.empty(0, layout)
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), size)
     return windows[starts].view(layout)[:, 0]
+
+
+def row_type(layout: Fixed) -> np.dtype[Any]:
+    """NumPy's type of these rows; u64 are read as i64, which the columns are made of."""
+    return np.dtype([(name, code.replace("Q", "q")) for name, code in layout.codes.items()])
 
 
 U16: Final = np.dtype("<u2")

@@ -21,21 +21,12 @@ from libs.storage.arrow.columns import Column, Ints, Mask, Places, Walk
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
-from libs.storage.records.metadata import decode_log_entry, record_spans
+from libs.storage.records.metadata import RECORD_HEAD, decode_log_entry, record_spans
 from libs.storage.records.payloads import decode_payload
 
 __all__ = ["LOG_SCHEMA", "PAYLOAD_SCHEMA", "log_batches", "payload_batch"]
 
-_HEAD: Final = np.dtype(
-    [
-        ("message_id", "<i8"),
-        ("created_at", "<i8"),
-        ("received_at", "<i8"),
-        ("visible_at", "<i8"),
-        ("retention_s", "<u4"),
-        ("header_count", "u1"),
-    ]
-)
+_HEAD: Final = columns.row_type(RECORD_HEAD)
 _RECEIVED: Final = 16
 """The offset of the time of receipt in a record."""
 
@@ -148,7 +139,7 @@ def _records(walk: Walk, counts: Ints, _: Sequence[bytes]) -> tuple[Ints, Ints]:
     """The starts of all records, and the entry of each; marks entries as odd."""
     data, first = walk.data, walk.at
     heads = columns.rows_at(data, first, _HEAD)
-    marks = np.unique(heads["received_at"] >> (8 * _RARE) & 0xFF)
+    marks = np.unique(heads["received_at_ms"] >> (8 * _RARE) & 0xFF)
     stream = np.frombuffer(data, np.uint8)
     found = [np.flatnonzero(stream == mark) - (_RECEIVED + _RARE) for mark in marks]
     starts = np.sort(np.concatenate(found)) if len(found) > 1 else found[0]
@@ -156,7 +147,7 @@ def _records(walk: Walk, counts: Ints, _: Sequence[bytes]) -> tuple[Ints, Ints]:
     owner = columns.owners(np.diff(cuts))
     starts = starts[cuts[0] : cuts[-1]]
     times = columns.rows_at(data, starts + _RECEIVED, _I64)
-    kept = times == heads["received_at"][owner]
+    kept = times == heads["received_at_ms"][owner]
     starts, owner = starts[kept], owner[kept]
     ids = columns.rows_at(data, starts, _I64)
     kept = (ids - heads["message_id"][owner]).view(np.uint64) < _NEAR
@@ -195,7 +186,7 @@ def _headers(
 
 def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBatch:
     heads, data, delays = found.heads, found.walk.data, found.delays
-    message_ids, received_ms = heads["message_id"], heads["received_at"]
+    message_ids, received_ms = heads["message_id"], heads["received_at_ms"]
 
     def headers() -> pa.Array:
         keys = columns.texts("log entry", data, found.keys)
@@ -218,9 +209,9 @@ def _batch(rows: Sequence[Row], found: _Found, schema: pa.Schema) -> pa.RecordBa
         "message_id": lambda: pa.array(message_ids.astype(np.int64)),
         "ingest_shard": lambda: shards(message_ids),
         "entry_sequence": lambda: pa.array(columns.last_numbers(rows)[found.owner]),
-        "created_at": lambda: columns.times(heads["created_at"]),
+        "created_at": lambda: columns.times(heads["created_at_ms"]),
         "received_at": lambda: columns.times(received_ms),
-        "visible_at": lambda: columns.times(heads["visible_at"], zero_is_none=True),
+        "visible_at": lambda: columns.times(heads["visible_at_ms"], zero_is_none=True),
         "retention_s": lambda: pa.array(heads["retention_s"].astype(np.int64)),
         "retention_deadline": deadlines,
         "delay_ms": lambda: pa.array(delays, mask=delays == _NO_DELAY),

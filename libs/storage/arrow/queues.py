@@ -21,8 +21,17 @@ from libs.storage.arrow.keys import ActiveKeys, active_keys
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.buckets import MAX_ORDER
-from libs.storage.records.archived_records import decode_archived
-from libs.storage.records.queues import decode_active, decode_attempts, decode_done, decode_failed
+from libs.storage.records.archived_records import ARCHIVED_ROW, decode_archived
+from libs.storage.records.queues import (
+    AVAILABLE_ROW,
+    DONE_ROW,
+    FAILED_ROW,
+    IN_FLIGHT_ROW,
+    decode_active,
+    decode_attempts,
+    decode_done,
+    decode_failed,
+)
 
 __all__ = [
     "ACTIVE_SCHEMA",
@@ -41,36 +50,11 @@ __all__ = [
 AVAILABLE: Final = "available"
 IN_FLIGHT: Final = "in-flight"
 
-_WAITING: Final = np.dtype(
-    [
-        ("message_id", "<i8"),
-        ("priority", "u1"),
-        ("visible_at", "<i8"),
-        ("retention_deadline", "<i8"),
-        ("attempts", "<u2"),
-    ]
-)
-_CLAIMED: Final = np.dtype(
-    [
-        ("message_id", "<i8"),
-        ("priority", "u1"),
-        ("claimed_at", "<i8"),
-        ("lease_deadline", "<i8"),
-        ("attempts", "<u2"),
-    ]
-)
-_ARCHIVED: Final = np.dtype(
-    [
-        ("message_id", "<i8"),
-        ("failed_at", "<i8"),
-        ("archived_at", "<i8"),
-        ("attempts", "<u2"),
-        ("priority", "u1"),
-        ("retention_deadline", "<i8"),
-        ("run", "<u2"),
-    ]
-)
-_FINISHED: Final = np.dtype([("message_id", "<i8"), ("finished_at", "<i8"), ("attempts", "<u2")])
+_WAITING: Final = columns.row_type(AVAILABLE_ROW)
+_CLAIMED: Final = columns.row_type(IN_FLIGHT_ROW)
+_DONE: Final = columns.row_type(DONE_ROW)
+_FAILED: Final = columns.row_type(FAILED_ROW)
+_ARCHIVED: Final = columns.row_type(ARCHIVED_ROW)
 
 
 def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
@@ -211,8 +195,8 @@ def _available(
         lambda: pa.array(keys.timed),
         waiting["priority"],
         waiting["attempts"],
-        lambda: columns.times(waiting["visible_at"], zero_is_none=True),
-        lambda: columns.times(waiting["retention_deadline"], zero_is_none=True),
+        lambda: columns.times(waiting["visible_at_ms"], zero_is_none=True),
+        lambda: columns.times(waiting["retention_deadline_ms"], zero_is_none=True),
         lambda: pa.nulls(size, columns.TIMESTAMP),
         lambda: pa.nulls(size, columns.TIMESTAMP),
         lambda: pa.nulls(size, pa.int64()),
@@ -243,8 +227,8 @@ def _in_flight(
         claimed["attempts"],
         lambda: pa.nulls(size, columns.TIMESTAMP),
         lambda: columns.times(deadlines_ms, zero_is_none=True),
-        lambda: columns.times(claimed["claimed_at"]),
-        lambda: columns.times(claimed["lease_deadline"]),
+        lambda: columns.times(claimed["claimed_at_ms"]),
+        lambda: columns.times(claimed["lease_deadline_ms"]),
         lengths_ms,
         consumers,
         keys.orders,
@@ -256,7 +240,7 @@ def done_batch(
     rows: Sequence[Row], place: Place, schema: pa.Schema = DONE_SCHEMA
 ) -> pa.RecordBatch:
     walk = _walk(rows)
-    counts, done = walk.fixed(_FINISHED)
+    counts, done = walk.fixed(_DONE)
     consumers, claimed = walk.texts_beside(counts), walk.beside(counts, "<i8")
     walk.beside(counts, "<u8")  # leases
     targets = walk.texts_beside(counts)
@@ -266,13 +250,13 @@ def done_batch(
         DONE_SCHEMA,
         place,
         done["message_id"],
-        lambda: columns.times(done["finished_at"]),
+        lambda: columns.times(done["done_at_ms"]),
         done["attempts"],
         lambda: columns.texts("done value", walk.data, consumers),
         lambda: columns.times(claimed, zero_is_none=True),
         lambda: columns.present(columns.texts("done value", walk.data, targets), targets[1]),
         lambda: _orders(rows, counts),
-        lambda: columns.days(done["finished_at"]),
+        lambda: columns.days(done["done_at_ms"]),
     )
 
 
@@ -284,7 +268,7 @@ def failed_batch(
     rows: Sequence[Row], place: Place, schema: pa.Schema = FAILED_SCHEMA
 ) -> pa.RecordBatch:
     walk = _walk(rows)
-    counts, failed = walk.fixed(_FINISHED)
+    counts, failed = walk.fixed(_FAILED)
     priorities, deadlines = walk.beside(counts, "u1"), walk.beside(counts, "<i8")
     reasons = walk.texts_beside(counts)
     _finish(walk, rows, "failed value", decode_failed)
@@ -293,13 +277,13 @@ def failed_batch(
         FAILED_SCHEMA,
         place,
         failed["message_id"],
-        lambda: columns.times(failed["finished_at"]),
+        lambda: columns.times(failed["failed_at_ms"]),
         failed["attempts"],
         priorities,
         lambda: columns.times(deadlines, zero_is_none=True),
         lambda: columns.texts("failed value", walk.data, reasons),
         lambda: _orders(rows, counts),
-        lambda: columns.days(failed["finished_at"]),
+        lambda: columns.days(failed["failed_at_ms"]),
     )
 
 
@@ -323,14 +307,14 @@ def archived_batch(
         ARCHIVED_SCHEMA,
         place,
         archived["message_id"],
-        lambda: columns.times(archived["failed_at"]),
-        lambda: columns.times(archived["archived_at"]),
+        lambda: columns.times(archived["failed_at_ms"]),
+        lambda: columns.times(archived["archived_at_ms"]),
         archived["attempts"],
         archived["priority"],
-        lambda: columns.times(archived["retention_deadline"], zero_is_none=True),
+        lambda: columns.times(archived["retention_deadline_ms"], zero_is_none=True),
         names,
         lambda: _orders(rows, counts),
-        lambda: columns.days(archived["archived_at"]),
+        lambda: columns.days(archived["archived_at_ms"]),
     )
 
 

@@ -105,10 +105,10 @@ class Fixed:
     Made of `name=letter` pairs with the letters of the `struct` module; little-endian by default.
     """
 
-    __slots__ = ("_codes", "_struct", "names", "size")
+    __slots__ = ("_struct", "codes", "names", "size")
 
     def __init__(self, *, order: str = "<", **codes: str) -> None:
-        self._codes = {name: order + code for name, code in codes.items()}
+        self.codes = {name: order + code for name, code in codes.items()}
         self._struct = struct.Struct(order + "".join(codes.values()))
         self.size = self._struct.size
         self.names = tuple(codes)
@@ -141,7 +141,7 @@ class Fixed:
             firsts = [one[0] if same else 0 for one, same in zip(columns, constant, strict=True)]
             packed_rows = bytearray(self._struct.pack(*firsts) * count)
             at = 0
-            for code, column, same in zip(self._codes.values(), columns, constant, strict=True):
+            for code, column, same in zip(self.codes.values(), columns, constant, strict=True):
                 width = struct.calcsize(code)
                 if not same:
                     packed = struct.pack(f"{code[0]}{count}{code[1]}", *column)
@@ -161,7 +161,7 @@ class Fixed:
         return self._struct.iter_unpack(rows)
 
     def _refusal(self, values: Iterable[Any], error: struct.error) -> ValueError:
-        for (name, code), value in zip(self._codes.items(), values, strict=True):
+        for (name, code), value in zip(self.codes.items(), values, strict=True):
             try:
                 struct.pack(code, value)
             except struct.error as cause:

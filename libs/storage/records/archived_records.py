@@ -14,7 +14,7 @@ from typing import NamedTuple
 from libs.storage.layout.primitives import Fixed, Reader, utf8_array
 from libs.storage.records.queues import FailedMessage
 
-_ARCHIVED = Fixed(
+ARCHIVED_ROW = Fixed(
     message_id="Q",
     failed_at_ms="q",
     archived_at_ms="q",
@@ -52,12 +52,12 @@ class ArchivedMessage(NamedTuple):
 def encode_archived(archived: Sequence[ArchivedMessage]) -> bytes:
     runs = {run: place for place, run in enumerate(dict.fromkeys(one.run for one in archived))}
     rows = [(*one[:-1], runs[one.run]) for one in archived]
-    return _ARCHIVED.pack_array("archived", rows) + utf8_array("runs", list(runs))
+    return ARCHIVED_ROW.pack_array("archived", rows) + utf8_array("runs", list(runs))
 
 
 def decode_archived(data: bytes) -> list[ArchivedMessage]:
     reader = Reader("archived value", data)
-    rows = list(reader.array("archived", _ARCHIVED))
+    rows = list(reader.array("archived", ARCHIVED_ROW))
     runs = reader.utf8_array("runs")
     reader.finish()
     for row in rows:

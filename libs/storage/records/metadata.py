@@ -32,7 +32,7 @@ from libs.storage.records.log_runs import Fields, LogRun, encode_run, parted, ru
 # The header count is a u8.
 MAX_HEADERS = 255
 
-_HEAD = Fixed(
+RECORD_HEAD = Fixed(
     message_id="Q",
     created_at_ms="q",
     received_at_ms="q",
@@ -73,7 +73,7 @@ def encode_metadata_record(message: MessageMetadata) -> bytes:
     headers = message.headers
     if len(headers) > MAX_HEADERS:
         raise ValueError(f"headers: {len(headers)}, at most {MAX_HEADERS} fit")
-    head = _HEAD.pack(
+    head = RECORD_HEAD.pack(
         message.message_id,
         message.created_at_ms,
         message.received_at_ms,
@@ -388,8 +388,8 @@ def _read_record(record: str, data: bytes, at: int) -> tuple[tuple[Fields, dict[
     fails, so one check at the end finds any that ran past the data.
     """
     try:
-        *fields, header_count = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
+        *fields, header_count = RECORD_HEAD.unpack_from(data, at)
+        at += RECORD_HEAD.size
         headers = {}
         for _ in range(header_count):
             start = at + 2

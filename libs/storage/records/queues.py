@@ -45,7 +45,7 @@ _OF_AVAILABLE: Final = {
     "retention_deadline_ms": "q",
     "attempts": "H",
 }
-_AVAILABLE = Fixed(**_OF_AVAILABLE)
+AVAILABLE_ROW = Fixed(**_OF_AVAILABLE)
 _FEW: Final = [struct.Struct("<H" + "".join(_OF_AVAILABLE.values()) * n) for n in range(17)]
 """An array of available messages, by their number."""
 _NEW: Final = "QB8xq2x"
@@ -55,11 +55,11 @@ _NEW_FEW: Final = [
     struct.Struct("<H" + _NEW * n + f"{len(_NO_IN_FLIGHT)}x") for n in range(len(_FEW))
 ]
 
-_IN_FLIGHT = Fixed(
+IN_FLIGHT_ROW = Fixed(
     message_id="Q", priority="B", claimed_at_ms="q", lease_deadline_ms="q", attempts="H"
 )
-_DONE = Fixed(message_id="Q", done_at_ms="q", attempts="H")
-_FAILED = Fixed(message_id="Q", failed_at_ms="q", attempts="H")
+DONE_ROW = Fixed(message_id="Q", done_at_ms="q", attempts="H")
+FAILED_ROW = Fixed(message_id="Q", failed_at_ms="q", attempts="H")
 
 
 class AvailableMessage(NamedTuple):
@@ -141,7 +141,7 @@ def encode_active(
                 return _FEW[count].pack(count, *chain.from_iterable(available)) + _NO_IN_FLIGHT
             except struct.error:
                 pass  # does not name the field that does not fit; what follows does
-        return _AVAILABLE.pack_array("available", available) + _NO_IN_FLIGHT
+        return AVAILABLE_ROW.pack_array("available", available) + _NO_IN_FLIGHT
     return encode_in_flight(list(zip(*in_flight, strict=True)), available)
 
 
@@ -169,8 +169,8 @@ def encode_in_flight(
     """As `encode_active`, from the columns of InFlightMessages."""
     return b"".join(
         (
-            _AVAILABLE.pack_array("available", available),
-            _IN_FLIGHT.pack_columns("in_flight", *columns[:5]),
+            AVAILABLE_ROW.pack_array("available", available),
+            IN_FLIGHT_ROW.pack_columns("in_flight", *columns[:5]),
             number_array("retention_deadline_ms", "q", columns[5]),
             number_array("lease_length_ms", "I", columns[6]),
             utf8_array("consumer", columns[7]),
@@ -181,8 +181,8 @@ def encode_in_flight(
 
 def decode_active(data: bytes) -> tuple[list[AvailableMessage], list[InFlightMessage]]:
     reader = Reader("active value", data)
-    available = list(map(available_message, reader.array("available", _AVAILABLE)))
-    rows = list(reader.array("in_flight", _IN_FLIGHT))
+    available = list(map(available_message, reader.array("available", AVAILABLE_ROW)))
+    rows = list(reader.array("in_flight", IN_FLIGHT_ROW))
     count = len(rows)
     columns = (
         reader.parallel_numbers("retention_deadline_ms", "q", count),
@@ -198,7 +198,7 @@ def encode_done(done: Sequence[tuple[Any, ...]]) -> bytes:
     columns = _columns(done, len(DoneMessage._fields))
     return b"".join(
         (
-            _DONE.pack_columns("done", *columns[:3]),
+            DONE_ROW.pack_columns("done", *columns[:3]),
             utf8_array("consumer", columns[3]),
             number_array("first_claimed_at_ms", "q", columns[4]),
             number_array("lease", "Q", columns[5]),
@@ -209,7 +209,7 @@ def encode_done(done: Sequence[tuple[Any, ...]]) -> bytes:
 
 def decode_done(data: bytes) -> list[DoneMessage]:
     reader = Reader("done value", data)
-    rows = list(reader.array("done", _DONE))
+    rows = list(reader.array("done", DONE_ROW))
     columns = (
         reader.parallel_texts("consumer", len(rows)),
         reader.parallel_numbers("first_claimed_at_ms", "q", len(rows)),
@@ -222,14 +222,14 @@ def decode_done(data: bytes) -> list[DoneMessage]:
 
 def decode_done_heads(data: bytes) -> list[tuple[int, int, int]]:
     """Message ID, done at and attempts of each message of one bucket, as the RFC has them."""
-    return list(Reader("done value", data).array("done", _DONE))
+    return list(Reader("done value", data).array("done", DONE_ROW))
 
 
 def encode_failed(failed: Sequence[FailedMessage]) -> bytes:
     columns = _columns(failed, len(FailedMessage._fields))
     return b"".join(
         (
-            _FAILED.pack_array("failed", list(zip(*columns[:3], strict=True))),
+            FAILED_ROW.pack_array("failed", list(zip(*columns[:3], strict=True))),
             number_array("priority", "B", columns[3]),
             number_array("retention_deadline_ms", "q", columns[4]),
             utf8_array("reason", columns[5]),
@@ -239,7 +239,7 @@ def encode_failed(failed: Sequence[FailedMessage]) -> bytes:
 
 def decode_failed(data: bytes) -> list[FailedMessage]:
     reader = Reader("failed value", data)
-    rows = list(reader.array("failed", _FAILED))
+    rows = list(reader.array("failed", FAILED_ROW))
     columns = (
         reader.parallel_numbers("priority", "B", len(rows)),
         reader.parallel_numbers("retention_deadline_ms", "q", len(rows)),
