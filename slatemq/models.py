@@ -75,7 +75,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One process; `detail` says why it does not serve.
+    """One process; `detail` says why it does not serve, or what holds up its callers.
 
     `instance_number`: the record of the instance's settings that it runs with; 0 = it did not say.
     """

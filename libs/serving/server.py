@@ -172,7 +172,7 @@ class RunningService:
         self._service = service
         self._config = config
         self._telemetry = telemetry
-        self._health = Health(service.grpc_services)
+        self._health = Health(service.grpc_services, service.http_parts.note)
         telemetry.meter.create_observable_gauge(
             "slatemq.serving",
             callbacks=[lambda _: [metrics.Observation(int(self._health.is_serving))]],

@@ -80,7 +80,9 @@ class Broker:
         self.owner = owner
         ingests = peers.make_ingests(channels)
         payloads = Payloads(ingests, config.payload_cache_bytes)
-        self.delivery = Dispatcher(owner, payloads, config.waiting_claims_max, budget)
+        self.delivery = Dispatcher(
+            owner, payloads, config.waiting_claims_max, config.in_flight_max, budget
+        )
         self.keeper = LeaseKeeper(owner)
         self.streams = Streams(shard, owner, self.delivery, self.keeper)
         self.introductions = Introductions(owner, ingests)

@@ -47,6 +47,12 @@ class BrokerConfig(ServingConfig):
         default=128 << 20,
         minimum=1 << 20,
     )
+    in_flight_max: int = setting(
+        "Messages in flight of all queues together; claims beyond it wait, as for a queue that has "
+        "its own max_in_flight. A lease takes 110 to 480 bytes of memory.",
+        default=500_000,
+        minimum=1,
+    )
     lane_bytes_max: int = setting(
         "Bytes of memory for the index of waiting messages, of all queues together; what does not "
         "fit is read back from the store when it is claimed.",

@@ -12,6 +12,7 @@ from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry
 from services.broker.core.lists.outbox import Outbox
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
+from services.broker.delivery.in_flight_limit import InFlightLimit
 
 STATE = "slatemq.message.state"
 
@@ -162,6 +163,24 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
         callbacks=[age],
         unit="s",
         description="How long the oldest pushed message has waited for an ingest",
+    )
+
+
+def measure_in_flight(telemetry: Telemetry, limit: InFlightLimit) -> None:
+    """Registers gauges of the messages in flight of all queues, and of claims held up by them."""
+    if not telemetry.enabled:
+        return
+    telemetry.meter.create_observable_gauge(
+        "slatemq.in_flight.messages",
+        callbacks=[lambda _: [Observation(limit.messages_count)]],
+        unit="{message}",
+        description="Messages in flight of all queues; at most in_flight_max are claimed",
+    )
+    telemetry.meter.create_observable_gauge(
+        "slatemq.in_flight.waiting.queues",
+        callbacks=[lambda _: [Observation(limit.waiting_count)]],
+        unit="{queue}",
+        description="Queues whose claims wait since in_flight_max messages are in flight",
     )
 
 

@@ -31,7 +31,7 @@ from libs.storage.objects.probe import probe_store
 from services.broker.app import Broker, Peers
 from services.broker.config import BrokerConfig
 from services.broker.delivery.message_cache import IngestClient, Ingests
-from services.broker.metrics import measure, measure_outbox
+from services.broker.metrics import measure, measure_in_flight, measure_outbox
 from services.broker.outbox.targets import IngestPushes, OutboxTarget
 from services.broker.shard.loading import last_clock_ms, load_shard
 from services.broker.shard.owner import ShardOwner
@@ -128,7 +128,10 @@ class BrokerService:
     @property
     def http_parts(self) -> HttpParts:
         """What it adds to the HTTP port: the state of the backend of events."""
-        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
+        return HttpParts(
+            queue_health=self._relay.health if self._relay is not None else None,
+            note=lambda: "" if self.broker is None else self.broker.delivery.in_flight.note,
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -157,6 +160,7 @@ class BrokerService:
         )
         measure(self._telemetry, owner.shard)
         measure_outbox(self._telemetry, owner.shard.outbox)
+        measure_in_flight(self._telemetry, self.broker.delivery.in_flight)
         self._tasks += [asyncio.create_task(work) for work in self.broker.works()]
         await self._announce(owner, address)
 

@@ -27,6 +27,9 @@ SERVING = b"\x08\x01"
 REASON_KEY = "slatemq-not-serving"
 """Trailing metadata of a health check: why the process does not serve, or what it waits for."""
 
+NOTE_KEY = "slatemq-note"
+"""The same of one that serves: what an operator should know."""
+
 STATUS_S = 3.0
 """How long `status` waits for a process."""
 
@@ -114,11 +117,12 @@ class StatusCalls(Calls):
             serving = await call == SERVING
             trailing = dict(await call.trailing_metadata() or ())
         except grpc.RpcError as error:
-            problem = from_rpc_error(error)
-            return ServiceStatus(service, shard, address, False, problem.message)
+            return ServiceStatus(service, shard, address, False, from_rpc_error(error).message)
+        if serving:
+            return ServiceStatus(service, shard, address, True, trailing.get(NOTE_KEY, ""))
         reason = trailing.get(REASON_KEY)
-        problem_text = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
-        return ServiceStatus(service, shard, address, serving, "" if serving else problem_text)
+        problem = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
+        return ServiceStatus(service, shard, address, False, problem)
 
     async def _routes(self, routers: list[str]) -> list[RouteStatus]:
         """The routes of all routers that answer; where several have one, the furthest."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from grpc_health.v1 import health, health_pb2
 
-__all__ = ["REASON_KEY", "Health"]
+__all__ = ["NOTE_KEY", "REASON_KEY", "Health"]
 
 REASON_KEY: Final = "slatemq-not-serving"
 """Trailing metadata of a health check that says NOT_SERVING: why, as text."""
+
+NOTE_KEY: Final = "slatemq-note"
+"""Trailing metadata of a health check that says SERVING: what an operator should know, as text."""
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -24,11 +27,13 @@ class Health(health.aio.HealthServicer):
         reason: Why it does not; empty where it does.
     """
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], note: Callable[[], str] = str) -> None:
+        """For these services, by their full names; `note` is asked while the process serves."""
         super().__init__()
         self._services = ("", *services)
         self.is_serving = False
         self.reason = ""
+        self._note = note
 
     async def serving(self) -> None:
         self.is_serving, self.reason = True, ""
@@ -41,9 +46,11 @@ class Health(health.aio.HealthServicer):
     async def Check(  # noqa: N802 - the RPC's name
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> Any:
-        """The health of one service, with the reason in REASON_KEY."""
+        """The health of one service, with the reason in REASON_KEY or the note in NOTE_KEY."""
         if self.reason:
             context.set_trailing_metadata(((REASON_KEY, self.reason),))
+        elif self.is_serving and (note := self._note()):
+            context.set_trailing_metadata(((NOTE_KEY, note),))
         return await super().Check(request, context)
 
     async def _set_all(self, status: Any) -> None:

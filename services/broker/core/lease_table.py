@@ -49,6 +49,11 @@ class LeaseTable:
         self._running = LeaseIndex()
         self._blocks = blocks or random_blocks()
 
+    @property
+    def in_flight_count(self) -> int:
+        """Messages in flight, of all queues."""
+        return len(self._running)
+
     def restore(self, queue: Queue, order: int, lease: Lease, *, changed: bool) -> None:
         """Takes in a lease; `changed` if it differs from what is stored."""
         bucket = queue.leases.restore(lease, order, changed=changed)

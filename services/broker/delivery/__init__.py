@@ -12,6 +12,8 @@ In reading order; a file imports only files above it:
                 are here
 `waiters`       Who waits for messages of a queue: a claim, once, or a stream, again and again
 `waiter_lines`  Where the waiters of a queue stand in line
+`in_flight_limit` Bounds the messages in flight of all queues together: each lease takes memory
+                until it ends
 `dispatcher`    Brings waiting claims and messages together
 `introductions` Before a log's first message comes to a broker shard, its ingest raises its purge
                 epoch

@@ -19,6 +19,7 @@ from itertools import islice
 from libs.serving.requests.answer_budget import AnswerBudget
 from libs.storage.layout.ids import shard_of
 from services.broker.core.queue import NeedsLane, Queue
+from services.broker.delivery.in_flight_limit import InFlightLimit
 from services.broker.delivery.ingest_health import IngestHealth
 from services.broker.delivery.lost_payloads import fail_gone
 from services.broker.delivery.message_cache import CachedMessage, Payloads, size_of
@@ -44,12 +45,19 @@ class Dispatcher:
     """All desks of a broker."""
 
     def __init__(
-        self, owner: ShardOwner, payloads: Payloads, waiters_max: int, budget: AnswerBudget
+        self,
+        owner: ShardOwner,
+        payloads: Payloads,
+        waiters_max: int,
+        in_flight_max: int,
+        budget: AnswerBudget,
     ) -> None:
         """Serve claims from this shard, of at most `waiters_max` claims and streams at once.
 
-        `budget` bounds what is fetched for claims and in answers, of all queues together.
+        Of all queues together, `in_flight_max` bounds the messages in flight, and `budget` what is
+        fetched for claims and in answers.
         """
+        self.in_flight = InFlightLimit(owner.shard.leases, in_flight_max, self._kick)
         self._budget = budget
         self._owner = owner
         self._payloads = payloads
@@ -146,6 +154,7 @@ class Dispatcher:
             if waiter_line.timer is not None:
                 waiter_line.timer.cancel()
                 waiter_line.timer = None
+            self.in_flight.forget(waiter_line)
             if waiter_line.task is None:
                 self._waiter_lines.pop(waiter_line.queue, None)
 
@@ -157,10 +166,12 @@ class Dispatcher:
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is not None:
             self._dismiss(waiter_line, error)
+        self.in_flight.go_on()  # A queue that was deleted has no leases any more.
 
     # --- Serving ------------------------------------------------------------
 
     def _changed(self, queues: Set[Queue]) -> None:
+        self.in_flight.go_on()
         for queue in self._waiter_lines.keys() & queues:
             waiter_line = self._waiter_lines[queue]
             if waiter_line.line:
@@ -174,6 +185,8 @@ class Dispatcher:
 
     def _served(self, waiter_line: WaiterLine, task: asyncio.Task[None]) -> None:
         waiter_line.task = None
+        if not (waiter_line.again and waiter_line.line):
+            self.in_flight.leave(waiter_line)  # Else it has its turn at the next step.
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("serving %s failed", waiter_line.queue.queue_id, exc_info=error)
@@ -186,7 +199,11 @@ class Dispatcher:
     async def _serve(self, waiter_line: WaiterLine) -> None:
         while waiter_line.line:
             waiter_line.again = False
-            if await self._step(waiter_line):
+            has_turn = self.in_flight.has_turn(waiter_line)
+            has_claimed = await self._step(waiter_line)
+            if has_turn:
+                self.in_flight.leave(waiter_line)
+            if has_claimed:
                 await asyncio.sleep(0)  # a step may have been all work and no wait
             elif not waiter_line.again:
                 self._rest(waiter_line)
@@ -195,7 +212,7 @@ class Dispatcher:
     async def _step(self, waiter_line: WaiterLine) -> bool:
         """Claims for those in line what can be claimed; False when that was nothing."""
         queue = waiter_line.queue
-        waiter_line.away, waiter_line.stuck = None, False
+        waiter_line.away, waiter_line.stuck, waiter_line.short = None, False, False
         wanted = waiter_line.wanted()
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
@@ -211,11 +228,14 @@ class Dispatcher:
             # Looking drops what has expired: a queue that was deleted meanwhile must not change.
             if not self._owner.owns(queue) or not queue.capacity:
                 return []
+            if wanted and not self.in_flight.capacity(waiter_line):
+                waiter_line.short = True
+                return []
             return queue.peek(limit, reachable, now_ms)
 
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
-            if queue.capacity:
+            if queue.capacity and not waiter_line.short:
                 self._note_away(waiter_line, set(), passed)
             return False
         with self._payloads.hand() as held:
@@ -291,8 +311,10 @@ class Dispatcher:
         if waiter_line.timer is not None:
             waiter_line.timer.cancel()
             waiter_line.timer = None
-        # A queue without room has nothing to wait for but an ack, which tells.
-        if waiter_line.line and waiter_line.queue.capacity:
+        # A queue without room waits for an ack alone, which has it looked at again.
+        if waiter_line.line and waiter_line.short:
+            self.in_flight.wait(waiter_line)
+        elif waiter_line.line and waiter_line.queue.capacity:
             delay_ms = self._next_look_ms(waiter_line)
             if delay_ms is not None:
                 loop = asyncio.get_running_loop()
@@ -314,6 +336,9 @@ class Dispatcher:
         """Claims for the waiters of a queue at once what is in memory with its payload."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is None or not waiter_line.line:
+            return
+        if queue.capacity and not self.in_flight.capacity(waiter_line):
+            self.in_flight.wait(waiter_line)
             return
         waiter_line.cut = self._budget.is_full
         try:
@@ -375,8 +400,9 @@ class Dispatcher:
                 waiter_line.cut = True
                 break
             waiter = next(iter(waiter_line.line))
-            given = self._claim(waiter_line.queue, waiter, max(share, SHARE_MIN), held, now_ms)
+            given = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
             if not given.held:
+                waiter_line.short = not self.in_flight.capacity(waiter_line)
                 if not waiter.has_begun:
                     break
                 waiter_line.leave(waiter)
@@ -396,14 +422,16 @@ class Dispatcher:
 
     def _claim(
         self,
-        queue: Queue,
+        waiter_line: WaiterLine,
         waiter: Waiter,
         share: int,
         held: Mapping[int, CachedMessage],
         now_ms: int,
     ) -> ClaimBatch:
+        queue = waiter_line.queue
+        capacity = min(queue.capacity, self.in_flight.capacity(waiter_line))
         choosing = ClaimSelector(
-            min(waiter.wants, TURN, share, queue.capacity),
+            min(waiter.wants, TURN, share, capacity),
             waiter.bytes_left,
             min(waiter.answer_bytes_left, self._budget.share_bytes),
             held,

@@ -93,6 +93,7 @@ class WaiterLine:
         "impatient",
         "line",
         "queue",
+        "short",
         "stuck",
         "task",
         "timer",
@@ -106,6 +107,7 @@ class WaiterLine:
         self.timer: asyncio.TimerHandle | None = None
         self.again = False
         self.cut = False  # a claim was cut at the end of a turn: it wants more at once
+        self.short = False  # there were messages, but too many of all queues are in flight
         self.stuck = False  # there were messages at the last look, and none could be claimed
         self.away: SlateMQError | None = None
         self.has_awaiting = False  # a waiter has a note of ingests that messages wait for

@@ -94,7 +94,7 @@ async def test_the_client_names_the_damaged_ones_and_reads_the_others_without_th
         await server.stop()
 
 
-class Dispatcher:
+class Delivery:
     """Of an event that a message was published."""
 
     def __init__(self, message_id: int) -> None:
@@ -119,7 +119,7 @@ async def test_a_replication_copies_the_others_and_fails_the_events_of_damaged_o
     await target.start()
     try:
         async with slatemq.connect(source.address) as one, slatemq.connect(target.address) as other:
-            deliveries: list[Any] = [Dispatcher(message_id) for message_id in ids]
+            deliveries: list[Any] = [Delivery(message_id) for message_id in ids]
             await Replicator(one, other, "here").copy(deliveries)
             after = await other.publish(b"after")
             copies = await other.read_messages(range(after - 3, after))

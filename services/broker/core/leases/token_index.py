@@ -33,16 +33,18 @@ class LeaseIndex:
     def __init__(self) -> None:
         self._blocks: dict[int, LeaseBucket] = {}
         self._left: dict[int, int] = {}  # by block: how many of its leases run
+        self._in_blocks = 0  # the sum of these
         self._singles: dict[int, LeaseBucket] = {}  # by token: those outside of blocks
 
     def __len__(self) -> int:
-        return len(self._singles) + sum(self._left.values())
+        return len(self._singles) + self._in_blocks
 
     def add(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
         """Adds leases of a bucket: all of them, if it is a block."""
         if bucket.is_block:
             block = tokens[0] >> PLACE_BITS
             self._blocks[block], self._left[block] = bucket, len(tokens)
+            self._in_blocks += len(tokens)
         else:
             self._singles.update(dict.fromkeys(tokens, bucket))
 
@@ -107,6 +109,7 @@ class LeaseIndex:
 
     def _leave(self, block: int, count: int) -> None:
         self._left[block] -= count
+        self._in_blocks -= count
         if not self._left[block]:
             del self._blocks[block], self._left[block]
 
