@@ -1,4 +1,4 @@
-"""`python -m services.broker`: one broker shard; `--help` tells its settings."""
+"""`python -m services.broker`: one broker shard; `--help` lists its settings."""
 
 from libs.serving.main import main
 from services.broker.config import BrokerConfig

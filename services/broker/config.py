@@ -15,7 +15,7 @@ from services.broker.shard import change_pace
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerConfig(ServingConfig):
-    """What a broker can be told, beside what every service can."""
+    """The settings of a broker, beside those of every service."""
 
     shard: int = setting(
         "Number of the broker shard that this process owns.",
@@ -86,17 +86,17 @@ class BrokerConfig(ServingConfig):
         maximum=10_000,
     )
     redrive_retention_s: int = setting(
-        "How long they are listed, in seconds: 0 is without end.",
+        "How long these redrives are listed, in seconds; 0: without end.",
         default=redrives.RETENTION_S,
         minimum=0,
     )
     waiting_claims_max: int = setting(
-        "Claims and streams that may be open at once.",
+        "Claims and streams that may be open at the same time.",
         default=10_000,
         minimum=1,
     )
     concurrent_calls_max: int = setting(
-        "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED. Well above "
+        "Calls in flight at the same time; over it callers get RESOURCE_EXHAUSTED. Well above "
         "waiting_claims_max, or waiting claims keep out the calls that would end their waiting.",
         default=15_000,
         minimum=1,

@@ -116,7 +116,7 @@ def _wall_ms() -> int:
 
 
 def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
-    """Registers gauges of what waits to be sent to each ingest, and of what needs people."""
+    """Registers gauges of what waits for each ingest, and of what needs an operator."""
     if not telemetry.enabled:
         return
 
@@ -144,13 +144,13 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
         "slatemq.outbox.refused.messages",
         callbacks=[refused],
         unit="{message}",
-        description="Pushed messages that an ingest refused for good, put aside for people",
+        description="Pushed messages that an ingest refused permanently; they are set aside",
     )
     telemetry.meter.create_observable_gauge(
         "slatemq.outbox.halted",
         callbacks=[halted],
         unit="1",
-        description="1 while nothing is sent to an ingest until people have seen to it",
+        description="1 while pushes to an ingest have stopped and need an operator",
     )
     telemetry.meter.create_observable_gauge(
         "slatemq.outbox.messages",

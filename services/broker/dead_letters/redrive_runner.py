@@ -40,29 +40,29 @@ STEP_MESSAGES: Final = 500
 """Messages moved in one step at most: a few milliseconds, and what a commit of others waits."""
 
 STEP_LOOKED_AT: Final = 20_000
-"""Messages looked at in one step at most, where few of them are wanted."""
+"""The most messages examined in one step, where few of them are wanted."""
 
 ROW_COST: Final = 20
-"""A row takes as long as so many messages in it."""
+"""Reading a row takes as long as reading this many messages."""
 
 FORGET_EVERY_S: Final = 60.0
-"""How often redrives that ended long ago are looked for, while none runs."""
+"""How often to look for redrives that ended long ago, while none runs."""
 
 LOOKS_AT_ONCE: Final = 8
 """Steps that read dead letters, of redrives of as many queues: each may have some megabytes."""
 
 ASKING_MAX: Final = 4
-"""Steps that wait for contents from one ingest, 32 MB each: whatever it does, steps that need
-nothing of it go on."""
+"""Steps that wait for contents from one ingest, 32 MB each. Steps that need nothing from that
+ingest go on."""
 
 BUSY_RETRY_S: Final = 0.1
-"""When a step whose ingest has as many waiting for it is tried again."""
+"""When to retry a step for whose ingest ASKING_MAX steps wait."""
 
 STEPS_A_SECOND: Final = 10
-"""With a rate, so many steps a second share it."""
+"""Steps per second that share a redrive's rate."""
 
 RETRY_S: Final = 1.0
-"""How long to wait when an ingest or the store is away."""
+"""How long to wait when an ingest or the store is down."""
 
 
 class RedriveRunner:
@@ -307,7 +307,7 @@ class RedriveRunner:
         ]
 
     async def _contents(self, ids: Sequence[int]) -> AsyncIterator[Message]:
-        """The messages that are still stored, not all at once in memory; raises Unavailable."""
+        """The messages that are still stored, a response at a time; raises Unavailable."""
         by_shard: dict[int, list[int]] = {}
         for message_id in ids:
             by_shard.setdefault(shard_of(message_id), []).append(message_id)
@@ -316,7 +316,9 @@ class RedriveRunner:
             while left:
                 messages, _, gone = await self._read(shard, left)
                 if not messages and not gone:
-                    raise Unavailable(f"ingest {shard} gave nothing", reason="INGEST_AWAY")
+                    raise Unavailable(
+                        f"ingest {shard} returned no message, retry", reason="INGEST_AWAY"
+                    )
                 for message in messages:
                     yield message
                 result = {*gone, *(message.message_id for message in messages)}
@@ -333,7 +335,7 @@ class RedriveRunner:
 
 
 class _IngestBusy(Exception):
-    """As many steps as may wait for an ingest wait for it already."""
+    """ASKING_MAX steps wait for this ingest already."""
 
 
 def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:

@@ -1,9 +1,9 @@
 """Brings waiting claims and messages together.
 
-Each queue that somebody waits on has a desk. Whenever something may have changed, the desk looks at
-the messages that come next, fetches those whose payloads are not here, and only then claims them: a
-payload that cannot be had costs nobody an attempt. New messages whose payloads were fetched in time
-are claimed in the commit that assigns them.
+Each queue with waiting claims or streams has a line. When the queue may have changed, the
+dispatcher looks at the messages that come next, fetches the payloads that are not cached, and only
+then claims for the line: a payload that cannot be read costs no attempt. New messages whose
+payloads were fetched in time are claimed in the commit that assigns them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailabl
 log = logging.getLogger(__name__)
 
 SHARE_MIN = 100
-"""Each of several waiters gets its share, but no less: answers of one message each cost more."""
+"""The least share of each of several waiters: responses of one message each cost more."""
 
 STUCK_MS = 200
-"""How soon messages that could not be claimed at a look are looked at again."""
+"""When to look again at messages that could not be claimed."""
 
 TIMER_MAX_MS = 60_000
 """A timer is set for at most this long; it is set again when it has run out."""
 
 
 class Dispatcher:
-    """All desks of a broker."""
+    """The waiter lines of a broker, and what serves them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Dispatcher:
         in_flight_max: int,
         budget: AnswerBudget,
     ) -> None:
-        """Serve claims from this shard, of at most `waiters_max` claims and streams at once.
+        """Serve claims from this shard; at most `waiters_max` claims and streams are open.
 
         Of all queues together, `in_flight_max` bounds the messages in flight, and `budget` what is
         fetched for claims and in answers.
@@ -68,7 +68,7 @@ class Dispatcher:
         self._kept_back: Counter[int] = Counter()
         self._closed: SlateMQError | None = None
         self.streams: dict[Waiter, Queue] = {}
-        """Open streams, in line or not: their ends are told here, too."""
+        """Open streams, in line or not, with their queues."""
         self.places_count = 0
         """Claims and streams that hold a place."""
         owner.on_change = self._changed
@@ -92,7 +92,7 @@ class Dispatcher:
         """Puts a waiter in line until it wants no more or is removed.
 
         Raises NotFound for a queue that was deleted, FailedPrecondition for one that is paused, and
-        what `drain` was told from then on.
+        after `drain` its error.
         """
         if self._closed is not None:
             raise self._closed
@@ -107,21 +107,21 @@ class Dispatcher:
         self._kick(waiter_line)
 
     def wait_no_more(self, queue: Queue, waiter: Waiter) -> None:
-        """Has a waiter, if it still stands in line, answered when the next look is over."""
+        """Ends a waiter with what the next look finds, if it is still in line."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is not None and waiter in waiter_line.line:
             waiter_line.impatient.add(waiter)
             self._kick(waiter_line)
 
     def remove(self, queue: Queue, waiter: Waiter) -> None:
-        """Takes a waiter out of the line; nothing happens if it is out already."""
+        """Removes a waiter from its line, if it is in it."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is not None and waiter in waiter_line.line:
             waiter_line.leave(waiter)
             self._clean_up(waiter_line)
 
     def drain(self, error: SlateMQError) -> None:
-        """Ends all waiting with this error, and any that begins from now on."""
+        """Ends all waiters, and those added later, with this error."""
         self._closed = error
         for stream in self.streams:
             stream.failed(error)
@@ -129,7 +129,7 @@ class Dispatcher:
             self._dismiss(waiter_line, error)
 
     async def close(self) -> None:
-        """Ends what still runs; for the end of the process."""
+        """Ends all tasks; for the end of the process."""
         tasks = [
             waiter_line.task
             for waiter_line in self._waiter_lines.values()
@@ -159,7 +159,7 @@ class Dispatcher:
                 self._waiter_lines.pop(waiter_line.queue, None)
 
     def turn_away(self, queue: Queue, error: SlateMQError) -> None:
-        """Tells everybody who waits on a queue, with credit or without, what became of it."""
+        """Ends the claims and streams of a queue with this error."""
         for stream, its_queue in self.streams.items():
             if its_queue is queue:
                 stream.failed(error)
@@ -210,7 +210,7 @@ class Dispatcher:
                 return
 
     async def _step(self, waiter_line: WaiterLine) -> bool:
-        """Claims for those in line what can be claimed; False when that was nothing."""
+        """Claims what can be claimed for a line; returns whether that was anything."""
         queue = waiter_line.queue
         waiter_line.away, waiter_line.stuck, waiter_line.short = None, False, False
         wanted = waiter_line.wanted()
@@ -265,7 +265,7 @@ class Dispatcher:
     async def _claim_in_turns(
         self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage]
     ) -> int:
-        """Has those in line take turns until no claim is cut short; gives how many were claimed."""
+        """Claims in turns until no claim is cut short; returns the number of messages."""
         claimed = 0
         while True:
             waiter_line.cut = False
@@ -277,12 +277,12 @@ class Dispatcher:
             await asyncio.sleep(0)
 
     def sent(self, given: Sequence[ClaimBatch]) -> None:
-        """The answers with these messages have gone out, or never will."""
+        """Releases the memory of messages whose responses were sent, or never will be."""
         self._budget.release(sum(one.size_bytes for one in given))
 
     @contextmanager
     def keeping_back(self, message_id: int) -> Iterator[None]:
-        """For as long as this is open, the message is handed out to nobody."""
+        """Within the block the message is not claimed."""
         self._kept_back[message_id] += 1
         try:
             yield
@@ -292,7 +292,7 @@ class Dispatcher:
             self.look_again()
 
     def look_again(self) -> None:
-        """Somebody may have been given less than there is."""
+        """Looks at all lines again: more may be claimable than at the last look."""
         self._changed(self._waiter_lines.keys())
 
     def _note_away(self, waiter_line: WaiterLine, found: set[int], passed: set[int]) -> None:
@@ -304,7 +304,7 @@ class Dispatcher:
         self._ingests.found_away(found)
 
     def _rest(self, waiter_line: WaiterLine) -> None:
-        """Nothing more can be claimed now: answers the impatient, sets a timer for the rest."""
+        """Nothing more can be claimed now: ends impatient waiters, sets a timer for the others."""
         for waiter in list(waiter_line.impatient):
             waiter_line.leave(waiter)
             waiter.failed(waiter_line.away)
@@ -326,14 +326,14 @@ class Dispatcher:
         due_ms = waiter_line.queue.waiting.next_due_ms()
         if due_ms is None:
             return None
-        # What was due at this look already cannot be had: not again at once.
+        # What was due at this look could not be claimed: wait a little.
         left_ms = due_ms - self._owner.clock.now_ms()
         return min(left_ms, TIMER_MAX_MS) if left_ms > 0 else STUCK_MS
 
     # --- Claiming -----------------------------------------------------------
 
     def hand_over(self, queue: Queue, now_ms: int) -> None:
-        """Claims for the waiters of a queue at once what is in memory with its payload."""
+        """Claims for the waiters of a queue what is in memory with its payload; never waits."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is None or not waiter_line.line:
             return
@@ -352,11 +352,11 @@ class Dispatcher:
 
     @property
     def is_waited_on(self) -> bool:
-        """Whether somebody waits for messages of any queue."""
+        """Whether any queue has waiters."""
         return bool(self._waiter_lines)
 
     def waited_on(self, queue_ids: Sequence[str]) -> Set[str]:
-        """Those queues, of these and perhaps of others, that somebody waits for messages of."""
+        """The queues with waiters, of these and perhaps of others."""
         if len(queue_ids) < len(self._waiter_lines):
             return set(filter(self.has_waiters, queue_ids))
         return {
@@ -364,16 +364,16 @@ class Dispatcher:
         }
 
     def has_waiters(self, queue_id: str) -> bool:
-        """Whether somebody waits for messages of this queue."""
+        """Whether a queue has waiters."""
         queue = self._owner.shard.queues.get(queue_id)
         waiter_line = self._waiter_lines.get(queue) if queue is not None else None
         return waiter_line is not None and bool(waiter_line.line)
 
     async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
-        """Fetches new messages that are about to be assigned, if somebody waits for them."""
+        """Fetches new messages that are about to be assigned, if the queue has waiters."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is None or queue.waiting.ready_count:
-            return  # Nobody waits, or older messages come first.
+            return  # No waiters, or older messages come first.
         wanted = sum(waiter.wants for waiter in islice(waiter_line.line, len(ids)))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
         missing = [message_id for message_id in missing if self._ingests.can_give(message_id)]
@@ -391,7 +391,7 @@ class Dispatcher:
     def _claim_all(
         self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage], now_ms: int
     ) -> int:
-        """Gives those in line a turn, as many as a step has time for; and how many were claimed."""
+        """Claims for the waiters of a line, for as many as a step has time; returns the number."""
         claimed = 0
         ready_count = waiter_line.queue.waiting.ready_count
         share = ready_count // len(waiter_line.line) + 1 if waiter_line.line else 0

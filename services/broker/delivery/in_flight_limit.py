@@ -73,12 +73,12 @@ class InFlightLimit:
         self.go_on()
 
     def leave(self, line: WaiterLine) -> None:
-        """The turn of a line is over, or nobody stands in it any more."""
+        """Ends the turn of a line."""
         self._turns.discard(line)
         self.go_on()
 
     def forget(self, line: WaiterLine) -> None:
-        """No waiter is left in a line."""
+        """Removes a line whose waiters are gone."""
         self._waiting.pop(line, None)
         self.leave(line)
 

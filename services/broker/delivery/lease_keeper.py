@@ -2,8 +2,8 @@
 
 Leases are kept in batches, about one for each answer that a stream got. A batch is looked at when
 half of what its leases have left is over: those that ended are dropped from it, the others extended
-and put off again. So the cost is per lease that runs, twice in its length, whatever waits in the
-queue and however often the consumer is heard of.
+and put off again. So each running lease costs twice in its length, regardless of what waits in the
+queue and of how often the consumer is heard of.
 """
 
 from __future__ import annotations

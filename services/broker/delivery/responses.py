@@ -214,7 +214,7 @@ def _heads(
 
 
 def too_late(owner: ShardOwner, given: Sequence[ClaimBatch]) -> bool:
-    """Whether storing a claim took so much of its leases that it had better be undone."""
+    """Whether storing a claim used up over half of its leases: then it is undone."""
     now_ms = owner.clock.now_ms()
     return any(
         now_ms - one.claimed.terms.claimed_at_ms > one.claimed.terms.length_ms // 2
@@ -223,9 +223,9 @@ def too_late(owner: ShardOwner, given: Sequence[ClaimBatch]) -> bool:
 
 
 async def release(owner: ShardOwner, given: Sequence[ClaimBatch]) -> None:
-    """Undoes claims of which nobody was told, in as many turns as they were made in."""
+    """Undoes claims whose responses were not sent, a turn's messages at a time."""
     async for one in _in_turns(given):
-        # After a failed commit nobody knows what the disk holds: the restart will tell.
+        # After a failed commit it is unknown what the disk holds: the restart reads it.
         if owner.commits.failed is None:
             await owner.run(partial(_release, owner.shard, one.claimed.tokens))
 

@@ -14,7 +14,7 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class ClaimSelector(Selector):
-    """What one waiter is given at once."""
+    """Selects the messages of one claim batch."""
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ class Streams:
 
     def _end(self, queue: Queue, stream: Stream, error: SlateMQError) -> None:
         stream.failed(error)
-        # At once, though its consumer hears of it after a commit: others stand behind it.
+        # Before the commit, which its consumer waits for: others are behind it in line.
         self._delivery.remove(queue, stream)
 
     def _take(self, request: consumer_pb2.ConsumeRequest, queue: Queue, stream: Stream) -> None:

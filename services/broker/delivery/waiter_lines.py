@@ -1,4 +1,4 @@
-"""Where the waiters of a queue stand in line."""
+"""The waiters of each queue, in line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from services.broker.delivery.waiters import Waiter, packed_shards
 from slatemq.errors import SlateMQError
 
 LOOK_AHEAD = 10_000
-"""Messages looked at, and fetched, for the claims of one queue at a time: as many as an ingest
-gives at once, and as one claim may ask for."""
+"""Messages examined, and fetched, for the claims of one queue at a time: as many as one response of
+an ingest has, and as one claim may ask for."""
 
 AHEAD = 1000
 """Messages fetched at a time at most where fewer are asked for: of a long backlog a fetch costs
 half a millisecond, however few messages it is for."""
 
 AHEAD_BYTES = 1 << 20
-"""What is fetched ahead has about so many bytes at most, by the size of those before."""
+"""The most bytes to fetch ahead, judged by the size of earlier messages."""
 
 FIRST_BYTES = 4 << 20
 """Asked for at most where nothing is known of the messages of a queue."""
@@ -53,7 +53,7 @@ class PrefetchWindow:
         return 0 if self._pause else self._count
 
     def expected_bytes(self, count: int, most: int) -> int:
-        """How much to ask for, for so many messages: a quarter more than they had lately."""
+        """Bytes to ask for, for `count` messages: a quarter more than they had lately."""
         if not self._size:
             return min(FIRST_BYTES, most)
         return min(max(count * self._size * 5 // 4, FETCH_BYTES_MIN), FETCH_BYTES, most)
@@ -68,13 +68,13 @@ class PrefetchWindow:
 
 
 class PrefetchWindows:
-    """Those of the queues that fetched last: each may be 64 KB, and there may be many queues."""
+    """The windows of the queues that fetched last: one may take 64 KB, and queues may be many."""
 
     def __init__(self) -> None:
         self._by_queue: OrderedDict[str, PrefetchWindow] = OrderedDict()
 
     def of(self, queue_id: str) -> PrefetchWindow:
-        """That of a queue."""
+        """The window of a queue."""
         ahead = self._by_queue.setdefault(queue_id, PrefetchWindow())
         self._by_queue.move_to_end(queue_id)
         if len(self._by_queue) > AHEADS_MAX:
@@ -106,7 +106,7 @@ class WaiterLine:
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.again = False
-        self.cut = False  # a claim was cut at the end of a turn: it wants more at once
+        self.cut = False  # a claim was cut at the end of a turn: it wants more now
         self.short = False  # there were messages, but too many of all queues are in flight
         self.stuck = False  # there were messages at the last look, and none could be claimed
         self.away: SlateMQError | None = None
@@ -135,8 +135,8 @@ class WaiterLine:
         self.impatient.discard(waiter)
 
     def wanted(self) -> int:
-        """How many messages to look at for those in line."""
-        # No more than there are: most who wait, wait on a queue that has none.
+        """How many messages to examine for the waiters in line."""
+        # No more than there are: most waiters wait on a queue without messages.
         most = min(self.queue.waiting.ready_count + self.queue.waiting.timed_count, LOOK_AHEAD)
         wanted = 0
         for waiter in self.line:

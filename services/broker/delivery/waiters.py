@@ -1,8 +1,8 @@
-"""Who waits for messages of a queue: a claim, once, or a stream, again and again.
+"""What waits for messages of a queue: a claim, once, or a stream, again and again.
 
 A waiter stands in line as long as it wants something. What is claimed for it, it takes in the same
-turn; then it says what it still wants. A stream wants nothing while it has messages in hand that
-are not sent: so nothing grows old between claim and sending, and it holds one answer at most. A
+turn; then it says what it still wants. A stream wants nothing while it has claimed messages that
+are not sent: so no lease grows old before it is sent, and a stream holds one response at most. A
 large claim takes its messages in several turns, between which others have theirs.
 """
 
@@ -25,13 +25,13 @@ OUTSTANDING_MAX = 100_000
 """Credit of a stream in messages at most."""
 
 TURN = 2000
-"""Messages claimed at once for a claim or a stream at most: a few ms of work, in which others wait.
+"""The most messages claimed in one turn: a few ms of work, in which others wait.
 
 It is a whole number of blocks of tokens, so that a claim in several turns has runs as long as one.
 """
 
 UNLIMITED = 1 << 62
-"""Bytes: more than anybody can claim."""
+"""Bytes: more than a claim can have."""
 
 
 def packed_shards(shards: Iterable[int]) -> array[int]:
@@ -51,7 +51,7 @@ class ClaimBatch(NamedTuple):
 
 
 class Waiter(ABC):
-    """Somebody who waits. `patient` says whether also for messages that are not there yet."""
+    """A claim or stream. A `patient` one also waits for messages that are not there yet."""
 
     def __init__(self, consumer: str, lease_ms: int, *, patient: bool = True) -> None:
         self.consumer = consumer
@@ -69,7 +69,7 @@ class Waiter(ABC):
         """How many bytes of payloads fit; one message fits always, unless it `has_begun`."""
 
     has_begun = False
-    """Whether it has some messages of its answer, and takes more only if they come at once."""
+    """Whether it has some messages of its response, and takes more only without waiting."""
 
     answer_bytes_left = ANSWER_BYTES_MAX
     """How many bytes fit into its answer, headers and all."""
@@ -79,11 +79,11 @@ class Waiter(ABC):
 
     @abstractmethod
     def take(self, given: ClaimBatch) -> None:
-        """Is given what was claimed for it, at least one message."""
+        """Takes what was claimed for it, at least one message."""
 
     @abstractmethod
     def failed(self, error: SlateMQError | None) -> None:
-        """Is out of the line: for an error, or (None) nothing is there and it is not patient."""
+        """Has left the line: for an error, or (None) impatient and without messages."""
 
     def await_ingests(self, shards: array[int]) -> None:
         """Notes `awaited_shards`."""
@@ -115,16 +115,13 @@ class OneClaim(Waiter):
 
     @property
     def wants(self) -> int:
-        """See Waiter."""
         return 0 if self.done.is_set() else self._count
 
     @property
     def bytes_left(self) -> int:
-        """See Waiter."""
         return self._bytes
 
     def take(self, given: ClaimBatch) -> None:
-        """See Waiter."""
         self.given.append(given)
         self.has_begun = True
         self._count -= len(given.held)
@@ -135,13 +132,13 @@ class OneClaim(Waiter):
             self.done.set()
 
     def await_ingests(self, shards: array[int]) -> None:
-        """See Waiter. Its consumer learns of a change at once, if it wants to."""
+        """See Waiter. Ends the claim on a change, if its consumer wants that."""
         super().await_ingests(shards)
         if self._ends_early and self.patient:
             self.done.set()
 
     def failed(self, error: SlateMQError | None) -> None:
-        """See Waiter. What it has, it gets in any case."""
+        """See Waiter. A claim that has messages ends without the error."""
         if not self.given:
             self.error = error
         self.done.set()
@@ -172,7 +169,6 @@ class Stream(Waiter):
 
     @property
     def wants(self) -> int:
-        """See Waiter."""
         busy = bool(self._in_hand or self._sending)
         if self._ended or busy or not self._has_credit:
             return 0
@@ -180,7 +176,6 @@ class Stream(Waiter):
 
     @property
     def bytes_left(self) -> int:
-        """See Waiter."""
         return UNLIMITED if self._bytes_left is None else self._bytes_left
 
     def grant(self, credit: consumer_pb2.ConsumeCredit, field: str) -> None:
@@ -212,7 +207,7 @@ class Stream(Waiter):
         return not self.is_closed and now_ms - self._heard_ms <= self.lease_ms // 2
 
     def stop(self) -> None:
-        """The consumer wants no more: the stream ends when what is in hand is sent."""
+        """Ends the stream when the claimed messages are sent: the consumer wants no more."""
         self.is_stopped = True
         self.failed(None)
 
@@ -222,13 +217,12 @@ class Stream(Waiter):
         self._wake.set()
 
     def take(self, given: ClaimBatch) -> None:
-        """See Waiter."""
         self._in_hand.append(given)
         self._spend((given,), -1)
         self._wake.set()
 
     def give_back(self) -> Sequence[ClaimBatch]:
-        """Takes back what is in hand, with its credit; the caller releases it."""
+        """Takes back the claimed messages, with their credit; the caller releases their leases."""
         given, self._in_hand = self._in_hand, []
         self._spend(given, 1)
         return given
@@ -240,18 +234,18 @@ class Stream(Waiter):
             self._bytes_left += sign * sum(len(payload) for payload, _ in held)
 
     def failed(self, error: SlateMQError | None) -> None:
-        """See Waiter. The stream ends when what is in hand is sent."""
+        """See Waiter. The stream ends when the claimed messages are sent."""
         self._ended = True
         self.error = self.error or error
         self._wake.set()
 
     def await_ingests(self, shards: array[int]) -> None:
-        """See Waiter. Its consumer learns of a change at once."""
+        """See Waiter. A change is sent without waiting for messages."""
         super().await_ingests(shards)
         self._wake.set()
 
     async def next(self) -> Sequence[ClaimBatch] | None:
-        """What is in hand: something, or nothing when only `awaited_shards` are to be sent.
+        """The claimed messages; none when only `awaited_shards` are to be sent.
 
         None when the stream has ended (see `error`).
         """
@@ -265,7 +259,7 @@ class Stream(Waiter):
         return self._in_hand
 
     def sending(self) -> None:
-        """What is in hand goes out now: from here on it stays claimed, whatever happens."""
+        """The claimed messages are being sent: from here on their leases stay."""
         self._sending, self._in_hand = self._in_hand, []
 
     def sending_shards(self) -> Sequence[int]:
@@ -274,13 +268,13 @@ class Stream(Waiter):
         return sorted(self._sent_shards)
 
     def sent(self) -> Sequence[ClaimBatch]:
-        """It has gone out: there is room for the next. Gives what it was."""
+        """They were sent, and there is room for the next; returns them."""
         sent, self._sending = self._sending, []
         return sent
 
 
 def paused(queue: Queue) -> FailedPrecondition:
-    """What those hear who want messages of a paused queue."""
+    """The error for claims on a paused queue."""
     return FailedPrecondition(
         "QUEUE_PAUSED", f"queue {queue.queue_id!r} is paused", subject=queue.queue_id
     )

@@ -10,12 +10,12 @@ In reading order; a file imports only files above it:
                   by its ID
 `finder`          Finds entries: at the place that a handle names, soon behind it, or by a search
                   of the queue
-`conversion`      Entries as EntryService tells them: from what lists hold, with attempts and
-                  messages by view
+`conversion`      Entries for EntryService: from what lists hold, with attempts and messages by
+                  view
 `delayed_watch`   Watching the delayed messages of a queue: what its journal has, then what comes
 `delayed_cleanup` Removes the rows of the delayed journals whose messages can all be claimed
-`editor`          Editing a delayed message: while its content is replaced at ingest, nobody gets
-                  it here
+`editor`          Edits a delayed message: while ingest replaces its content, it is not claimed
+                  here
 `lister`          ListEntries: pages of the entries of a queue that are in one state
 `entries`         All that looks at the entries of one shard's queues, and edits them
 """

@@ -1,4 +1,4 @@
-"""Entries as EntryService tells them: from what lists hold, with attempts and messages by view."""
+"""Entries for EntryService: from what lists hold, with attempts and messages by view."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slatemq.v1 import entry_pb2, queue_pb2
 from slatemq.v1.message_pb2 import Message
 
 MESSAGES_BYTES_MAX: Final = 32 << 20
-"""Messages in one answer have at most so many bytes, unless one alone has more."""
+"""The most bytes of messages in one response, unless one message has more."""
 
 WITH_ATTEMPTS: Final = frozenset(
     {entry_pb2.ENTRY_VIEW_ATTEMPTS, entry_pb2.ENTRY_VIEW_HEADERS, entry_pb2.ENTRY_VIEW_FULL}
@@ -44,7 +44,7 @@ Entries: TypeAlias = Sequence[entry_pb2.Entry]
 def checked_view(view: View) -> View:
     """A view that there is; raises InvalidArgument."""
     if view not in entry_pb2.EntryView.values():
-        raise InvalidArgument("view", f"{view} is no view")
+        raise InvalidArgument("view", f"{view} is not a view")
     return view
 
 

@@ -29,7 +29,7 @@ LOOK_S: Final = 1.0
 """How often to look whether a minute is over."""
 
 ROWS: Final = 100
-"""Rows read at once."""
+"""Rows in one read."""
 
 QUEUES: Final = 100
 """Queues looked at in one go: most of them have no rows."""

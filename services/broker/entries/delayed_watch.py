@@ -34,7 +34,7 @@ PAGE_MESSAGES: Final = 1000
 """Messages in one answer at most."""
 
 PAGE_ROWS: Final = 100
-"""Rows read at once: of a thousand messages each, they have 3 MB."""
+"""Rows in one read: of a thousand messages each, they have 3 MB."""
 
 
 class WatchPosition(NamedTuple):
@@ -102,9 +102,9 @@ class DelayedWatches:
     ) -> AsyncGenerator[entry_pb2.WatchDelayedResponse, None]:
         """The messages of a queue that are delayed, in the order in which they were routed to it.
 
-        An answer comes at once, and then at least every 10 s. What it holds counts for the budget
-        of deliveries until the next is asked for. Raises InvalidArgument, NotFound,
-        ResourceExhausted, and Unavailable where the watch is to be begun again.
+        The first response comes immediately, then one at least every 10 s. Each counts for the
+        budget of deliveries until the next is asked for. Raises InvalidArgument, NotFound,
+        ResourceExhausted, and Unavailable where the watch must be begun again.
         """
         queue = await self._owner.find(queue_id)
         begin = decode_position(queue_id, position) if position else _beginning(queue)
@@ -141,7 +141,7 @@ class DelayedWatches:
             await self._owner.durable()
             raise NotFound("queue", queue.queue_id)
         if split_order(stream.position.order).epoch != queue.waiting.epoch:
-            # The queue was purged or made anew: what comes next is at the new epoch's beginning.
+            # The queue was purged or re-created: what comes next is at the new epoch's beginning.
             await self._owner.durable()
             stream.position = _beginning(queue)
 
@@ -220,13 +220,13 @@ _DIGEST_BYTES: Final = 6
 
 
 def encode_position(queue_id: str, position: WatchPosition) -> str:
-    """The position as those who watch keep it: 24 characters."""
+    """The position as watchers keep it: 24 characters."""
     data = _POSITION.pack(*position)
     return base64.urlsafe_b64encode(_digest(queue_id, data) + data).decode()
 
 
 def decode_position(queue_id: str, text: str) -> WatchPosition:
-    """The inverse; InvalidArgument for what was not given for this queue."""
+    """The inverse; InvalidArgument for a position that is not of this queue."""
     try:
         data = base64.b64decode(text, altchars=b"-_", validate=True)
         position = WatchPosition(*_POSITION.unpack(data[_DIGEST_BYTES:]))
@@ -235,11 +235,11 @@ def decode_position(queue_id: str, text: str) -> WatchPosition:
     except (ValueError, struct.error):
         pass
     raise InvalidArgument(
-        "position", "is not one that WatchDelayed gave for this queue", reason="INVALID_POSITION"
+        "position", "was not returned by WatchDelayed for this queue", reason="INVALID_POSITION"
     )
 
 
 def _digest(queue_id: str, data: bytes) -> bytes:
-    # No secret: it tells a position of this queue from what somebody mistyped or mixed up.
+    # Not a secret: it detects positions of other queues and typing errors.
     encode = queue_id.encode() + data
     return hashlib.blake2s(encode, digest_size=_DIGEST_BYTES, person=b"Watch").digest()

@@ -1,7 +1,7 @@
-"""Editing a delayed message: while its content is replaced at ingest, nobody gets it here.
+"""Edits a delayed message: while ingest replaces its content, it is not claimed here.
 
-Brokers hold messages in memory that are about to be handed out, this one and the others, whose
-queues may have the message, too. So all of them forget it before the edit is answered.
+Brokers cache messages that are about to be delivered, and queues of other brokers may have the same
+message. So all of them forget it before the edit is answered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slatemq.v1.ingest_pb2 import ReplaceMessageRequest
 WRONG_STATE: Final = "WRONG_STATE"
 
 RUNNING_BYTES_MAX: Final = 128 << 20
-"""Edits that run, unless there is one alone: they go on when their callers have gone."""
+"""Bytes of the edits that run, unless one alone has more; they go on without their callers."""
 
 Find = Callable[[int], int]
 """A command that finds an available or delayed entry, given the time: when it is visible (0 = at
@@ -29,7 +29,7 @@ once). Raises what the handle gives, and Needs."""
 
 
 def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
-    """What ingest is asked, but for message and queue; InvalidArgument where nothing changes."""
+    """The request to ingest, without message and queue; InvalidArgument where nothing changes."""
     keeps_payload = not request.HasField("payload")
     if keeps_payload and not request.replace_headers:
         raise InvalidArgument("payload", "give a payload, or headers with replace_headers")
@@ -75,7 +75,7 @@ class MessageEditor:
         task = asyncio.create_task(self._edit(wanted, find))
         self._running[task] = size_bytes
         task.add_done_callback(self._ended)
-        # Whoever gives up waiting: what is on its way at ingest may still happen.
+        # A caller that gives up ends nothing: ingest may still replace the message.
         return await asyncio.shield(task)
 
     async def _edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
@@ -87,7 +87,7 @@ class MessageEditor:
                     subject=str(wanted.message_id),
                 )
 
-        # First kept back, then looked at: nobody can claim it in between.
+        # First kept back, then looked at, so that it cannot be claimed in between.
         with self._delivery.keeping_back(wanted.message_id):
             await self._owner.run(check)
             try:
@@ -99,10 +99,10 @@ class MessageEditor:
         return etag
 
     async def forget(self, message_id: int) -> None:
-        """Another broker has edited the message: what is held of it is handed out no more."""
+        """Drops what is cached of a message that another broker has edited."""
         self._payloads.forget(message_id)
         self._delivery.look_again()
-        await self._owner.durable()  # whoever was given it before is about to hear of that
+        await self._owner.durable()  # responses that hold the former content are sent after this
 
     def _ended(self, task: asyncio.Task[str]) -> None:
         del self._running[task]

@@ -26,10 +26,10 @@ from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, NotFound
 
 SMALL_QUEUE = 20_000
-"""A queue of so many entries is searched whole at once: some ten milliseconds."""
+"""A queue of up to this many entries is searched in one step: some ten milliseconds."""
 
 FOLLOWED_MAX = 5000
-"""Done or failed messages looked at behind the time that a handle tells."""
+"""Done or failed messages examined behind the time that a handle names."""
 
 SKEW_MS = 300_000
 """How far the clocks of ingests and brokers may be apart when times are compared."""
@@ -59,7 +59,7 @@ class SearchStep:
 
 
 class EntryFinder:
-    """Finds entries of one shard's queues; whoever asks has waited until all is durable."""
+    """Finds entries of one shard's queues; callers wait for `durable` first."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ FIRST_READ_ROWS = 8
 """Rows read first: more each time, since it is not known how many messages they have."""
 
 READ_ROWS = 200
-"""Rows read at once at most: of one message each they take a millisecond."""
+"""The most rows in one read: of one message each they take a millisecond."""
 
 DECODED_MAX = 1000
 """Messages decoded before others have their turn: two milliseconds."""
@@ -251,7 +251,7 @@ def _order(bucket: int) -> int:
 def _behind(
     order: int, messages: Sequence[M], after: ListPosition | None, newest_first: bool
 ) -> list[ListedMessage[M]]:
-    """What of a row is not told yet, in the order wanted."""
+    """The messages of a row that are not listed yet, in the order wanted."""
     listed = [
         ListedMessage(ListPosition(order, place), message) for place, message in enumerate(messages)
     ]

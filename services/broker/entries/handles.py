@@ -63,13 +63,13 @@ def parse_handle(text: str, shard: int) -> Handle:
     if not QUEUE_ID.fullmatch(queue_id):
         raise InvalidArgument(FIELD, "must be <queue ID>/<message ID in hex>/<place>")
     if not re.fullmatch(r"[0-9a-f]{1,16}", number, re.ASCII) or int(number, 16) > MAX_MESSAGE_ID:
-        raise InvalidArgument(FIELD, f"{number[:32]!r} is no message ID in hex")
+        raise InvalidArgument(FIELD, f"{number[:32]!r} is not a message ID in hex")
     handle = Handle(queue_id, int(number, 16))
     if not place:
         return handle
     found = _PLACE.fullmatch(place)
     if found is None:
-        raise InvalidArgument(FIELD, f"{place[:64]!r} is no place of an entry")
+        raise InvalidArgument(FIELD, f"{place[:64]!r} is not a place of an entry")
     return _placed(handle, found, shard)
 
 
@@ -84,11 +84,11 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
         priority, order = int(found["priority"]), int(found["order"], 16)
         kind = _KINDS[found["kind"]]
         if priority > 255 or order_in_time(kind, order) > MAX_ORDER:
-            raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
+            raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
         return handle._replace(waiting=Place(priority, kind, order))
     order = int(found["row"], 16)
     if order > MAX_ORDER:
-        raise InvalidArgument(FIELD, f"{found[0][:64]!r} is no place of an entry")
+        raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
     match found["list"]:
         case "i":
             return handle._replace(in_flight=order)

@@ -83,7 +83,7 @@ class EntryLister:
             if not count:
                 raise Unavailable("no message can be read now", reason="INGEST_AWAY")
             following = result.entries[count - 1][1]
-        # What came while this was read is told when a crash cannot take it back.
+        # What came while this was read is returned once a crash cannot take it back.
         await self._owner.durable()
         answer = entry_pb2.ListEntriesResponse(entries=[one for one, _ in result.entries[:count]])
         if following is not None:
@@ -156,7 +156,7 @@ def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> EntryList:
     for bucket in queue.leases.buckets_from(order):
         part = list(bucket.leases.values())
         if bucket.order == order and token in bucket.leases:
-            # Where the last one told has ended, on from the beginning of its bucket.
+            # Where the last one listed has ended, on from the beginning of its bucket.
             part = part[[one.token for one in part].index(token) + 1 :]
         leases += part
         if len(leases) > limit:

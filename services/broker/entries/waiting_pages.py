@@ -30,7 +30,7 @@ SCANNED_MAX = 20_000
 """Messages looked at for one page at most: what is past its retention fills no page."""
 
 PIECE_BUCKETS = 500
-"""Buckets taken out of memory at once."""
+"""Buckets listed in one step."""
 
 LOCATED_MAX = 4000
 """Messages looked at from each time on, in each lane, to find one."""
@@ -59,7 +59,7 @@ class Page(NamedTuple):
 
 
 class BucketRun(NamedTuple):
-    """Some buckets of a lane; there are no others up to the order `through`."""
+    """Some buckets of a lane: all up to the order `through`."""
 
     buckets: list[StoredBucket]
     through: int
@@ -244,7 +244,7 @@ def _entries(lane: Lane, piece: BucketRun) -> list[Waiting]:
 def _behind(
     place: Place, items: list[AvailableMessage], after: QueuePosition | None
 ) -> list[AvailableMessage]:
-    """What of a bucket is not told yet: all of it, where the last one told is gone."""
+    """What of a bucket is not listed yet: all of it, where the last one listed is gone."""
     if after is None or after[:3] != (place.priority, place.order, place.kind):
         return items
     for index, item in enumerate(items):

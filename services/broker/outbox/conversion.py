@@ -53,7 +53,7 @@ class PushLimits:
     delay_ms: int
 
     def at(self, ingest_payload_bytes: int | None) -> PushLimits:
-        """Those for an ingest that takes so much, as far as that is known."""
+        """The limits for an ingest with this largest payload (None: unknown)."""
         if ingest_payload_bytes is None or ingest_payload_bytes >= self.payload_bytes:
             return self
         return replace(self, payload_bytes=ingest_payload_bytes)
@@ -126,7 +126,7 @@ def final(draft: Draft) -> Command:
 
 
 def fingerprint(commands: Sequence[consumer_pb2.Command]) -> bytes:
-    """Tells other commands from the same: every field of every command."""
+    """A digest of every field of every command: equal for equal commands."""
     digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     for command in commands:
         data = command.SerializeToString(deterministic=True)

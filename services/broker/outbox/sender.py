@@ -2,7 +2,7 @@
 
     rows ──read, a bounded part──► ingest ──durable there──► deleted
       ▲                              │ away: the same again, later, without end
-      │                              │ refuses a row for good: it is put aside, the others go on
+      │                              │ refuses a row permanently: it is set aside
       └──────────────────────────────┘ has other numbers: nothing is sent until people have looked
 
 Nothing here needs to be exact: ingest passes over the numbers that it has, so a row may be sent
@@ -31,7 +31,7 @@ from slatemq.v1.ingest_pb2 import PushedMessage, PushRequest
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 1000
-"""Rows sent at once at most."""
+"""The most rows in one call."""
 
 STEP_ROWS = 100
 """Rows decoded, or made messages of, in one step."""
@@ -44,7 +44,7 @@ HALTED_MS_MAX = 30_000
 
 
 class _TooManyRefused(Exception):
-    """As many pushes are put aside as may be."""
+    """As many pushes are set aside as may be."""
 
 
 class OutboxSender:
@@ -155,7 +155,7 @@ class _Line:
         """Sends the oldest rows, and removes those that are durable at ingest."""
         ingest_shard = self._ingest_shard
         counter = self._outbox.counter(ingest_shard)
-        # What is in the store may not be synced yet: only what this covers may be told to others.
+        # What is in the store may not be synced yet: only what this covers may be sent.
         await self._owner.durable()
         values = await self._read(counter.first_waiting, counter.last_number)
         try:
@@ -205,9 +205,9 @@ class _Line:
         """Takes the push out of the oldest row, so that those behind it go on."""
         first = self._outbox.counter(self._ingest_shard).first_waiting
         if len(self._outbox.refused) >= REFUSED_MAX:
-            raise _TooManyRefused(f"{REFUSED_MAX} pushes are put aside already: {reason}")
+            raise _TooManyRefused(f"{REFUSED_MAX} pushes are set aside already: {reason}")
         log.error(
-            "push %d for ingest %d is refused for good and put aside: %s",
+            "push %d for ingest %d was refused permanently and is set aside: %s",
             first,
             self._ingest_shard,
             reason,
@@ -270,7 +270,7 @@ async def _in_steps(items: Sequence[T]) -> AsyncIterator[T]:
 
 
 async def _decoded(values: Sequence[bytes]) -> tuple[int, list[OutboxRecord]]:
-    """How many rows were put aside at the beginning, and those behind up to the next such one.
+    """How many rows were set aside at the beginning, and those behind up to the next such one.
 
     Raises CorruptRecord for a damaged row that is the first; before another one it ends.
     """

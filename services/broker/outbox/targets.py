@@ -84,7 +84,6 @@ class IngestPushes:
         return max(payload_bytes_max, INLINE_PAYLOAD_MAX_BYTES) if payload_bytes_max else None
 
     async def push(self, ingest_shard: int, request: PushRequest) -> int:
-        """See OutboxTarget."""
         try:
             with peer_failures():
                 stub = IngestServiceStub(await self._channels.to("ingest", ingest_shard))

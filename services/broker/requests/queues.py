@@ -301,7 +301,7 @@ _PURGES: dict[EntryState, Purge] = {
 def pages_of(
     changes: Sequence[ConfigChange], replays: Mapping[str, Ranges], shard: int
 ) -> Iterator[list[queue_pb2.QueueChange]]:
-    """The changes as they are told, in pages of CHANGES_MAX and CHANGES_BYTES_MAX; one at least.
+    """The changes as messages, in pages of CHANGES_MAX and CHANGES_BYTES_MAX; one at least.
 
     Each page is made when it is asked for: that takes some milliseconds.
     """

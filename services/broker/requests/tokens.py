@@ -20,7 +20,7 @@ def token_text(shard: int, lease: int) -> str:
 
 
 def parse_token(text: str, field: str) -> tuple[int, int]:
-    """Shard and lease; InvalidArgument naming `field` when it is no token at all."""
+    """Shard and lease; InvalidArgument naming `field` when it is not a token."""
     match = _TOKEN.fullmatch(text)
     if match is None:
         raise InvalidArgument(field, "is not a lease token", reason="NOT_A_LEASE_TOKEN")
@@ -34,7 +34,7 @@ def token_parts(shard: int, leases: Sequence[int]) -> tuple[bytes, list[bytes]]:
 
 
 def parse_tokens(texts: Sequence[str], shard: int) -> Sequence[int] | None:
-    """The leases of many tokens; None when one of them is no token of this shard.
+    """The leases of many tokens; None when one of them is not a token of this shard.
 
     Looks at all of them in a row, not at each: lines of one width, each with the shard in front.
     """

@@ -2,11 +2,11 @@
 
 In reading order; a file imports only files above it:
 
-`assignment`  AssignmentService: what routers tell the broker
+`assignment`  AssignmentService: the calls of routers
 `consumer`    ConsumerService: claims, and what becomes of them
 `delayed`     DelayedService: delayed messages, watched and edited
 `entries`     EntryService: entries listed, found, cancelled and rescheduled
-`outbox`      OutboxService: what waits for the ingests, and what they refused for good
+`outbox`      OutboxService: what waits for the ingests, and what they refused permanently
 `queue_names` QueueNameService: whether this shard needs a queue's name that another one wants
 `queues`      QueueService: queues and their settings
 `redrives`    DeadLetterService: redrives, and settlements of single dead letters

@@ -1,4 +1,4 @@
-"""AssignmentService: what routers tell the broker."""
+"""AssignmentService: the calls of routers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
 
 HAND_OVER_S = 2.0
-"""How long an assignment waits for payloads of messages that somebody waits for; then it goes on
-without, and the claims fetch them."""
+"""How long an assignment waits for the payloads of messages with waiting claims; then it goes on
+without them, and the claims fetch them."""
 
 REASON_BYTES_MAX = 1_000
 MATCH_BYTES = 30
@@ -64,7 +64,6 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     async def GetRoutingState(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any
     ) -> assignment_pb2.GetRoutingStateResponse:
-        """See the proto."""
         if request.known_revision < 0:
             raise InvalidArgument("known_revision", "must not be negative", reason="OUT_OF_RANGE")
         owner = self._owner
@@ -88,7 +87,6 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     async def Assign(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.AssignRequest, context: Any
     ) -> assignment_pb2.AssignResponse:
-        """See the proto."""
         owner = self._owner
         ranges = _ranges(request.ranges)
         owner.admit()
@@ -131,14 +129,13 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     def _is_outdated(self, piece: Range, sent: assignment_pb2.LogRange) -> bool:
         owner = self._owner
         if piece.previous != owner.shard.cursors.get(piece.log, 0):
-            return False  # Refused for its place, whoever judged it.
+            return False  # Refused for its place, by whatever configs it was judged.
         seen_revision = sent.seen_revision if sent.seen_by == self._incarnation else 0
         return is_outdated(piece, owner.durable_configs, owner.durable_revision, seen_revision)
 
     async def Backfill(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.BackfillRequest, context: Any
     ) -> assignment_pb2.BackfillResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         if request.queue_revision < 0:
             raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
@@ -164,7 +161,6 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     async def QuarantineQueue(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.QuarantineQueueRequest, context: Any
     ) -> assignment_pb2.QuarantineQueueResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         if request.queue_revision < 0:
             raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
@@ -263,7 +259,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
                 return  # The claims fetch for themselves.
 
     def _waited_on(self, piece: Range) -> dict[Queue, Sequence[int]]:
-        """The queues of the range that somebody waits for messages of, and their messages."""
+        """The queues of the range that have waiters, and their messages."""
         if not self._delivery.is_waited_on:
             return {}
         queues = self._owner.shard.queues
@@ -379,7 +375,7 @@ def _what_is_wrong(field: str, assignment: Assignment, first: int, last: int) ->
     if not ids:
         return InvalidArgument(f"{field}.message_ids", "must not be empty")
     if min(ids) < 1 or max(ids) > MAX_MESSAGE_ID:
-        return InvalidArgument(f"{field}.message_ids", "holds a number that is no message ID")
+        return InvalidArgument(f"{field}.message_ids", "holds a number that is not a message ID")
     if min(ids) < first or max(ids) > last:
         return InvalidArgument(f"{field}.message_ids", "holds a message of another log")
     for name in ("priorities", "retention_deadlines_ms", "visible_at_ms"):

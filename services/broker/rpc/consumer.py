@@ -95,7 +95,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def Claim(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.ClaimRequest, context: Any
     ) -> consumer_pb2.ClaimResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         count = within("max_messages", request.max_messages, 0, MESSAGES_MAX) or 1
         size = within("max_bytes", request.max_bytes, 0) or CLAIM_BYTES
@@ -131,7 +130,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             )
             return await encode_messages(self._shard, claim.given, head.SerializeToString())
         except BaseException:
-            # The caller is gone, or will not hear of it: nobody must wait for the leases to end.
+            # The caller gets no response: its messages need not wait for their leases to end.
             await release(self._owner, claim.given)
             raise
 
@@ -152,7 +151,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def Consume(  # noqa: N802 - the RPC's name
         self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Any
     ) -> AsyncIterator[consumer_pb2.ConsumeResponse]:
-        """See the proto."""
         async with aclosing(self._streams.consume(request_iterator)) as answers:
             async for answer in answers:
                 yield answer
@@ -163,7 +161,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def Ack(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.AckRequest, context: Any
     ) -> consumer_pb2.AckResponse:
-        """See the proto."""
         # Each run has a token at least: millions of them are refused without a look at each.
         _check_count("lease_tokens", len(request.lease_tokens) + len(request.runs))
         for index, run in enumerate(request.runs):
@@ -185,7 +182,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def Nack(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.NackRequest, context: Any
     ) -> consumer_pb2.NackResponse:
-        """See the proto."""
         _check_count("items", len(request.items))
         came_ms = self._owner.clock.now_ms()
         items = request.items
@@ -210,7 +206,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def ExtendLease(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.ExtendLeaseRequest, context: Any
     ) -> consumer_pb2.ExtendLeaseResponse:
-        """See the proto."""
         lease_ms = lease_ms_of("lease_ms", request.lease_ms)
         _check_count("lease_tokens", len(request.lease_tokens))
         tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
@@ -253,7 +248,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def Execute(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.ExecuteRequest, context: Any
     ) -> consumer_pb2.ExecuteResponse:
-        """See the proto."""
         return await self._executor.execute(request)
 
     def _leases(

@@ -34,7 +34,6 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
     async def EditMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.EditMessageRequest, context: Any
     ) -> entry_pb2.EditMessageResponse:
-        """See the proto."""
         wanted = replacement(request)
         handle, find = await self._find_waiting(request.handle)
         wanted.message_id, wanted.queue_id = handle.message_id, handle.queue_id
@@ -43,7 +42,6 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
     async def ForgetMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ForgetMessageRequest, context: Any
     ) -> entry_pb2.ForgetMessageResponse:
-        """See the proto."""
         if not 1 <= request.message_id <= MAX_MESSAGE_ID:
             raise InvalidArgument("message_id", "must be a message ID")
         await self._editor.forget(request.message_id)
@@ -52,7 +50,6 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
     async def WatchDelayed(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.WatchDelayedRequest, context: Any
     ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
-        """See the proto."""
         queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
         async with aclosing(self._watches.watch(queue_id, request.position, view)) as answers:
             async for answer in answers:

@@ -31,7 +31,7 @@ QUEUES_MAX = 10_000
 """Named in one search."""
 
 PROGRESS_S = 1.0
-"""How often a search tells how far it is."""
+"""How often a search reports its progress."""
 
 
 class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
@@ -53,13 +53,11 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def ListEntries(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ListEntriesRequest, context: Any
     ) -> entry_pb2.ListEntriesResponse:
-        """See the proto."""
         return await self._entries.lister.page(request, context)
 
     async def GetEntry(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.GetEntryRequest, context: Any
     ) -> entry_pb2.GetEntryResponse:
-        """See the proto."""
         view = checked_view(request.view)
         found = await self._find(parse_handle(request.handle, self._shard))
         return entry_pb2.GetEntryResponse(entry=await self._entry_of(found, view, context))
@@ -70,7 +68,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         entry = found_entry(found, self._owner.clock.now_ms())
         if not await self._entries.reader.read([entry], view, context):
             raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
-        # What came while this was read is told when a crash cannot take it back.
+        # What came while this was read is returned once a crash cannot take it back.
         await self._owner.durable()
         return entry
 
@@ -89,7 +87,6 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def CancelEntry(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.CancelEntryRequest, context: Any
     ) -> entry_pb2.CancelEntryResponse:
-        """See the proto."""
         handle = parse_handle(request.handle, self._shard)
         queue, place = await self._waiting(handle)
 
@@ -106,7 +103,6 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def RescheduleEntry(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.RescheduleEntryRequest, context: Any
     ) -> entry_pb2.RescheduleEntryResponse:
-        """See the proto."""
         handle = parse_handle(request.handle, self._shard)
         if request.visible_at_ms < 0:
             raise InvalidArgument("visible_at_ms", "must not be negative", reason="OUT_OF_RANGE")
@@ -160,9 +156,8 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def FindMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.FindMessageRequest, context: Any
     ) -> AsyncIterator[entry_pb2.FindMessageResponse]:
-        """See the proto."""
         if not 0 < request.message_id <= MAX_MESSAGE_ID:
-            raise InvalidArgument("message_id", "is no message ID", reason="OUT_OF_RANGE")
+            raise InvalidArgument("message_id", "is not a message ID", reason="OUT_OF_RANGE")
         if len(request.queue_ids) > QUEUES_MAX:
             raise InvalidArgument(
                 "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"

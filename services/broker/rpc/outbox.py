@@ -1,4 +1,4 @@
-"""OutboxService: what waits for the ingests, and what they refused for good."""
+"""OutboxService: what waits for the ingests, and what they refused permanently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Place = tuple[int, int]
 
 
 class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
-    """Tells of the outbox, and repairs it."""
+    """Reports the outbox, and repairs it."""
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     async def GetOutbox(  # noqa: N802 - the RPC's name
         self, request: outbox_pb2.GetOutboxRequest, context: Any
     ) -> outbox_pb2.GetOutboxResponse:
-        """See the proto."""
         outbox = self._owner.shard.outbox
         answer = outbox_pb2.GetOutboxResponse(
             lines=[
@@ -71,7 +70,6 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     async def GetRefusedPush(  # noqa: N802 - the RPC's name
         self, request: outbox_pb2.GetRefusedPushRequest, context: Any
     ) -> outbox_pb2.GetRefusedPushResponse:
-        """See the proto."""
         place = await self._place(request.push_id)
         push = self._owner.shard.outbox.refused[place]
         record = decode_outbox(await self._stored(request.push_id, place))
@@ -84,10 +82,9 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     async def RetryRefusedPush(  # noqa: N802 - the RPC's name
         self, request: outbox_pb2.RetryRefusedPushRequest, context: Any
     ) -> outbox_pb2.RetryRefusedPushResponse:
-        """See the proto."""
         place = await self._place(request.push_id)
         value = await self._stored(request.push_id, place)
-        decode_outbox(value)  # a damaged row would come back at once
+        decode_outbox(value)  # a damaged row would be refused again
         ingest_shard = await self._target.choose()
         outbox = self._owner.shard.outbox
 
@@ -102,7 +99,6 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     async def DiscardRefusedPush(  # noqa: N802 - the RPC's name
         self, request: outbox_pb2.DiscardRefusedPushRequest, context: Any
     ) -> outbox_pb2.DiscardRefusedPushResponse:
-        """See the proto."""
         place = await self._place(request.push_id)
         await self._run(lambda _: self._forget(request.push_id, place))
         return outbox_pb2.DiscardRefusedPushResponse()
@@ -110,7 +106,6 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     async def ResumeOutbox(  # noqa: N802 - the RPC's name
         self, request: outbox_pb2.ResumeOutboxRequest, context: Any
     ) -> outbox_pb2.ResumeOutboxResponse:
-        """See the proto."""
         if not 0 <= request.ingest_shard <= MAX_SHARD:
             raise InvalidArgument(
                 "ingest_shard", f"must be within 0..{MAX_SHARD}", reason="OUT_OF_RANGE"
@@ -146,7 +141,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
             raise CorruptRecord("refused push", f"its payload is not there: {error}") from error
 
     async def _place(self, push_id: str) -> Place:
-        """Where it is, at once; or NotFound, when it is durable that there is none."""
+        """Its place; raises NotFound once it is durable that there is none."""
         found = _ID.fullmatch(push_id)
         if found is not None:
             shard, ingest_shard, number = (int(part, 16) for part in found.groups())

@@ -20,6 +20,5 @@ class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
     async def GetNameUse(  # noqa: N802 - the RPC's name
         self, request: queue_name_pb2.GetNameUseRequest, context: Any
     ) -> queue_name_pb2.GetNameUseResponse:
-        """See the proto."""
         use = await self._names.use(checked_id(request.queue_id, "queue_id"))
         return queue_name_pb2.GetNameUseResponse(use=use, broker_shard=self._shard)

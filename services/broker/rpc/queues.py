@@ -81,7 +81,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def CreateQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.CreateQueueRequest, context: Any
     ) -> queue_pb2.CreateQueueResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
         changes = await self._changes(request.queue, SETTINGS)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
@@ -133,7 +132,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def GetQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.GetQueueRequest, context: Any
     ) -> queue_pb2.GetQueueResponse:
-        """See the proto."""
         queue = await self._owner.find(checked_id(request.queue_id, "queue_id"))
         answer = queue_pb2.GetQueueResponse(queue=self._with_counts(queue))
         await self._owner.durable()
@@ -142,7 +140,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def ListQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.ListQueuesRequest, context: Any
     ) -> queue_pb2.ListQueuesResponse:
-        """See the proto."""
         if request.page_size < 0:
             raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
         size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
@@ -171,7 +168,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def UpdateQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.UpdateQueueRequest, context: Any
     ) -> queue_pb2.UpdateQueueResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
         paths = list(request.update_mask.paths)
         if not paths:
@@ -205,7 +201,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def DeleteQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.DeleteQueueRequest, context: Any
     ) -> queue_pb2.DeleteQueueResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         await self._pace.turn()
 
@@ -225,7 +220,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def PauseQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.PauseQueueRequest, context: Any
     ) -> queue_pb2.PauseQueueResponse:
-        """See the proto."""
         queue = await self._set_paused(request.queue_id, paused=True)
         self._delivery.turn_away(queue, paused(queue))
         answer = queue_pb2.PauseQueueResponse(queue=self._with_counts(queue))
@@ -235,7 +229,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def ResumeQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.ResumeQueueRequest, context: Any
     ) -> queue_pb2.ResumeQueueResponse:
-        """See the proto."""
         queue = await self._set_paused(request.queue_id, paused=False)
         answer = queue_pb2.ResumeQueueResponse(queue=self._with_counts(queue))
         await self._owner.durable()
@@ -257,7 +250,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def LiftQuarantine(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.LiftQuarantineRequest, context: Any
     ) -> queue_pb2.LiftQuarantineResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
 
         def lift(now_ms: int) -> Queue:
@@ -275,7 +267,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def PurgeQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.PurgeQueueRequest, context: Any
     ) -> queue_pb2.PurgeQueueResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         kinds = purges_of(request.states)
 
@@ -299,7 +290,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any
     ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
-        """See the proto."""
         after = request.after_revision
         if not 0 <= after <= self._owner.durable_revision:
             raise InvalidArgument(
@@ -369,7 +359,7 @@ def _page_token(last_id: str) -> str:
 
 
 def _digest(data: bytes) -> bytes:
-    # No secret: it tells what ListQueues gave from what somebody mistyped or cut short.
+    # Not a secret: it detects tokens that were mistyped or cut short.
     return hashlib.blake2s(data, digest_size=6, person=b"ListPage").digest()
 
 

@@ -37,7 +37,6 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def StartRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.StartRedriveRequest, context: Any
     ) -> entry_pb2.StartRedriveResponse:
-        """See the proto."""
         queue_id, target_id = await self._checked(request)
         if self._owner.shard.redrives.of_request(request.request_id) is None:
             await self._owner.find(queue_id)
@@ -89,7 +88,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             raise InvalidArgument("message_ids", f"at most {IDS_MAX} IDs")
         for place, message_id in enumerate(request.message_ids):
             if not 0 < message_id <= MAX_MESSAGE_ID:
-                raise InvalidArgument(f"message_ids[{place}]", "is no message ID")
+                raise InvalidArgument(f"message_ids[{place}]", "is not a message ID")
         if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
             raise InvalidArgument("request_id", f"has more than {REQUEST_ID_BYTES_MAX} bytes")
         if len(request.filter.encode()) > SOURCE_BYTES_MAX:
@@ -110,7 +109,6 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def GetRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.GetRedriveRequest, context: Any
     ) -> entry_pb2.GetRedriveResponse:
-        """See the proto."""
         redrive = self._redrive(await self._number(request.redrive_id))
         await self._owner.durable()
         return entry_pb2.GetRedriveResponse(redrive=redrive)
@@ -118,7 +116,6 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def ListRedrives(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ListRedrivesRequest, context: Any
     ) -> entry_pb2.ListRedrivesResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id") if request.queue_id else ""
         if request.page_size < 0:
             raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
@@ -143,14 +140,13 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         found = _ID.fullmatch(token)
         if found is None or int(found[1], 16) != self._shard:
             raise InvalidArgument(
-                "page_token", "is not one that ListRedrives gave", reason="INVALID_PAGE_TOKEN"
+                "page_token", "was not returned by ListRedrives", reason="INVALID_PAGE_TOKEN"
             )
         return int(found[2], 16)
 
     async def CancelRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.CancelRedriveRequest, context: Any
     ) -> entry_pb2.CancelRedriveResponse:
-        """See the proto."""
         number = await self._set(request.redrive_id, RedriveState.CANCELLED)
         redrive = self._redrive(number)
         await self._owner.durable()
@@ -159,7 +155,6 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def ResumeRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ResumeRedriveRequest, context: Any
     ) -> entry_pb2.ResumeRedriveResponse:
-        """See the proto."""
         number = await self._set(request.redrive_id, RedriveState.RUNNING)
         redrive = self._redrive(number)
         await self._owner.durable()
@@ -169,7 +164,6 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def SettleDeadLetters(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.SettleDeadLettersRequest, context: Any
     ) -> entry_pb2.SettleDeadLettersResponse:
-        """See the proto."""
         await self._dead_letters.settler.settle(request)
         return entry_pb2.SettleDeadLettersResponse()
 
@@ -199,7 +193,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         return number
 
     async def _number(self, redrive_id: str) -> int:
-        """Its number, at once; or NotFound, when it is durable that there is none."""
+        """Its number; raises NotFound once it is durable that there is none."""
         found = _ID.fullmatch(redrive_id)
         number = int(found[2], 16) if found and int(found[1], 16) == self._shard else 0
         if self._owner.shard.redrives.get(number) is None:

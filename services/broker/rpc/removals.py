@@ -1,4 +1,4 @@
-"""RemovalService: what the janitor found out may go, and archived dead letters that come back."""
+"""RemovalService: removes what jobs found expired, and redrives archived dead letters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
     async def RemoveEntries(  # noqa: N802 - the RPC's name
         self, request: removal_pb2.RemoveEntriesRequest, context: Any
     ) -> removal_pb2.RemoveEntriesResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         removal = request.WhichOneof("removal")
         within("created_revision", request.created_revision, 0 if removal == "archived" else 1)
@@ -97,7 +96,6 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
     async def RedriveArchived(  # noqa: N802 - the RPC's name
         self, request: removal_pb2.RedriveArchivedRequest, context: Any
     ) -> removal_pb2.RedriveArchivedResponse:
-        """See the proto."""
         queue_id = checked_id(request.queue_id, "queue_id")
         within("created_revision", request.created_revision, 0)
         target_id = request.target_queue_id
@@ -120,7 +118,7 @@ class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
             await self._owner.durable()
             raise FailedPrecondition(
                 "QUEUE_CHANGED",
-                f"queue {queue_id!r} was deleted and made anew since",
+                f"queue {queue_id!r} was deleted and created again since",
                 subject=queue_id,
                 metadata={"created_revision": str(queue.created_revision)},
             )
