@@ -21,7 +21,7 @@ from services.broker.config import BrokerConfig
 from services.broker.dead_letters.dead_letters import DeadLetters
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
-from services.broker.delivery.invalidation import Forgetting
+from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.message_cache import IngestClient, Ingests, Payloads
 from services.broker.delivery.responses import stopping
@@ -86,9 +86,9 @@ class Broker:
         self.keeper = LeaseKeeper(owner)
         self.streams = Streams(shard, owner, self.delivery, self.keeper)
         self.introductions = Introductions(owner, ingests)
-        forgetting = Forgetting(channels, directory, shard)
+        invalidator = Invalidator(channels, directory, shard)
         self.entries = entries = Entries(
-            owner, database, last_ms, self.delivery, payloads, ingests, forgetting, budget
+            owner, database, last_ms, self.delivery, payloads, ingests, invalidator, budget
         )
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         target = peers.make_target(channels, directory, shard)

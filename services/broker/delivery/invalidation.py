@@ -1,4 +1,4 @@
-"""After a message was replaced: no broker hands out what it holds of it from before."""
+"""After a message was replaced: no broker delivers what it cached of it before."""
 
 from __future__ import annotations
 
@@ -14,25 +14,21 @@ from slatemq.v1.entry_pb2 import ForgetMessageRequest
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 
 INVALIDATE_DEADLINE_S: Final = 5.0
-"""A broker that has not answered by then counts as away."""
+"""A broker that has not answered by then counts as down."""
 
 
-class Forgetting:
-    """Tells the other brokers."""
+class Invalidator:
+    """Has the other brokers drop what they cached of a message."""
 
     def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
-        """Tell all but this broker shard."""
         self._channels = channels
         self._directory = directory
         self._shard = shard
 
-    async def elsewhere(self, message_id: int) -> None:
-        """Every other broker forgets what it holds of a message.
-
-        Raises Unavailable when one cannot be told: it may be away from here alone.
-        """
+    async def invalidate(self, message_id: int) -> None:
+        """Calls every other broker; raises Unavailable where one does not answer."""
         try:
-            # Not what was known a while ago: who came since may hold the message, too.
+            # The latest topology: a broker that started since may have cached the message.
             brokers = (await self._directory.read(max_age_ms=0)).brokers
         except StorageError as error:
             raise Unavailable(f"the topology cannot be read: {error}") from error
@@ -47,7 +43,7 @@ class Forgetting:
                 await stub.ForgetMessage(request, timeout=INVALIDATE_DEADLINE_S)
         except PeerFailed as failed:
             raise Unavailable(
-                f"message {message_id} is replaced, but broker {shard} may hold what it was, "
-                f"and is away: {failed}",
+                f"message {message_id} is replaced, but broker {shard} may deliver what it was, "
+                f"and does not answer, retry: {failed}",
                 reason="BROKER_AWAY",
             ) from failed

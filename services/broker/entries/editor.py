@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from services.broker.delivery.dispatcher import Dispatcher
-from services.broker.delivery.invalidation import Forgetting
+from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -53,7 +53,7 @@ class MessageEditor:
         delivery: Dispatcher,
         payloads: Payloads,
         ingests: Ingests,
-        others: Forgetting,
+        others: Invalidator,
     ) -> None:
         """Keep messages back from this delivery, and forget their payloads there."""
         self._owner = owner
@@ -95,7 +95,7 @@ class MessageEditor:
             finally:
                 self._payloads.forget(wanted.message_id)
         await self._owner.durable()
-        await self._others.elsewhere(wanted.message_id)
+        await self._others.invalidate(wanted.message_id)
         return etag
 
     async def forget(self, message_id: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from libs.serving.requests.answer_budget import AnswerBudget
 from libs.storage.database.slate import Database
 from services.broker.delivery.dispatcher import Dispatcher
-from services.broker.delivery.invalidation import Forgetting
+from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.entries.conversion import EntryReader
 from services.broker.entries.delayed_cleanup import DelayedCleaner
@@ -29,7 +29,7 @@ class Entries:
         delivery: Dispatcher,
         payloads: Payloads,
         ingests: Ingests,
-        forgetting: Forgetting,
+        invalidator: Invalidator,
         budget: AnswerBudget,
     ) -> None:
         """`last_ms` is the time of the last commit before the start."""
@@ -40,4 +40,4 @@ class Entries:
         self.lister = EntryLister(owner, waiting, self.lists, self.reader)
         self.watches = DelayedWatches(owner, database, self.reader)
         self.cleaner = DelayedCleaner(owner, database, last_ms)
-        self.editor = MessageEditor(owner, delivery, payloads, ingests, forgetting)
+        self.editor = MessageEditor(owner, delivery, payloads, ingests, invalidator)

@@ -3,7 +3,7 @@
     rows ──read, a bounded part──► ingest ──durable there──► deleted
       ▲                              │ away: the same again, later, without end
       │                              │ refuses a row permanently: it is set aside
-      └──────────────────────────────┘ has other numbers: nothing is sent until people have looked
+      └──────────────────────────────┘ has other numbers: nothing is sent until an operator resumes
 
 Nothing here needs to be exact: ingest passes over the numbers that it has, so a row may be sent
 again however late, by this process or the next.
@@ -37,10 +37,10 @@ STEP_ROWS = 100
 """Rows decoded, or made messages of, in one step."""
 
 BATCH_BYTES = 4 << 20
-"""Bytes of rows read and sent at once, about: all that the outbox has in memory per ingest."""
+"""About the bytes of rows in one call: all that the outbox has in memory per ingest."""
 
 HALTED_MS_MAX = 30_000
-"""Where people must look first: only to notice that they did."""
+"""How often to look whether an operator has resumed a halted outbox."""
 
 
 class _TooManyRefused(Exception):
