@@ -30,7 +30,7 @@ async def client(rig: Rig) -> AsyncIterator[slatemq.Client]:
 
 def deadlines(rig: Rig) -> list[int]:
     now_ms = rig.clock.now_ms()
-    return [lease.deadline_ms - now_ms for lease in rig.owner.shard.queues["q"].leases()]
+    return [lease.deadline_ms - now_ms for lease in rig.owner.shard.queues["q"].leases]
 
 
 @pytest.mark.parametrize("is_open", [False, True])
