@@ -1,4 +1,4 @@
-"""How long a message waits after a failed attempt. Pure: chance comes from the lease's token."""
+"""How long a message waits after a failed attempt. Pure: jitter comes from the lease's token."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ MULTIPLIER_DEFAULT = 2.0
 MULTIPLIER_MAX = 100.0
 
 _JITTER_STEPS = 256
-"""Waits that jitter may give: more would spread what fails together over that many records."""
-
+"""Different waits by jitter: more would spread what fails together over that many records."""
 
 _SPREAD = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, and odd: the top bits of a product depend on all of a token."""
 
 
 def _step_of(token: int) -> int:
-    """One of the steps, by the whole token: its last bits only count the leases of a claim."""
+    """One of the jitter steps, by the whole token: its last bits only count a claim's leases."""
     return (token * _SPREAD & (1 << 64) - 1) >> 56
 
 
 class BackoffKind(Enum):
-    """How the wait grows with the attempts, by the name under which it is stored."""
+    """How the wait grows with the attempts; values are stored."""
 
     FIXED = "fixed"
     LINEAR = "linear"
@@ -35,7 +34,7 @@ class BackoffKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The rule of a queue. `jitter` is the part of the wait, 0 to 1, that is left to chance."""
+    """The rule of a queue. `jitter` is the share of the wait, 0 to 1, that is random."""
 
     kind: BackoffKind
     initial_ms: int
@@ -44,7 +43,7 @@ class Backoff:
     jitter: float = 0.0
 
     def wait_ms(self, attempts: int, token: int) -> int:
-        """The wait after this many failed attempts, from 1; the token is the last one's lease."""
+        """The wait after this many failed attempts, from 1; the token is of the last lease."""
         wait_ms = self._longest_ms(attempts)
         if not self.jitter:
             return wait_ms
@@ -72,7 +71,6 @@ class Backoff:
 
     @classmethod
     def parse(cls, text: str) -> Backoff:
-        """A rule from its stored form."""
         kind, initial_ms, max_ms, multiplier, jitter = text.split(" ")
         return cls(
             BackoffKind(kind), int(initial_ms), int(max_ms), float(multiplier), float(jitter)
@@ -80,6 +78,5 @@ class Backoff:
 
 
 DEFAULT_BACKOFF = Backoff(BackoffKind.EXPONENTIAL, 1_000, 600_000, multiplier=5.0, jitter=0.5)
-"""That of a queue whose owner names none: 1, 5, 25 and 125 s. The five attempts that a queue has by
-default then take at least 78 s: something that a worker needs may be down for a minute before
-messages become dead letters."""
+"""For queues whose owner sets none: 1, 5, 25 and 125 s. The five default attempts then take at
+least 78 s, so what a worker needs may be down for a minute before messages become dead letters."""

@@ -1,4 +1,4 @@
-"""What others are told of changes: nothing, as in direct mode. `RecordedEvents` makes events."""
+"""What a shard reports of its changes: nothing, as in direct mode. See `RecordedEvents`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class ShardEvents:
     """
 
     def created(self, queue: Queue, now_ms: int) -> None:
-        """A queue was created."""
+        pass
 
     def updated(self, queue: Queue, now_ms: int) -> None:
-        """A queue has other settings."""
+        pass
 
     def deleted(self, queue: Queue, now_ms: int) -> None:
-        """A queue was deleted."""
+        pass
 
     def paused(self, queue: Queue, now_ms: int) -> None:
         """A queue was paused, or resumed."""
 
     def purged(self, queue: Queue, kinds: Collection[Purge], count: int, now_ms: int) -> None:
-        """Lists of a queue were emptied, of so many messages. See also `collect`."""
+        """Lists of a queue were emptied, of `count` messages. See also `collect`."""
 
     def cancelled(self, queue: Queue, message_id: int, now_ms: int) -> None:
-        """A message that waited was taken out."""
+        """A message was removed before it was claimed."""
 
     def rescheduled(self, queue: Queue, message_id: int, visible_at_ms: int, now_ms: int) -> None:
-        """A message that waited has another time."""
+        """A message that waits has another time."""
 
     def redriven(
         self,
@@ -52,10 +52,7 @@ class ShardEvents:
         """Dead letters of a queue have gone into a target."""
 
     def collect(self, queues: Iterable[Queue]) -> None:
-        """Look for the dead letters of these queues that came since the last look.
-
-        Called before their list is written, or emptied.
-        """
+        """Looks for new dead letters of these queues, before their list is written or emptied."""
 
     def take_rows(self) -> Sequence[Row]:
         """The rows of what happened since the last commit."""

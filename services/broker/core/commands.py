@@ -1,4 +1,4 @@
-"""What a shard is told to do, in its own words, and how it answers."""
+"""The commands of a shard, in its own words, and their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range"]
 
 
 class Finish(Enum):
-    """What became of an ack, nack or extension."""
+    """The result of an ack, nack or extension."""
 
     OK = 1
     ENDED = 2  # the lease ran out, or was finished otherwise
@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
     visible_at_ms: Sequence[int] = ()
 
     def split(self, count: int) -> tuple[Assignment, Assignment | None]:
-        """The first so many messages, and the others, if there are any."""
+        """The first `count` messages, and the others, if there are any."""
         if len(self.message_ids) <= count:
             return self, None
         queue_id, *columns = self
@@ -41,12 +41,12 @@ class Assignment(NamedTuple):
 
 
 NEWEST = 1 << 62
-"""The revision of a judgement that none can be newer than."""
+"""The revision of a judgement that is newer than any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A piece of one metadata log, judged; `revision` is of the oldest configs that judged it."""
+    """A piece of one metadata log, judged; `revision` is of the oldest configs used for it."""
 
     log: int
     previous: int
@@ -57,14 +57,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """A lease to give back."""
+    """A lease that ends without success."""
 
     token: int
     reason: str = ""
     delay_ms: int | None = None
-    """How long the message stays away; None: as the queue's backoff says, for a release at once."""
+    """How long the message waits; None: the queue's backoff, or 0 for a release."""
     release: bool = False
-    """Nobody worked on the message: the attempt is not counted."""
+    """The message was not worked on: the attempt is not counted."""
 
 
 class Purge(Enum):

@@ -1,7 +1,7 @@
 """How the records of a queue begin and end.
 
-A queue that was deleted and is made again goes on with the next epoch, so that its buckets never
-meet those of the former one, which are cleaned up behind.
+A queue that is created again after a deletion continues with the next epoch, so that its buckets
+never mix with those of the former one, which the sweeper removes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting.orders import free_epoch
 
 DELETED_KEPT = 10_000
-"""Deleted queues remembered at least, for those who learn late that they are deleted."""
+"""Deleted queues remembered at least, for readers that learn late of the deletion."""
 
 
 def forget_surplus(
     deleted: dict[str, QueueStateRecord], forgotten_revision: int
 ) -> tuple[int, list[Row]]:
-    """Forgets the queues deleted first that no other row is left of, beyond those kept.
+    """Forgets the queues deleted first, beyond those kept, if no other row of them is left.
 
-    Gives up to which revision deletions are forgotten since, and the rows that say so.
+    Returns the revision up to which deletions are forgotten, and the rows to write.
     """
     oldest = list(islice(deleted.items(), max(len(deleted) - DELETED_KEPT, 0)))
     rows: list[Row] = []
@@ -43,7 +43,7 @@ def forget_surplus(
 
 
 def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:
-    """The state of a queue made at this config revision; `before` is what a former one left."""
+    """The state of a queue created at this revision; `before` is what a former one left."""
     if before is None:
         return _empty_state(revision, deleted=False, epoch=0, last_order=0, garbage_epochs=())
     return _empty_state(
@@ -56,14 +56,14 @@ def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecor
 
 
 def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
-    """What stays of a queue deleted at this config revision: where the next one goes on."""
+    """What stays of a queue deleted at this revision: where the next one continues."""
     garbage = tuple(
         dict.fromkeys(
             (*queue.garbage_epochs, *queue.waiting.garbage_epochs, queue.epoch, queue.waiting.epoch)
         )
     )
     free = free_epoch(queue.waiting.epoch, garbage)
-    # Where none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
+    # If none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
     epoch = (queue.waiting.epoch + 1) % (MAX_EPOCH + 1) if free is None else free
     return _empty_state(
         revision,
@@ -75,7 +75,7 @@ def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
 
 
 def config_row(queue_id: str, settings: QueueSettings) -> Row:
-    """The record of a queue's settings; InvalidArgument (UNSTORABLE) where they do not fit."""
+    """The record of a queue's settings; raises InvalidArgument (UNSTORABLE) if they do not fit."""
     record = storable(f"config of queue {queue_id!r}", encode_config, settings.record())
     return config_key(queue_id), record
 

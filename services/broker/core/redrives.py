@@ -7,7 +7,7 @@
              cancelled
 
 A step looks at some messages of one row of the failed list. The commit that takes messages out of
-the row puts them into the target, and moves the redrive on: each is moved once, whoever crashes.
+the row puts them into the target, and moves the redrive on: each is moved once, despite crashes.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeGuard
 
-from libs.storage.layout.keys import failed_key
 from libs.storage.layout.own_keys import redrive_key
 from libs.storage.layout.primitives import Row
-from libs.storage.records.queues import AvailableMessage, DoneMessage, FailedMessage, encode_failed
+from libs.storage.records.queues import AvailableMessage, DoneMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState, encode_redrive
 from services.broker.core.lists.storable import storable
 from services.broker.core.queue import Queue
 from slatemq.errors import ResourceExhausted
 
 RUNNING_MAX = 100
-"""Redrives that may run at once on a shard."""
+"""Redrives that may run at the same time on a shard."""
 
 KEPT = 1000
-"""Redrives that do not run any more and are still told of, unless set otherwise."""
+"""Ended redrives that are still listed, unless set otherwise."""
 
 RETENTION_S = 30 * 24 * 60 * 60
-"""How long they are told of, unless set otherwise."""
+"""How long they are listed, unless set otherwise."""
 
 
 class Redrives:
     """The redrives of one shard, by number; a higher number is newer."""
 
     def __init__(self, stored: Mapping[int, RedriveRecord] | None = None) -> None:
-        """Go on with these."""
         self.kept = KEPT
         self.retention_s = RETENTION_S
         self._records = dict(sorted((stored or {}).items()))
@@ -49,18 +47,16 @@ class Redrives:
         return iter(list(self._records.items()))
 
     def get(self, number: int) -> RedriveRecord | None:
-        """The redrive of a number."""
         return self._records.get(number)
 
     def of_request(self, request_id: str) -> int | None:
-        """The redrive that a request has started."""
+        """The redrive that a request started."""
         for number, record in self._records.items():
             if request_id and record.request_id == request_id:
                 return number
         return None
 
     def running(self) -> list[int]:
-        """Those that run."""
         return [n for n, one in self._records.items() if one.state == RedriveState.RUNNING]
 
     def check_room(self) -> None:
@@ -73,16 +69,16 @@ class Redrives:
             )
 
     def start(self, record: RedriveRecord) -> int:
-        """Adds one; gives its number."""
+        """Adds one; returns its number."""
         number = self._next
         self.put(number, record)
         self._next = number + 1
         return number
 
     def put(self, number: int, record: RedriveRecord) -> None:
-        """Changes one. Of those that do not run any more the first to end are forgotten."""
+        """Changes one. Of the ended ones beyond `kept`, the first to end are forgotten."""
         if record.state == RedriveState.DONE:
-            record = record._replace(message_ids=())  # up to 80 kB, and of no use any more
+            record = record._replace(message_ids=())  # up to 80 kB, of no use any more
         value = storable(f"redrive {number}", encode_redrive, record)
         self._records[number] = record
         self._changed[number] = value
@@ -90,14 +86,14 @@ class Redrives:
             self._drop(self._ended(number)[: -self.kept])
 
     def forget(self, now_ms: int) -> None:
-        """Forgets those that ended too long ago (0: none is), and the first of too many."""
+        """Forgets those that ended more than `retention_s` ago (0: none), or beyond `kept`."""
         ended = self._ended()
         kept_ms = now_ms - self.retention_s * 1000 if self.retention_s else 0
         over = [n for n in ended if self._records[n].ended_at_ms < kept_ms]
         self._drop({*over, *ended[: -self.kept]})
 
     def _ended(self, last: int = 0) -> list[int]:
-        """Those that do not run any more, the first to end first, but for the `last`."""
+        """The ended ones, in the order of their ends; `last` counts as the last."""
         ended = [n for n, one in self._records.items() if one.state != RedriveState.RUNNING]
         return sorted(ended, key=lambda n: (n == last, self._records[n].ended_at_ms))
 
@@ -108,9 +104,9 @@ class Redrives:
                 self._changed[number] = None
 
     def note_removed(self, queue_id: str, places: Mapping[int, Set[int]], by: int = 0) -> None:
-        """Notes which places of which rows of a queue were emptied, by a redrive or otherwise (0).
+        """Notes which places of which rows of a queue were emptied, `by` a redrive or not (0).
 
-        Other redrives that are within these rows stay before the message before which they are.
+        Other redrives that stand within these rows keep their position among what is left.
         """
         for other, record in self:
             taken = places.get(record.next_order)
@@ -122,21 +118,19 @@ class Redrives:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a drain now would give any rows."""
         return bool(self._changed)
 
     def drain(self) -> Iterator[Row]:
-        """The rows that changed since the last drain."""
         changed, self._changed = self._changed, {}
         for number, value in changed.items():
             yield redrive_key(number), value
 
 
 class Step(NamedTuple):
-    """What a redrive has found out about some messages of a row.
+    """What a redrive decided about messages of a row.
 
-    `messages` are all of the row `order`, as it is stored; those before `through` are looked at
-    when this is done, and those at the places `chosen` are to move.
+    `messages` are all of the row `order`, as it is stored. Those before `through` were examined;
+    those at the places `chosen` are to move.
     """
 
     order: int
@@ -146,7 +140,7 @@ class Step(NamedTuple):
 
 
 Enter = Callable[[AvailableMessage], bool]
-"""Brings a message into the target; False: it does not take it."""
+"""Adds a message to the target; False: the target does not take it."""
 
 
 def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]:
@@ -157,7 +151,7 @@ def is_its_queue(queue: Queue | None, record: RedriveRecord) -> TypeGuard[Queue]
 def moved(
     queue: Queue, record: RedriveRecord, step: Step, enter: Enter, now_ms: int
 ) -> tuple[RedriveRecord, set[int], list[Row]]:
-    """Applies a step: the redrive as it is then, the places taken out, and the row's new value.
+    """Applies a step; returns the redrive after it, the places removed, and the rows to write.
 
     A message past its retention stays where it is. One that goes into another queue is done here,
     marked as transferred.
@@ -173,9 +167,7 @@ def moved(
     left = [one for place, one in enumerate(step.messages) if place not in taken]
     rows: list[Row] = []
     if taken:
-        key = failed_key(queue.queue_id, step.order)
-        rows.append((key, encode_failed(left) if left else None))
-        queue.failed.remove(step.order, len(taken), emptied=not left)
+        rows.append(queue.failed.rewrite(step.order, left, len(taken)))
         if record.target_queue_id != queue.queue_id:
             gone = [step.messages[place] for place in sorted(taken)]
             queue.done.add(

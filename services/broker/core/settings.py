@@ -10,18 +10,18 @@ from libs.storage.records.configs import QueueConfigRecord
 from services.broker.core.backoff import Backoff
 
 MAX_LEASE_MS = 43_200_000
-"""12 h, the longest lease of any queue: as long as the longest of the field."""
+"""12 h, the longest lease of any queue, as in other message queues."""
 
 MAX_TOTAL_LEASE_MS = 604_800_000
 """7 days, the longest that any queue lets one claim hold a message, extensions included."""
 
 DEFAULT_PRIORITY = 128
-"""The priority where nothing says otherwise: the middle, so that both sides have room."""
+"""The priority of messages that have none: the middle, with room on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue's owner may set, and when. Lengths in the unit named; retention 0 = for ever."""
+    """What a queue's owner may set, and when it was set. Retention 0 = forever."""
 
     filter: str
     priority: str = ""
@@ -37,21 +37,20 @@ class QueueSettings:
     failed_retention_s: int = 0
     paused: bool = False
     quarantine: str = ""
-    """Why routing leaves the queue out; empty: it does not."""
+    """Why routing leaves the queue out; empty if it does not."""
     quarantined_at_ms: int = 0
     created_at_ms: int = 0
     updated_at_ms: int = 0
     revision: int = 0
     others: tuple[tuple[str, str], ...] = ()
-    """Stored settings that this version does not know, kept as they are."""
+    """Stored settings that this version does not know, kept unchanged."""
 
     def changed(self, **settings: Any) -> QueueSettings:
-        """A copy with other settings."""
         return replace(self, **settings)
 
     @property
     def routing(self) -> tuple[object, ...]:
-        """What routers judge by: messages published after it changed are judged by the new one."""
+        """What routers judge by: it applies to messages published after its change."""
         return (
             self.filter,
             self.priority,
@@ -61,11 +60,10 @@ class QueueSettings:
         )
 
     def backoff_ms(self, attempts: int, token: int) -> int:
-        """How long a message waits after this many failed attempts; see Backoff."""
         return self.backoff.wait_ms(attempts, token) if self.backoff else 0
 
     def record(self) -> QueueConfigRecord:
-        """The stored form. Settings at their default are left out: most queues keep them."""
+        """The stored form, without settings at their default: most queues keep those."""
         settings = dict(self.others)
         for name in _STORED:
             value = getattr(self, name)
@@ -76,7 +74,6 @@ class QueueSettings:
 
     @classmethod
     def from_record(cls, record: QueueConfigRecord) -> QueueSettings:
-        """The settings of a stored config."""
         known = {
             name: parse(record.settings[name])
             for name, parse in _STORED.items()
@@ -111,7 +108,7 @@ _STORED: dict[str, Callable[[str], Any]] = {
     "updated_at_ms": int,
     "revision": int,
 }
-"""The settings that are stored as text, and how they are read."""
+"""The settings that are stored as text, with their parsers."""
 
 
 def _text(value: Any) -> str:

@@ -51,7 +51,7 @@ __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
 @dataclass(slots=True)
 class DrainedChanges:
-    """What one drain put into a commit and memory keeps until that is durable."""
+    """What one drain put into a commit, and memory keeps until that is durable."""
 
     generation: int
     beyond: list[Beyond] = field(default_factory=list)
@@ -60,7 +60,7 @@ class DrainedChanges:
 
 
 class Shard:
-    """All state of a broker shard, as far as it is in memory."""
+    """All state of a broker shard that is in memory."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Shard:
         self.leases = LeaseTable(self.attempts, finished, blocks)
         self.revision = revision
         self.forgotten_revision = forgotten_revision
-        """Of some queues deleted up to this revision no row is left."""
+        """Some queues deleted up to this revision have no row any more."""
         self.cursors = dict(cursors or {})
         self.queues: dict[str, Queue] = {}
         self.notes = Notes()
@@ -86,7 +86,7 @@ class Shard:
         self.redrives = Redrives()
         self.events = ShardEvents()
         self._config_changes: list[ConfigChange] = []
-        # Those that began to be routed live since the start, with the revisions, which ascend.
+        # Queues whose live routing began since the start, with the revisions, which ascend.
         self._starting_in_the_past: dict[str, int] = {}
         self._changed_cursors: set[int] = set()
         self._rows: list[Row] = []  # of commands that are rare enough to encode at once
@@ -98,7 +98,6 @@ class Shard:
     # --- Start --------------------------------------------------------------
 
     def restore_queue(self, queue: Queue) -> None:
-        """Takes in a queue as it was stored."""
         self.queues[queue.queue_id] = queue
 
     # --- Queues -------------------------------------------------------------
@@ -106,7 +105,7 @@ class Shard:
     def create_queue(
         self, queue_id: str, settings: QueueSettings, replay: Ranges | None = None
     ) -> Queue:
-        """Makes a queue; it must not exist, and an epoch must be free (see `epoch_is_free`).
+        """Creates a queue; it must not exist, and an epoch must be free (see `epoch_is_free`).
 
         `replay` is what it has to catch up on; None: it begins with its creation.
         """
@@ -127,16 +126,15 @@ class Shard:
         return queue
 
     def epoch_is_free(self, queue_id: str) -> bool:
-        """Whether a queue of this name may be created now: the cleaning of an old one may lag."""
+        """Whether a queue of this name may be created: sweeping a deleted one may lag."""
         before = self.deleted.get(queue_id)
         return before is None or before.epoch not in before.garbage_epochs
 
     def update_queue(self, queue: Queue, settings: QueueSettings) -> None:
-        """Gives a queue other settings."""
         self._take_settings(queue, *self._config_of(queue, settings))
 
     def _config_of(self, queue: Queue, settings: QueueSettings) -> tuple[QueueSettings, Row]:
-        """The settings at the next revision, and their row; nothing has changed yet."""
+        """The settings at the next revision, and their row; changes nothing."""
         settings = settings.changed(revision=self.revision + 1)
         return settings, config_row(queue.queue_id, settings)
 
@@ -149,7 +147,7 @@ class Shard:
         self._rows.append(row)
 
     def quarantine(self, queue: Queue, reason: str, now_ms: int) -> None:
-        """Leaves a queue out of live routing: what comes waits in the logs until that is lifted."""
+        """Leaves a queue out of live routing: its messages wait in the logs until it is lifted."""
         settings = queue.settings.changed(quarantine=reason, quarantined_at_ms=now_ms)
         config = self._config_of(queue, settings)
         self.replays.open(queue.queue_id, self.cursors)
@@ -158,7 +156,7 @@ class Shard:
         queue.live_revision = NEVER
 
     def lift_quarantine(self, queue: Queue, settings: QueueSettings) -> None:
-        """Takes a queue into live routing again, with these settings; what waits is replayed."""
+        """Routes a queue live again, with these settings; what waits in the logs is replayed."""
         config = self._config_of(queue, settings.changed(quarantine="", quarantined_at_ms=0))
         self.replays.close(queue.queue_id, self.cursors)
         self._take_settings(queue, *config)
@@ -185,7 +183,7 @@ class Shard:
         )
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
-        """Deletes rows that nothing in memory knows of."""
+        """Deletes rows that have no counterpart in memory."""
         self._rows += ((key, None) for key in keys)
 
     def swept(self, queue_id: str, epoch: int) -> None:
@@ -212,15 +210,15 @@ class Shard:
         )
 
     def take_config_changes(self) -> list[ConfigChange]:
-        """What changed since this was last called: with each drain, these become durable."""
+        """What changed since the last call: it becomes durable with the next drain."""
         taken, self._config_changes = self._config_changes, []
         return taken
 
     def stored_configs(self) -> list[ConfigChange]:
-        """The newest change of each queue, right after the start: all of it is durable.
+        """The newest change of each queue, right after the start: all of them are durable.
 
-        A queue's part in routing counts as new: when that last changed is not stored. One with a
-        replay under way comes last, as the end of its replay may have moved since it changed.
+        When a queue's part in routing last changed is not stored: it counts as new. A queue with a
+        replay under way comes last, as the end of its replay may have moved since.
         """
         changes = [
             ConfigChange(
@@ -240,7 +238,7 @@ class Shard:
     # --- What waits in a queue ----------------------------------------------
 
     def purge(self, queue: Queue, kinds: Collection[Purge]) -> int:
-        """Empties lists of a queue in O(lanes and leases), and gives how many messages that were.
+        """Empties lists of a queue in O(lanes and leases); returns how many messages they had.
 
         For AVAILABLE an epoch must be free: see `Queue.can_purge_available`. Rows are left to the
         sweeper. Attempts records stay, as those of acked messages do.
@@ -262,17 +260,17 @@ class Shard:
     # --- Routing ------------------------------------------------------------
 
     def begin(self, piece: Range) -> RangeApplication | None:
-        """Begins to apply a range; None where it does not begin where its log's cursor is.
+        """Begins to apply a range; None if it does not begin at its log's cursor.
 
-        The caller has seen to it that it was judged by configs that are new enough. What queues
-        became after a range's revision is not its matter: matches for one that is gone, or was
-        created since, are dropped, and one that starts in the past leaves the range to its replay.
+        The caller has checked that it was judged by configs that are new enough. Changes of queues
+        after the range's revision do not matter to it: matches for a queue that was deleted or
+        created since are dropped, and one that starts in the past leaves the range to its replay.
         """
         log, last = piece.log, piece.last
         if piece.previous != self.cursors.get(log, 0) or last <= piece.previous:
             return None
         known = self._without_newer(piece)
-        # First what may be refused since it cannot be stored.
+        # First what may fail because it cannot be stored.
         if log not in self.cursors:
             self._leave_out_quarantined(log)
         self._leave_to_replays(piece)
@@ -282,13 +280,13 @@ class Shard:
         return application
 
     def _leave_out_quarantined(self, new_log: int) -> None:
-        """All of a log that was not there when it began is left to replays, too."""
+        """Leaves all of a log that appeared during quarantines to their replays."""
         for queue in self.queues.values():
             if queue.settings.quarantine:
                 self.replays.open(queue.queue_id, {new_log: 0})
 
     def _without_newer(self, piece: Range) -> Sequence[Assignment]:
-        """The matches of a range for queues that live routing judged for by then."""
+        """The matches of a range for queues that were routed live at its revision."""
         if piece.revision >= self.revision:
             return piece.assignments
         queues = self.queues
@@ -303,7 +301,7 @@ class Shard:
         queue_ids = list(self._started_after(piece.revision))
         self.replays.extend(queue_ids, piece.log, piece.previous, piece.last)
         for queue_id in queue_ids:
-            self._next_revision()  # Routers learn of it like of a change.
+            self._next_revision()  # Routers see it as a change.
             self._note_config(self.queues[queue_id])
 
     def _started_after(self, revision: int) -> Iterator[str]:
@@ -313,7 +311,7 @@ class Shard:
             yield queue_id
 
     def begin_backfill(self, queue: Queue, piece: Range, counts: Counts) -> RangeApplication | None:
-        """Begins to apply a piece of a queue's replay; None where it is not at the cursor.
+        """Begins to apply a piece of a queue's replay; None if it does not begin at the cursor.
 
         The caller has compared the queue's revision and found the replay.
         """
@@ -326,26 +324,22 @@ class Shard:
 
     # --- Records of others --------------------------------------------------
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Writes a record with the next commit: for what is rare enough to be encoded at once."""
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Writes a record, or (None) deletes it, with the next commit: for rare commands."""
         self._rows.append((key, value))
-
-    def delete(self, key: bytes) -> None:
-        """Deletes a record with the next commit."""
-        self._rows.append((key, None))
 
     # --- Commits ------------------------------------------------------------
 
     @property
     def has_changes(self) -> bool:
-        """Whether a drain now would give any rows: whatever else changes, one of these does."""
+        """Whether a drain would return rows: every other change comes with one of these."""
         others = (self.outbox, self.executed, self.replays, self.redrives)
         if any(one.has_changes for one in others):
             return True
         return bool(self.notes.to_commit or self._rows or self._changed_cursors)
 
     def drain(self, now_ms: int) -> list[Row]:
-        """The rows of everything that changed since the last drain; empty when nothing did."""
+        """The rows of everything that changed since the last drain."""
         self.drain_early(list(self.notes.to_commit), now_ms)
         rows, self._rows = self._rows, []
         written = self._written
@@ -373,9 +367,9 @@ class Shard:
         return rows
 
     def drain_early(self, queues: Sequence[Queue], now_ms: int) -> None:
-        """Encodes what changed in these queues for the next drain, which gives it with the rest.
+        """Encodes what changed in these queues, for the next drain to return.
 
-        One that changes again until then is encoded again: the last of the rows of a key counts.
+        A queue that changes again before is encoded again: of a key's rows the last one counts.
         """
         written = self._written
         self.events.collect(queues)
@@ -391,7 +385,7 @@ class Shard:
             del self.notes.to_commit[queue]
 
     def durable(self) -> None:
-        """Notes that the oldest drain which was not durable yet now is; memory may let go of it."""
+        """Notes that the oldest drain not yet durable now is; memory drops what it held for it."""
         written = self._undurable.popleft()
         for journal, order in written.delayed:
             journal.durable_order = order

@@ -1,7 +1,7 @@
 """Reads the attempts records of many messages: of those near one another in one scan.
 
-Most commands that need many of them are about messages that came together, most of which have never
-failed: a read of a record that is not there costs as much as one of a record that is.
+Most commands that need many records are about messages that came together and never failed: reading
+a record that does not exist costs as much as reading one that does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ READ_AT_ONCE = 100
 """Records read at the same time for one command: some ten milliseconds of the event loop."""
 
 FEW = 4
-"""So many are read one by one: a scan costs no less."""
+"""This many records are read one by one: a scan costs no less."""
 
 SCANNED_MAX = 200
 """Rows read in a scan for READ_AT_ONCE of them: others may lie in between."""
@@ -39,7 +39,7 @@ class Store(Protocol):
 async def read_attempts(
     database: Store, keys: Iterable[AttemptsKey]
 ) -> dict[AttemptsKey, list[FailedAttempt]]:
-    """The records of these; empty where there is none."""
+    """The records of these keys; empty where there is none."""
     by_queue: dict[tuple[str, int], set[AttemptsKey]] = {}
     for key in keys:
         by_queue.setdefault(key[:2], set()).add(key)
@@ -56,7 +56,7 @@ async def read_attempts(
 
 
 async def _scanned(database: Store, part: Sequence[AttemptsKey]) -> dict[AttemptsKey, bytes | None]:
-    """The values of the first of these, which are of one queue and sorted: maybe of all."""
+    """The values of the first of these keys, which are sorted and of one queue: maybe of all."""
     (queue_id, _, first), (_, _, last) = part[0], part[-1]
     span = attempts_range(queue_id, first, last)
     rows: dict[bytes, bytes] = {}

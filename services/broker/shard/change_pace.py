@@ -1,8 +1,8 @@
-"""Turns for changes of queues, so that messages keep moving beside many of them.
+"""Limits the rate at which queues change, so that messages keep moving meanwhile.
 
-A change takes 3 ms of the broker's event loop, 1 ms of the router's, and two writes. Where callers
-make as many as they can, a message's way from publish to delivery takes five times as long as on a
-quiet instance (decision 0053). Pausing and resuming wait for no turn: an operator may be in haste.
+A change takes 3 ms of the broker's event loop, 1 ms of the router's, and two writes. If callers
+make as many as they can, a message takes five times as long from publish to delivery as on a quiet
+instance (decision 0053). Pausing and resuming are not limited: an operator may be in a hurry.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from slatemq.errors import ResourceExhausted
 PER_S: Final = 80
 
 BURST_S: Final = 0.1
-"""The changes of so many seconds may come at once."""
+"""The changes of this time may come in one burst."""
 
 WAIT_S: Final = 10.0
-"""How long a change waits for its turn; then its caller is told to come back."""
+"""How long a change waits for its turn; then its caller has to retry."""
 
 
 class ChangePace:
-    """Lets through so many changes a second; the others wait in the order in which they came."""
+    """Lets changes through at a limited rate; the others wait in the order of their arrival."""
 
     def __init__(self, per_s: int = PER_S, wait_s: float = WAIT_S) -> None:
-        """Let `per_s` changes through each second; each waits for `wait_s` at most."""
+        """Let `per_s` changes through each second; each waits at most `wait_s`."""
         self._limiter = AsyncLimiter(max(1.0, per_s * BURST_S), max(1.0, per_s * BURST_S) / per_s)
-        self._next = asyncio.Lock()  # The limiter alone lets a late caller pass those who wait.
+        self._next = asyncio.Lock()  # The limiter alone lets a late caller overtake waiting ones.
         self._per_s = per_s
         self._wait_s = wait_s
 

@@ -1,4 +1,4 @@
-"""Which queues have messages whose time has come: asking each of them would cost all of them."""
+"""Which queues have messages that fall due, without asking all of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
 from services.broker.core.queue import Queue
 
 SPARE: Final = 100
-"""So many places more than twice what there were are looked through for those out of date."""
+"""Entries beyond twice the live ones after which stale entries are cleaned up."""
 
 
 class DueQueues:
-    """Queues by the time at which something falls due that was not looked at, or a lower bound."""
+    """Queues by the time at which something falls due that was not counted, or a lower bound."""
 
     def __init__(self, queues: Iterable[Queue], owns: Callable[[Queue], bool]) -> None:
-        """Begin with these; what is not owned any more is forgotten."""
+        """Start with these; queues that are not owned any more are forgotten."""
         self._owns = owns
         self._at_ms: dict[Queue, int] = {}
         self._places: list[tuple[int, int, Queue]] = []
@@ -28,7 +28,7 @@ class DueQueues:
             self.note(queue)
 
     def note(self, queue: Queue) -> None:
-        """The queue has changed."""
+        """Notes that the queue has changed."""
         at_ms = _next_ms(queue)
         if at_ms is None or at_ms >= self._at_ms.get(queue, at_ms + 1):
             return
@@ -38,7 +38,7 @@ class DueQueues:
             self._clean_up()
 
     def take(self, now_ms: int) -> list[Queue]:
-        """The queues whose time has come; note them again when they are looked at."""
+        """Removes and returns the queues whose time has come; note them again afterwards."""
         due = []
         while self._places and self._places[0][0] <= now_ms:
             at_ms, _, queue = heapq.heappop(self._places)

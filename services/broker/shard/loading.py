@@ -73,16 +73,16 @@ from services.broker.core.waiting.scan import LaneOwner, NeedsRows, StoredBucket
 from services.broker.shard.attempts_reader import read_attempts
 
 LOAD_MESSAGES = 4000
-"""Messages read at once when a lane goes on in the database."""
+"""Messages read in one go when a lane continues in the database."""
 
 READ_AT_ONCE = 100
 """Records read at the same time for one command: some ten milliseconds of the event loop."""
 
 LOAD_ROWS = 500
-"""Buckets read at once: of one message each, reading them takes some 3 ms."""
+"""Buckets read in one go: some 3 ms if each has one message."""
 
 FIRST_ROWS = 8
-"""The first of these: 500 of a thousand messages each would be 13 MB, nearly all for nothing."""
+"""Buckets of the first read: 500 of a thousand messages each would be 13 MB, mostly wasted."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -162,7 +162,7 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
 
 
 async def _load_executed(database: Store, last_ms: int) -> Executed:
-    # What was older at the last commit is deleted, or will be: not over its tombstones every time.
+    # What was older at the last commit is deleted, or will be: skip its tombstones.
     first = max(last_ms // MINUTE_MS - WINDOW_MINUTES - 3, 0)
     return Executed(
         [
@@ -188,7 +188,7 @@ async def _load_leases(
             deadline_ms = stored.lease_deadline_ms
             if deadline_ms > last_ms:
                 deadline_ms = max(deadline_ms, now_ms + min(stored.lease_length_ms, GRACE_MS))
-            # Written again where it moved: another restart must find it alive, too.
+            # If it moved it is written again: another restart must find it alive too.
             moved = deadline_ms != stored.lease_deadline_ms
             shard.leases.restore(
                 queue, order, Lease.restore(stored, deadline_ms, queue), changed=moved
@@ -196,7 +196,7 @@ async def _load_leases(
 
 
 class Loader:
-    """Answers what commands raise when memory does not hold enough."""
+    """Reads what commands need that is not in memory."""
 
     def __init__(self, database: Store, shard: Shard) -> None:
         """Read this shard's records from this database."""
@@ -205,11 +205,11 @@ class Loader:
         self._lanes: dict[Lane, asyncio.Task[None]] = {}
 
     async def answer(self, need: NeedsLane | Needs) -> None:
-        """Reads what is needed into memory; the command can then be run again."""
+        """Reads what is needed into memory; then the command can run again."""
         if isinstance(need, NeedsLane):
             await self._load_lane(need)
             return
-        # Offered all at once, so that nothing can happen between the first answer and the last.
+        # Offered together, so that nothing can happen between the first and the last.
         self._shard.attempts.begin_read(need.attempts)
         for slot in need.slots:
             slot.lane.begin_read(slot.first_order, slot.last_order)
@@ -262,7 +262,7 @@ class Loader:
 
 
 async def _in_turns(read: Callable[[T], Awaitable[R]], wanted: Sequence[T]) -> list[R]:
-    """Reads much, and lets others have the event loop in between."""
+    """Reads in parts, and yields the event loop in between."""
     found: list[R] = []
     for start in range(0, len(wanted), READ_AT_ONCE):
         found += await asyncio.gather(*map(read, wanted[start : start + READ_AT_ONCE]))
@@ -272,9 +272,9 @@ async def _in_turns(read: Callable[[T], Awaitable[R]], wanted: Sequence[T]) -> l
 async def read_buckets(
     database: Store, queue_id: str, lane: Lane, orders: tuple[int, int], *, in_parts: bool
 ) -> tuple[list[StoredBucket], int]:
-    """The buckets of a lane between two orders, both included, as the database has them.
+    """The stored buckets of a lane between two orders, both included, or `in_parts` the first ones.
 
-    In parts: the first of them. Tells, too, up to which order these are all.
+    Also returns the order up to which these are all.
     """
     first, last = orders
     rows: list[StoredBucket] = []
@@ -292,7 +292,7 @@ async def read_buckets(
         if limit is None or len(rows) - before < limit or rows[-1][0] == last:
             return rows, last
         first = rows[-1][0] + 1
-        # As many as it takes if those that follow are like these.
+        # As many as are needed if the next ones are like these.
         wanted = -(-LOAD_MESSAGES * len(rows) // max(count, 1))
         limit = min(wanted, LOAD_ROWS) - len(rows)
 

@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXPIRE_AT_ONCE = 1000
-"""Leases ended in one go at most: some milliseconds, in which nothing else runs."""
+"""Leases ended in one go at most: some milliseconds, during which nothing else runs."""
 
 TICK_MAX_MS = 100
-"""How late a lease may end: the loop looks at least so often."""
+"""How late a lease may end: the loop looks at least this often."""
 
 STANDSTILL_S = 1.0
-"""A loop that sleeps so long has stood still: no consumer could ack or extend in that time."""
+"""A loop that oversleeps this long has stood still: no consumer could ack or extend meanwhile."""
 
 DRAIN_AT_ONCE = 256
 """Queues whose records are encoded in one go at most: a few milliseconds."""
@@ -68,13 +68,13 @@ class ShardOwner:
     def __init__(
         self, database: Database, shard: Shard, clock: Clock, *, interval_ms: int, bytes_max: int
     ) -> None:
-        """Own this state; more than `bytes_max` not yet committed is refused (see `admit`)."""
+        """Own this state; refuse more when `bytes_max` are not yet committed (see `admit`)."""
         self.shard = shard
         self.clock = clock
         self.commits = GroupCommit(database, clock, self, interval_ms)
         self.commits.on_durable(self._durable)
         self.on_change: Callable[[Set[Queue]], None] = lambda queues: None
-        """Called with the queues that may now have something for a waiting claim."""
+        """Called with the queues that may now have messages for a waiting claim."""
         self.durable_revision = shard.revision
         self.durable_cursors: Mapping[int, int] = dict(shard.cursors)
         self.durable_replays = shard.replays.by_queue
@@ -82,7 +82,7 @@ class ShardOwner:
             shard.stored_configs(), forgotten_revision=shard.forgotten_revision
         )
         self.on_revision: list[Callable[[], None]] = []
-        """Called when a change of the queues' configs has become durable."""
+        """Called when a change of the queues' configs is durable."""
         self._stepped_ms = clock.stepped_ms
         self._database = database
         self._loader = Loader(database, shard)
@@ -94,16 +94,16 @@ class ShardOwner:
     # --- Commands -----------------------------------------------------------
 
     async def run(self, command: Callable[[int], T], size_bytes: int = 0) -> T:
-        """Runs a command, given the time, when all that it needs is in memory.
+        """Runs a command with the time, once all that it needs is in memory.
 
-        What it changed is in memory when this returns; await `durable` before you tell anybody.
-        `size_bytes` is about what it adds to the next commit. An error that the command raises is
-        passed on when all is durable that it may rest on.
+        Its changes are in memory when this returns; await `durable` before you report them.
+        `size_bytes` is about what it adds to the next commit. An error of the command is raised
+        when all that it may depend on is durable.
         """
         while True:
             try:
                 # Not the time of the first try: a read may take long, and leases and retention
-                # are judged. So what a command needs must not depend on when it is run again.
+                # are judged. So what a command needs must not depend on when it runs again.
                 result = command(self.clock.now_ms())
             except (NeedsLane, Needs) as need:
                 self._note_changes(0)
@@ -122,10 +122,10 @@ class ShardOwner:
         on_step: Callable[[Sequence[Queue], int], None],
         size_bytes: int,
     ) -> bool:
-        """Applies a range, in steps between which others have turns; whether it was to be applied.
+        """Applies a range in steps, between which others run; False if it was not to be applied.
 
-        All of it goes into one commit, also where the caller goes away meanwhile. `on_step` hears
-        of the queues that a step has changed, and may claim of what they have.
+        All of it goes into one commit, even if the caller is cancelled meanwhile. `on_step` gets
+        the queues that a step has changed, and may claim from them.
         """
         try:
             async with self.commits.hold:
@@ -144,7 +144,7 @@ class ShardOwner:
                         self._step(application, on_step)
                     self._is_applying = False
                     raise
-                # Not where a step has failed: what is half applied is never committed.
+                # Not if a step has failed: what is half applied is never committed.
                 self._is_applying = False
                 return True
         except SlateMQError:
@@ -159,7 +159,7 @@ class ShardOwner:
         now_ms = self.clock.now_ms()
         changed = application.step(now_ms)
         on_step(changed, now_ms)
-        if not application.is_done:  # What comes in one step, as it mostly does, costs no more.
+        if not application.is_done:  # A range of one step, as most are, costs no more.
             self._note_due(changed)
             self.shard.drain_early(changed, now_ms)
         self._note_changes(0)
@@ -173,30 +173,29 @@ class ShardOwner:
         self.on_change(served)
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
-        """Deletes rows that nothing in memory knows of, with the commit that gathers."""
+        """Deletes rows that have no counterpart in memory, with the next commit."""
         self.shard.delete_rows(keys)
         self._note_changes(0)
 
     async def durable(self) -> None:
-        """Waits for the newest commit that could hold anything seen so far."""
+        """Waits for the newest commit that may hold anything seen so far."""
         await self.commits.durable()
 
     def admit(self) -> None:
-        """Raises ResourceExhausted while too much waits to be committed."""
         if self.commits.uncommitted_bytes > self._bytes_max:
             raise ResourceExhausted(
                 "too much waits to be stored", reason="UNCOMMITTED_BYTES", retry_after_ms=200
             )
 
     def queue(self, queue_id: str) -> Queue:
-        """The queue of this ID; raises NotFound. For commands: see `find` elsewhere."""
+        """The queue of this ID; raises NotFound. For commands only: others use `find`."""
         queue = self.shard.queues.get(queue_id)
         if queue is None:
             raise NotFound("queue", queue_id)
         return queue
 
     async def find(self, queue_id: str) -> Queue:
-        """The queue of this ID, at once; or NotFound, when it is durable that there is none."""
+        """The queue of this ID; raises NotFound once it is durable that there is none."""
         queue = self.shard.queues.get(queue_id)
         if queue is None:
             await self.durable()
@@ -204,7 +203,7 @@ class ShardOwner:
         return queue
 
     def owns(self, queue: Queue) -> bool:
-        """Whether this queue still exists: nothing may be done to one that was deleted."""
+        """Whether this queue still exists: a deleted one must not be changed."""
         return self.shard.queues.get(queue.queue_id) is queue
 
     # --- Commits ------------------------------------------------------------
@@ -232,7 +231,7 @@ class ShardOwner:
 
     def _note_due(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
-            if queue.waiting.has_timed:  # Most have not, and there may be ten thousand.
+            if queue.waiting.has_timed:  # Most have none, and there may be ten thousand.
                 self._due.note(queue)
 
     def _durable(self, commit: int) -> None:
@@ -247,23 +246,23 @@ class ShardOwner:
     # --- Time ---------------------------------------------------------------
 
     async def end_leases(self) -> None:
-        """Ends leases when their time has come; runs until cancelled."""
+        """Ends leases at their deadlines; runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 await self.end_leases_once()
             except StoreUnavailable as error:
-                # Their attempts records cannot be read now: the leases go on a little longer.
+                # Their attempts records cannot be read now: the leases last a little longer.
                 log.warning("leases cannot be ended now: %s", error)
             next_ms = self.shard.leases.deadlines.next_ms()
             wait_ms = TICK_MAX_MS if next_ms is None else next_ms - self.clock.now_ms()
             slept_at, slept_ms = loop.time(), self.clock.now_ms()
             await asyncio.sleep(min(max(wait_ms, 1), TICK_MAX_MS) / 1000)
-            # Only the sleep is measured: ending leases may take long where the store is slow, and
-            # that must not keep them alive for ever.
+            # Only the sleep is measured: with a slow store, ending leases may take long, and that
+            # must not keep them alive forever.
             slept_s = loop.time() - slept_at
             if slept_s > STANDSTILL_S:
-                # Paused, or starved: acks that came meanwhile are still to be read.
+                # Paused or starved: acks that arrived meanwhile are not read yet.
                 log.warning("stood still for %.1f s: leases go on", slept_s)
                 await self._give_grace(slept_ms)
 
@@ -276,26 +275,26 @@ class ShardOwner:
             if next_ms is None or next_ms > until_ms:
                 return
             leases = self.shard.leases.deadlines.ended(until_ms, EXPIRE_AT_ONCE)
-            # However long it takes to read what this needs: backoffs count from here.
+            # Backoffs count from here, however long the reads take.
             await self.run(partial(self._expire, leases, until_ms))
-            # Not faster than it is stored, and everybody else in between.
+            # Not faster than it is stored, and others run in between.
             await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
 
     async def _grace_after_step(self) -> None:
-        """Gives leases the grace of a standstill where the clock has followed a step."""
+        """Gives leases the grace of a standstill if the clock has followed a step."""
         step_ms = self.clock.stepped_ms - self._stepped_ms
         if step_ms:
             self._stepped_ms += step_ms
             log.warning("the clock stepped by %.1f s: leases go on", step_ms / 1000)
-            # Whoever was alive before the step; what ended in the last moments before it, too.
+            # Leases alive before the step, and those that ended in the last moments before it.
             since_ms = self.clock.now_ms() - step_ms - TICK_MAX_MS
             await self._give_grace(since_ms)
 
     async def _give_grace(self, since_ms: int) -> None:
         """Gives the leases alive at `since_ms` the grace of a restart, in steps.
 
-        Whoever ends leases waits for this. A standstill between two steps begins it anew: who has
-        the grace lost it then, and nobody has ended since.
+        No lease ends meanwhile. A standstill between two steps starts it over: leases that had the
+        grace lost it then, and none has ended since.
         """
         loop = asyncio.get_running_loop()
         grace = LeaseGrace(self.shard.queues.values(), since_ms, self.clock.now_ms())
@@ -313,7 +312,7 @@ class ShardOwner:
         self.shard.leases.expire(leases, until_ms)
 
     async def watch_due(self) -> None:
-        """Looks at delayed messages when their time has come; runs until cancelled."""
+        """Looks at delayed messages when they fall due; runs until cancelled."""
         while True:
             try:
                 await self.look_at_due()
@@ -329,7 +328,7 @@ class ShardOwner:
                 until_ms = self.clock.now_ms()
                 while self.owns(queue) and queue.waiting.has_due(until_ms):
                     await self.run(partial(self._look, queue, until_ms))
-                    # Not faster than it is stored, and everybody else in between.
+                    # Not faster than it is stored, and others run in between.
                     await (self.durable() if self.shard.has_changes else asyncio.sleep(0))
         finally:
             for queue in due:

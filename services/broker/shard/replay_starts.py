@@ -1,7 +1,7 @@
 """Where in the logs a queue that starts in the past begins: asked of the ingests.
 
-They raise their purge epochs first, so that what the queue will need is not purged by those who
-decided before they could know of it.
+They raise their purge epochs first, so that what the queue will need is not purged by a decision
+made before the queue was known.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 IngestCall = Callable[["ingest_pb2_grpc.IngestServiceAsyncStub"], Awaitable[int]]
 
 AHEAD_MS_MAX = 60_000
-"""How far ahead of the broker's clock a start may be: "now" by somebody else's clock. More is a
-mistake in the unit, or the wish for a later start, which a filter on `received_at` grants."""
+"""How far ahead of the broker's clock a start may be: "now" by the caller's clock. More is a wrong
+unit, or meant as a later start, which takes a filter on `received_at`."""
 
 TRY_S = 3.0
 """How long a queue's creation waits for an ingest; it is asked again when the replay begins."""
 
 ASK_DEADLINE_S = 10.0
-"""An ingest that has not answered by then counts as away; it writes a row, and reads fifty."""
+"""An ingest that has not answered by then counts as down; it writes a row, and reads fifty."""
 
 
 class ReplayStarts:
@@ -40,7 +40,7 @@ class ReplayStarts:
     def __init__(self, directory: TopologyDirectory, channels: Channels, window_s: int) -> None:
         """Find the ingests in this directory, call them on these channels.
 
-        No queue starts further back than `window_s`; 0 = for ever.
+        No queue starts further back than `window_s`; 0 = no limit.
         """
         self._directory = directory
         self._channels = channels
@@ -49,7 +49,7 @@ class ReplayStarts:
 
     @contextmanager
     def creating(self) -> Iterator[None]:
-        """A queue is being created: from before its start is looked up until it is durable."""
+        """Held while a queue is created: from before its start is looked up until it is durable."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._creating.add(ended)
         try:
@@ -61,7 +61,7 @@ class ReplayStarts:
     async def settled(self) -> None:
         """Wait for the creations under way now.
 
-        A snapshot without them would show purge epochs that count for a replay which it lacks.
+        A snapshot without them would show purge epochs raised for a replay that it lacks.
         """
         if self._creating:
             await asyncio.wait(set(self._creating))
@@ -83,7 +83,7 @@ class ReplayStarts:
         return max(start_ms, now_ms - self._window_s * 1000) if self._window_s else start_ms
 
     async def find(self, request: queue_pb2.CreateQueueRequest, now_ms: int) -> Starts | None:
-        """The sequence behind which each log is wanted; None: nothing is.
+        """The sequences behind which the logs are wanted; None: the queue starts now.
 
         From now on, nothing that was stored after the start is purged by decisions made before, in
         the logs whose ingests answer. The others are asked when their replay begins: see `look_up`.
@@ -137,4 +137,4 @@ class ReplayStarts:
                     raise PeerFailed(f"ingest {status.shard} answers there")
                 return await call(stub)
         except PeerFailed as error:
-            raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
+            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_AWAY") from error

@@ -1,8 +1,8 @@
-"""Removes the rows of deleted and purged queues, behind everybody's back and a little at a time.
+"""Removes the rows of deleted and purged queues in the background, a little at a time.
 
-Deleting or purging only writes the queue's state: its rows are garbage from then on, told apart by
-their orders. A crash half-way loses nothing: the state says what is still to be swept. Only what is
-garbage is read: never the living, nor the many deleted rows before them.
+Deleting or purging only writes the queue's state: from then on its rows are garbage, recognized by
+their orders. A crash half-way loses nothing: the state says what is still to be swept. Only garbage
+is read: neither live rows nor the many deleted rows before them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ RETRY_S = 1.0
 """How long to wait when the store cannot be read."""
 
 _EMPTY_RECORDS: tuple[Callable[[str, int], bytes], ...] = (active_key, done_key, failed_key)
-"""What the creation of a queue has written under bucket 0."""
+"""The records that the creation of a queue writes under bucket 0."""
 
 
 class Sweeper:
-    """Sweeps what the states of queues call garbage."""
+    """Sweeps what the states of queues name as garbage."""
 
     def __init__(self, owner: ShardOwner, database: Database) -> None:
-        """Begin with what a crash or restart has left; see `run`."""
+        """Start with what a crash or restart has left; see `run`."""
         self._owner = owner
         self._database = database
         self._wake = asyncio.Event()
@@ -65,17 +65,15 @@ class Sweeper:
         self._to_sweep = {*self._attempts_left, *owner.shard.queues}
 
     def deleted(self, queue_id: str) -> None:
-        """A queue was deleted."""
         self._attempts_left.add(queue_id)
         self.purged(queue_id)
 
     def purged(self, queue_id: str) -> None:
-        """A queue was purged."""
         self._to_sweep.add(queue_id)
         self._wake.set()
 
     def ready_for(self, queue_id: str) -> bool:
-        """Whether a queue of this name may be created: its attempts records carry no epoch."""
+        """Whether a queue of this name may be created: its attempts records have no epoch."""
         return queue_id not in self._attempts_left and self._owner.shard.epoch_is_free(queue_id)
 
     async def run(self) -> None:
@@ -93,7 +91,7 @@ class Sweeper:
             await self._wake.wait()
 
     async def _sweep(self, queue_id: str) -> None:
-        """Sweeps what is garbage now of the queues of this name; what becomes so is told again."""
+        """Sweeps what is garbage now in queues of this name; later garbage is reported again."""
         shard = self._owner.shard
         named = shard.queues.get(queue_id) or shard.deleted.get(queue_id)
         for epoch in named.garbage_epochs if named is not None else ():
@@ -103,7 +101,7 @@ class Sweeper:
             await self._sweep_purged(queue)
 
     async def _sweep_epoch(self, queue_id: str, epoch: int) -> None:
-        # What a commit has still to write would be missed: here, and below.
+        # Rows that a commit has not written yet would be missed: here, and below.
         await self._owner.durable()
         removed = 0
         if queue_id in self._attempts_left:
@@ -117,7 +115,7 @@ class Sweeper:
 
     def _epoch_swept(self, queue_id: str, epoch: int) -> None:
         shard = self._owner.shard
-        if queue_id not in shard.queues:  # one made anew has written its own
+        if queue_id not in shard.queues:  # a new one has written its own
             shard.delete_rows([key_of(queue_id, 0) for key_of in _EMPTY_RECORDS])
         shard.swept(queue_id, epoch)
 
@@ -159,11 +157,11 @@ class Sweeper:
             finished.note_swept(last_order)
 
     async def _sweep_attempts(self, queue_id: str) -> int:
-        # No queue of this name can be made before they are gone: see `ready_for`.
+        # No queue of this name can be created before they are gone: see `ready_for`.
         return await self._sweep_span(attempts_range(queue_id, 0, MAX_MESSAGE_ID))
 
     async def _sweep_span(self, span: KeyRange) -> int:
-        """Deletes all rows of a span that are garbage for good; gives how many."""
+        """Deletes all rows of a span; returns how many."""
         removed = 0
         while keys := await self._keys(span):
             await self._owner.run(partial(self._delete, keys))
@@ -176,7 +174,6 @@ class Sweeper:
         self._owner.shard.delete_rows(keys)
 
     async def _keys(self, span: KeyRange) -> list[bytes]:
-        """The first keys of a span."""
         found: list[bytes] = []
         async for rows in self._database.scan(span.start, span.end, limit=SWEEP_ROWS):
             found += (key for key, _ in rows)
@@ -184,12 +181,12 @@ class Sweeper:
 
 
 def _orders_of(epoch: int) -> OrderRange:
-    # Not 0: the empty records of a queue's creation have that, which the living need.
+    # Not 0: a live queue needs the empty records of its creation, which have order 0.
     return OrderRange(order_of(epoch, 1, 0), last_order(epoch))
 
 
 def _lane_spans(queue_id: str, epoch: int) -> Iterator[KeyRange]:
-    """Where the available messages of an epoch lie, and the journal of the delayed ones."""
+    """The keys of an epoch's available messages and of its delayed journal."""
     first, last = _orders_of(epoch)
     for priority in range(MAX_PRIORITY + 1):
         for kind in (BucketKind.READY, BucketKind.TIMED):
@@ -200,7 +197,7 @@ def _lane_spans(queue_id: str, epoch: int) -> Iterator[KeyRange]:
 
 
 def _spans_of(queue_id: str, epoch: int) -> Iterator[KeyRange]:
-    """Where all that a queue had in an epoch lies."""
+    """The keys of everything that a queue had in an epoch."""
     first, last = _orders_of(epoch)
     kind = BucketKind.IN_FLIGHT
     yield from _lane_spans(queue_id, epoch)

@@ -61,9 +61,9 @@ class UniqueNames:
 
     @asynccontextmanager
     async def claimed(self, queue_id: str) -> AsyncIterator[None]:
-        """While it lasts, and for as long as a queue made in it exists, the name is this shard's.
+        """Claims the name for this shard, as long as the block, or a queue made in it, exists.
 
-        One at a time for each name.
+        One block at a time for each name.
 
         Raises:
             AlreadyExists: Another shard has such a queue; `broker_shard` is in the metadata.
@@ -97,7 +97,7 @@ class UniqueNames:
 
     async def _claim(self, queue_id: str) -> None:
         try:
-            claim = UNCLAIMED  # As most are: nothing is read then.
+            claim = UNCLAIMED  # As most names are: then nothing is read.
             while not await self._claim_after(queue_id, claim):
                 claim = await self._names.get(queue_id)
         except CorruptRecord as error:
@@ -140,7 +140,7 @@ class UniqueNames:
             )
 
     async def use(self, queue_id: str) -> NameUse.ValueType:
-        """What this shard uses a name for: what is so before and after a commit."""
+        """What this shard uses a name for, if that is the same before and after a commit."""
         before = self._use_now(queue_id)
         await self._owner.commits.prove_ownership()
         return before if self._use_now(queue_id) == before else NameUse.NAME_USE_CHANGING

@@ -4,7 +4,6 @@ In reading order; a file imports only files above it:
 
 `execute` Lists of commands that take effect together: all of them, in order, in one commit, or
           none
-`remove`  Removals: entries that others think may go, judged again by what the queue knows
-`settle`  What somebody decided about single dead letters: it takes effect in one commit, or not at
-          all
+`remove`  Removals: entries that a job wants removed, judged again by what the queue knows
+`settle`  Decisions about single dead letters: they take effect in one commit, or not at all
 """

@@ -5,20 +5,18 @@
        │                                   └──dropped──► gone
        └──past the queue's failed retention──► gone
 
-Rows of lists are passed as they are stored; the caller holds the queue's lock (`QueueLocks`). What
-a purge has made garbage since counts as gone.
+Rows of lists are passed as they are stored; meanwhile the caller lets no others change them. What a
+purge has made garbage since counts as gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from libs.storage.layout.keys import done_key, failed_key
-from libs.storage.layout.own_keys import archived_key
-from libs.storage.records.archived_records import ArchivedMessage, encode_archived
-from libs.storage.records.queues import DoneMessage, FailedMessage, encode_done, encode_failed
+from libs.storage.records.archived_records import ArchivedMessage
+from libs.storage.records.queues import DoneMessage, FailedMessage
 from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
@@ -129,14 +127,8 @@ def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
     for row in rows:
         if not 0 < queue.done.oldest_order <= row.order:
             continue
-        left = row.left
-        key = done_key(queue.queue_id, row.order)
-        if left:
-            shard.put(key, encode_done(left))
-        else:
-            shard.delete(key)
-        gone = row.messages_count - len(left)
-        queue.done.remove(row.order, gone, emptied=not left)
+        gone = row.messages_count - len(row.left)
+        shard.put(*queue.done.rewrite(row.order, row.left, gone))
         removed += gone
         tried += row.tried
     _forget_attempts(shard, queue, tried)
@@ -172,8 +164,7 @@ def take_dead_letters(
         outcomes, places = _judged(queue.failed, order, stored, wanted, judge)
         items.append(outcomes)
         if places:
-            key = failed_key(queue.queue_id, order)
-            _remove(shard, queue.failed, (order, key), stored, places, encode_failed)
+            _remove(shard, queue.failed, order, stored, places)
             shard.redrives.note_removed(queue.queue_id, {order: places.keys()})
             taken += [stored[place] for place in places]
     _forget_attempts(shard, queue, [dead_letter.message_id for dead_letter in taken])
@@ -221,8 +212,7 @@ def redrive_archived(
     shard.outbox.check_room(len(rows), sum(map(len, rows)))
     for row in rows:
         shard.outbox.push(ingest_shard, row, now_ms)
-    key = archived_key(queue.queue_id, order)
-    _remove(shard, queue.archived, (order, key), stored, places, encode_archived)
+    _remove(shard, queue.archived, order, stored, places)
     return outcomes
 
 
@@ -238,8 +228,7 @@ def drop_archived(
     named = [one._replace(run=runs.get((one.message_id, one.failed_at_ms), "")) for one in wanted]
     outcomes, places = _judged(queue.archived, order, stored, named, lambda _: Outcome.REMOVED)
     if places:
-        key = archived_key(queue.queue_id, order)
-        _remove(shard, queue.archived, (order, key), stored, places, encode_archived)
+        _remove(shard, queue.archived, order, stored, places)
     return outcomes
 
 
@@ -269,19 +258,13 @@ def _judged(
 
 def _remove(
     shard: Shard,
-    finished: FinishedList[Any],
-    row: tuple[int, bytes],
-    stored: Sequence[Any],
+    finished: FinishedList[M],
+    order: int,
+    stored: Sequence[M],
     places: Mapping[int, int],
-    encode: Callable[[Sequence[Any]], bytes],
 ) -> None:
-    order, key = row
     left = [one for place, one in enumerate(stored) if place not in places]
-    if left:
-        shard.put(key, encode(left))
-    else:
-        shard.delete(key)
-    finished.remove(order, len(places), emptied=not left)
+    shard.put(*finished.rewrite(order, left, len(places)))
 
 
 def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
@@ -293,4 +276,4 @@ def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:
     for message_id in ids:
         if message_id not in in_flight:
             for key in shard.attempts.forget(queue, message_id):
-                shard.delete(key)
+                shard.put(key, None)

@@ -1,7 +1,7 @@
 """Decisions about single dead letters: they take effect in one commit, or not at all.
 
-Pure: no I/O, no clock, no asyncio. Rows are passed as they are stored; the caller holds the queue's
-lock (`QueueLocks`).
+Pure: no I/O, no clock, no asyncio. Rows are passed as they are stored; meanwhile the caller lets no
+others change them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
-from libs.storage.layout.keys import failed_key
 from libs.storage.records.queues import (
     AvailableMessage,
     DoneMessage,
     FailedAttempt,
     FailedMessage,
-    encode_failed,
 )
 from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.queue import Queue
@@ -172,10 +170,5 @@ def _take_out(shard: Shard, queue: Queue, wanted: Settlements, places: Sequence[
             taken.setdefault(one.order, set()).add(place)
     for order, gone in taken.items():
         left = [dead_letter for n, dead_letter in enumerate(wanted.rows[order]) if n not in gone]
-        key = failed_key(queue.queue_id, order)
-        if left:
-            shard.put(key, encode_failed(left))
-        else:
-            shard.delete(key)
-        queue.failed.remove(order, len(gone), emptied=not left)
+        shard.put(*queue.failed.rewrite(order, left, len(gone)))
     shard.redrives.note_removed(queue.queue_id, taken)

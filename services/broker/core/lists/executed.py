@@ -28,13 +28,11 @@ ROW_REQUEST_IDS_MAX = 1000
 """Request IDs in one row at most: 150 KB."""
 
 Stored = tuple[int, int, Sequence[ExecutedRecord]]
-"""A row: its minute, its number, and what it says."""
+"""A row: its minute, its number, and its records."""
 
 
 @dataclass(slots=True)
 class _Minute:
-    """What was stored in one minute."""
-
     minute: int
     numbers: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
@@ -44,7 +42,7 @@ class Executed:
     """The request IDs of one broker shard."""
 
     def __init__(self, stored: Iterable[Stored] = ()) -> None:
-        """Know what these rows say; they come in the order of their keys."""
+        """Restore from stored rows, in the order of their keys."""
         self._fingerprints: dict[int, bytes] = {}
         self._minutes: deque[_Minute] = deque()
         self._open: list[ExecutedRecord] = []
@@ -56,11 +54,11 @@ class Executed:
             self._note(minute, number, records)
 
     def fingerprint(self, request_id: str) -> bytes | None:
-        """The fingerprint of the commands that took effect under this ID; None when none did."""
+        """The fingerprint of the commands that took effect under this ID; None if none did."""
         return self._fingerprints.get(_hash(request_id))
 
     def check_room(self) -> None:
-        """Raises ResourceExhausted when no further ID can be remembered."""
+        """Raises ResourceExhausted if no further ID can be remembered."""
         if len(self._fingerprints) >= REQUEST_IDS_MAX:
             raise ResourceExhausted(
                 f"{REQUEST_IDS_MAX} request IDs of the last minutes are remembered, no more fit",
@@ -88,11 +86,9 @@ class Executed:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a drain now would give any rows."""
         return bool(self._open or self._expired)
 
     def drain(self, now_ms: int) -> Iterator[Row]:
-        """The rows that changed since the last drain."""
         expired, self._expired = self._expired, []
         yield from expired
         records, self._open = self._open, []

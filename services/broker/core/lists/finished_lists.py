@@ -74,14 +74,15 @@ class FinishedList(Generic[M]):
             order = self._orders.next(now_ms)
         self._new, self._seen = [], 0
 
-    def remove(self, order: int, count: int, *, emptied: bool) -> None:
-        """Notes that messages of a stored row are removed, and whether the row is gone."""
-        self.count -= count
+    def rewrite(self, order: int, left: Sequence[M], removed: int) -> Row:
+        """Removes messages of a stored row; returns the row with what is left of it."""
+        self.count -= removed
         if not self.stored_count:
             self.oldest_order = 0
-        elif emptied and order == self.oldest_order:
+        elif not left and order == self.oldest_order:
             self.oldest_order = order + 1
         self._touch()
+        return self._key_of(order), self._encode(left) if left else None
 
     def purge(self) -> int:
         """Empties the list; returns how many messages. Its rows are left to the sweeper."""

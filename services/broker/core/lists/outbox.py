@@ -2,11 +2,11 @@
 
     push ──► row <ingest shard, number> in the broker's own batch ──durable──► sender ──► ingest
                    │                             ▲                                          │
-         put aside when refused for good         └── deleted when ingest says it is durable ┘
+         set aside if refused permanently        └── deleted when ingest says it is durable ┘
 
-The numbers for one ingest shard have no gaps and never begin anew: ingest keeps the last one that
-it stored, and passes over what is sent again. A row that ingest refuses for good becomes a refused
-push, which waits for people; in its place stays PUT_ASIDE, whose number is sent like any other.
+The numbers for one ingest shard have no gaps and never restart: ingest keeps the last one that it
+stored, and skips what is sent again. A row that ingest refuses permanently becomes a refused push,
+which waits for an operator; PUT_ASIDE takes its place, whose number is sent like any other.
 Pure: no I/O, no clock, no asyncio.
 """
 
@@ -38,18 +38,18 @@ BYTES_MAX = 1 << 30
 FULL_RETRY_MS = 1000
 
 REFUSED_MAX = 1000
-"""Refused pushes that are put aside; so many have a cause that stopping shows better than more."""
+"""Refused pushes set aside at most: beyond, the outbox halts, which shows the cause better."""
 
 REASON_CHARACTERS_MAX = 1000
 
 PUT_ASIDE = encode_outbox(OutboxRecord(0, "", b"", 0, {}))
-"""The value of a row whose push was put aside."""
+"""The value of a row whose push was set aside."""
 
 _EMPTY = OutboxCounter(last_number=0, first_waiting=1, waiting_bytes=0)
 
 
 class RefusedPush(NamedTuple):
-    """What is in memory of a push that an ingest refused; without a queue: its row is damaged."""
+    """What memory holds of a push that an ingest refused; no queue: its row is damaged."""
 
     queue_id: str
     payload_bytes: int
@@ -59,7 +59,6 @@ class RefusedPush(NamedTuple):
 
     @classmethod
     def of(cls, record: RefusedPushRecord) -> RefusedPush:
-        """As it is stored."""
         try:
             push = decode_outbox(record.outbox)
         except CorruptRecord:
@@ -74,22 +73,22 @@ class RefusedPush(NamedTuple):
 
 
 class Outbox:
-    """The pushes of one broker shard that wait, by ingest shard; in memory are numbers alone."""
+    """The waiting pushes of one broker shard, by ingest shard; memory holds only their numbers."""
 
     def __init__(
         self,
         counters: Mapping[int, OutboxCounter] | None = None,
         refused: Mapping[tuple[int, int], RefusedPush] | None = None,
     ) -> None:
-        """Go on where these stored counters are, with these pushes put aside."""
+        """Go on at these stored counters, with these pushes set aside."""
         self.rows_max = ROWS_MAX
         self.bytes_max = BYTES_MAX
         self.on_push: Callable[[int], None] = lambda ingest_shard: None
         """Called for every push, with its ingest shard; the push is not durable yet."""
         self.refused = dict(refused or {})
-        """The pushes put aside, by the ingest shard that refused them and their number."""
+        """The pushes set aside, by the ingest shard that refused them and their number."""
         self.halts: dict[int, str] = {}
-        """Why nothing is sent to an ingest shard until people have seen to it."""
+        """By ingest shard, why nothing is sent there until an operator acts."""
         self._counters = dict(counters or {})
         self._oldest_ms: dict[int, int] = {}
         self._changed: set[int] = set()
@@ -101,20 +100,18 @@ class Outbox:
         return list(self._counters)
 
     def counter(self, ingest_shard: int) -> OutboxCounter:
-        """Where the pushes for one ingest shard stand."""
         return self._counters.get(ingest_shard, _EMPTY)
 
     def waiting_count(self, ingest_shard: int) -> int:
-        """How many pushes wait to be sent to an ingest shard."""
         counter = self.counter(ingest_shard)
         return counter.last_number + 1 - counter.first_waiting
 
     def oldest_ms(self, ingest_shard: int) -> int | None:
-        """When the oldest push that waits was made; None: none waits, or it was not read yet."""
+        """When the oldest waiting push was made; None: none waits, or it was not read yet."""
         return self._oldest_ms.get(ingest_shard)
 
     def check_room(self, count: int, size_bytes: int) -> None:
-        """Raises ResourceExhausted when so much more does not fit; into an empty one all fits."""
+        """Raises ResourceExhausted if `count` more pushes do not fit; an empty outbox takes all."""
         rows = sum(map(self.waiting_count, self._counters))
         waiting = sum(counter.waiting_bytes for counter in self._counters.values())
         if rows and (rows + count > self.rows_max or waiting + size_bytes > self.bytes_max):
@@ -125,7 +122,7 @@ class Outbox:
             )
 
     def push(self, ingest_shard: int, value: bytes, now_ms: int) -> int:
-        """Adds a row (`encode_outbox`) to the next commit; gives its number. See `check_room`."""
+        """Adds a row (`encode_outbox`) to the next commit; returns its number. See `check_room`."""
         before = self.counter(ingest_shard)
         number = before.last_number + 1
         if before.first_waiting == number:
@@ -139,7 +136,7 @@ class Outbox:
         return number
 
     def seen(self, ingest_shard: int, pushed_at_ms: int) -> None:
-        """Notes when the oldest push that waits was made, as its row says."""
+        """Notes when the oldest waiting push was made, according to its row."""
         self._oldest_ms[ingest_shard] = pushed_at_ms
 
     def sent(self, ingest_shard: int, count: int, size_bytes: int) -> None:
@@ -159,7 +156,7 @@ class Outbox:
     # --- What ingest refuses ------------------------------------------------
 
     def put_aside(self, ingest_shard: int, value: bytes, reason: str, now_ms: int) -> None:
-        """Takes the push out of the oldest row, whose value this is; its number stays."""
+        """Sets the push of the oldest row aside, whose value this is; its number stays."""
         before = self.counter(ingest_shard)
         place = (ingest_shard, before.first_waiting)
         record = RefusedPushRecord(now_ms, reason[:REASON_CHARACTERS_MAX], value)
@@ -172,14 +169,14 @@ class Outbox:
         self._changed.add(ingest_shard)
 
     def forget(self, place: tuple[int, int]) -> bool:
-        """Removes a refused push; False when there is none at this place."""
+        """Removes a refused push; False if there is none at this place."""
         if self.refused.pop(place, None) is None:
             return False
         self._rows.append((refused_push_key(*place), None))
         return True
 
     def renumber(self, ingest_shard: int, last_number: int) -> None:
-        """Gives what waits the numbers that follow this one, the last one that ingest has."""
+        """Renumbers what waits to follow this number, the last one that ingest has."""
         before = self.counter(ingest_shard)
         offset = last_number + 1 - before.first_waiting
         self._counters[ingest_shard] = before._replace(offset=offset)
@@ -189,11 +186,9 @@ class Outbox:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a drain now would give any rows."""
         return bool(self._changed or self._rows)
 
     def drain(self) -> Iterator[Row]:
-        """The rows that changed since the last drain."""
         rows, self._rows = self._rows, []
         changed, self._changed = self._changed, set()
         yield from rows

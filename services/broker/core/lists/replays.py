@@ -6,13 +6,13 @@
             start             cursor                  end
               └ backfilled: done ┘└── still to come ──┘└ live routing, from the beginning
 
-The end is the routing cursor at the moment of the creation, read by the very command that creates
-the queue: an entry behind it is judged by the queue with all others, one up to it by its replay.
-A range behind it that was judged before the queue was known moves the end along, in the command
-that applies it. So every entry is judged once, and the two never meet.
+The end is the routing cursor when the queue is created, read by the command that creates it: live
+routing judges the entries behind it, the replay those up to it. A range behind it that was judged
+before the queue was known moves the end along, in the command that applies the range. So every
+entry is judged exactly once.
 
-A queue in quarantine is left out of live routing. From the moment at which that begins, all of the
-logs is left to a replay without an end; the end is the cursor at the moment at which it is lifted.
+A queue in quarantine is left out of live routing: from then on everything in the logs is left to a
+replay without an end. Its end is the cursor when the quarantine is lifted.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Starts(NamedTuple):
 
     Attributes:
         since_ms: The time of its start.
-        sequences: By log, the sequence behind which that is; logs that could not be asked are left
-            out.
+        sequences: By log, the sequence behind which it starts, without logs that did not answer.
     """
 
     since_ms: int
@@ -41,14 +40,14 @@ class Starts(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Messages judged in a piece, and left behind it up to the end."""
+    """Messages judged in a piece, and left between it and the end."""
 
     judged: int
     left: int
 
 
 def ranges_from(starts: Starts | None, cursors: Mapping[int, int]) -> Ranges | None:
-    """What a queue created now has to catch up on; no starts: None, it begins with its creation."""
+    """What a queue created now has to catch up on; None (no starts): it begins now."""
     if starts is None:
         return None
     ranges = []
@@ -65,8 +64,8 @@ class Replays:
     """The replays of a shard's queues.
 
     Attributes:
-        by_queue: Those there are, done ones too. Replaced whenever one changes, so that whoever
-            holds it has what was true then.
+        by_queue: All replays, done ones too. Replaced at every change, never changed: a reader
+            keeps what was true when it read.
     """
 
     def __init__(self, stored: Mapping[str, Sequence[ReplayRange]] | None = None) -> None:
@@ -77,15 +76,14 @@ class Replays:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a drain would give any rows."""
         return bool(self._changed)
 
     def of(self, queue_id: str) -> Ranges:
-        """A queue's replay, by log; empty when it has none."""
+        """A queue's replay, by log; empty if it has none."""
         return self.by_queue.get(queue_id, ())
 
     def range_of(self, queue_id: str, log: int) -> ReplayRange | None:
-        """The part of a log that is to be brought in next, or the last one; None: there is none."""
+        """The next part of a log to be replayed, or the last one; None if there is none."""
         parts = [one for one in self.of(queue_id) if one.ingest_shard == log]
         return next((one for one in parts if one.cursor < one.end), parts[-1] if parts else None)
 
@@ -93,16 +91,14 @@ class Replays:
         return next((one for one in self.of(queue_id)[::-1] if one.ingest_shard == log), None)
 
     def is_under_way(self, queue_id: str) -> bool:
-        """Whether a queue has something to catch up on."""
         return any(one.cursor < one.end for one in self.of(queue_id))
 
     def begin(self, queue_id: str, ranges: Ranges) -> None:
-        """Notes what a new queue has to catch up on, if anything."""
         if ranges:
             self._put(queue_id, ranges)
 
     def extend(self, queue_ids: Iterable[str], log: int, end: int, new_end: int) -> None:
-        """Leaves more of a log to queues' replays: what is behind `end`, up to `new_end`."""
+        """Leaves the part of a log from `end` to `new_end` to the replays of these queues."""
         changed = {one: self._extended(one, log, end, new_end) for one in queue_ids}
         if changed:
             self._put_all(changed)
@@ -115,7 +111,7 @@ class Replays:
         return tuple(sorted([*others, last._replace(end=new_end, left_count=UNCOUNTED)]))
 
     def found(self, queue_id: str, waiting: ReplayRange, start: int) -> None:
-        """Notes where a range begins that had to wait for its ingest, if it waits still.
+        """Notes where a range begins that waited for its ingest, if it still does.
 
         Its end may have moved meanwhile; while it is open, the start is left to a later look-up.
         """
@@ -129,9 +125,9 @@ class Replays:
             self._put(queue_id, tuple(parts))
 
     def open(self, queue_id: str, cursors: Mapping[int, int]) -> None:
-        """Leaves all behind these cursors to a replay whose end is not known yet; see `close`.
+        """Leaves everything behind these cursors to a replay without an end; see `close`.
 
-        What is done already is forgotten.
+        Ranges that are done are forgotten.
         """
         parts = {one for one in self.of(queue_id) if one.cursor < one.end}
         for log, cursor in cursors.items():
@@ -143,9 +139,9 @@ class Replays:
         self._put(queue_id, tuple(sorted(parts)))
 
     def close(self, queue_id: str, cursors: Mapping[int, int]) -> None:
-        """Ends what is open at these cursors: live routing judges what is behind them.
+        """Ends open ranges at these cursors: live routing judges what is behind them.
 
-        A range that begins behind its log's cursor ends empty there.
+        A range that begins behind its log's cursor becomes empty.
         """
         parts = []
         for one in self.of(queue_id):
@@ -157,7 +153,7 @@ class Replays:
         self._put(queue_id, tuple(parts))
 
     def move(self, queue_id: str, log: int, cursor: int, counts: Counts) -> None:
-        """Notes that a log is brought in up to here; see `range_of`."""
+        """Notes that a log is replayed up to `cursor`; see `range_of`."""
         moved = self.range_of(queue_id, log)
         self._put(
             queue_id,
@@ -174,13 +170,11 @@ class Replays:
         )
 
     def drop(self, queue_id: str) -> None:
-        """Forgets the replay of a queue that is deleted."""
         if queue_id in self.by_queue:
             self.by_queue = {name: rs for name, rs in self.by_queue.items() if name != queue_id}
             self._changed[queue_id] = None
 
     def drain(self) -> list[tuple[bytes, bytes | None]]:
-        """The rows of what changed since the last drain."""
         changed, self._changed = self._changed, {}
         return [(replay_key(queue_id), value) for queue_id, value in changed.items()]
 
@@ -188,7 +182,7 @@ class Replays:
         self._put_all({queue_id: ranges})
 
     def _put_all(self, changed: Mapping[str, Ranges]) -> None:
-        """Changes all of them, or none where one cannot be stored."""
+        """Changes all of them, or none if one cannot be stored."""
         self._changed |= {
             queue_id: storable(f"replay of queue {queue_id!r}", encode_replay, ranges)
             for queue_id, ranges in changed.items()

@@ -1,7 +1,7 @@
 """Records of rare commands, encoded before the command changes memory.
 
-What the commit loop cannot encode would end the process, and a request that is sent again would end
-the next one, too. So a command whose record does not fit its layout fails here, by itself.
+What the commit loop cannot encode would end the process, and a retry of the request would end the
+next one. So a command whose record does not fit its layout fails here, before it changes anything.
 """
 
 from __future__ import annotations

@@ -13,6 +13,5 @@ In reading order; a file imports only files above it:
 `delayed_journal` The journal of delayed messages, which those read who watch a queue
 `available`       The available messages of one queue: how they join it, what a claim takes, and
                   what expires
-`lane_budget`     How much of all lanes together is in memory: one budget, whatever the number of
-                  queues
+`lane_budget`     How much of all lanes together is in memory: one budget for any number of queues
 """

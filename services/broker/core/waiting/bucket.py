@@ -30,7 +30,7 @@ class Place(NamedTuple):
 class Columns(NamedTuple):
     """Messages of one priority that wait for nothing and were never claimed.
 
-    No deadlines: none has one.
+    `deadlines_ms` is empty if none has one.
     """
 
     message_ids: Sequence[int]
@@ -38,7 +38,7 @@ class Columns(NamedTuple):
     deadlines_ms: Sequence[int]
 
     def parts(self, count: int) -> Sequence[Columns]:
-        """At most so many each."""
+        """Splits them into parts of at most `count` messages."""
         ids, priority, deadlines_ms = self
         if len(ids) <= count:
             return (self,) if ids else ()
@@ -48,7 +48,6 @@ class Columns(NamedTuple):
         ]
 
     def messages(self) -> list[AvailableMessage]:
-        """One by one."""
         zeros = repeat(0)
         ids, priority, deadlines_ms = self
         rows = zip(ids, repeat(priority), zeros, deadlines_ms or zeros, zeros, strict=False)
@@ -56,10 +55,10 @@ class Columns(NamedTuple):
 
 
 class Bucket:
-    """One record of available messages. Its first `start` messages are taken already.
+    """One record of available messages. Its first `start` messages are removed already.
 
-    What was assigned stays in columns until somebody looks at a message: most wait for long, and
-    ten thousand queues may get a few each in one commit.
+    What was assigned stays in columns until a message is looked at: most wait for long, and ten
+    thousand queues may get a few each in one commit.
     """
 
     __slots__ = (
@@ -84,7 +83,7 @@ class Bucket:
         stored: bool = False,
         columns: Columns | None = None,
     ) -> None:
-        """With columns, those are the messages: `items` must be empty then."""
+        """Pass the messages as `items` or as `columns`, not both."""
         self.order = order
         self._items = items
         self._columns = columns
@@ -92,35 +91,34 @@ class Bucket:
         self.start = start
         self.stored = stored  # whether a commit wrote a row for it, so that removing it deletes one
         self.generation = 0  # the commit that wrote it last
-        # Where each message stood when it came, so that it can be given back there. As long as
-        # messages only leave at the front, that of the first one says it all.
+        # Where each message stood when it came, so that it can be reinserted there. As long as
+        # messages only leave at the front, the place of the first one implies the others.
         self.first_place = 0
         self.next_place = len(items) if columns is None else len(columns.message_ids)
         self.places: list[int] | None = None
 
     @property
     def items(self) -> list[AvailableMessage]:
-        """The messages, those included that are taken."""
+        """The messages, including those already removed."""
         if self._columns is not None:
             self._items, self._columns = self._columns.messages(), None
         return self._items
 
     @property
     def count(self) -> int:
-        """How many messages it has, those included that are taken."""
+        """How many messages it has, including those already removed."""
         return len(self._items if self._columns is None else self._columns.message_ids)
 
     def value(self) -> bytes:
-        """The record."""
         if self._columns is None:
             return encode_active(self._items, ())
         return encode_new(*self._columns)
 
     @property
     def worst(self) -> tuple[int, int]:
-        """The most attempts that a message here has, and the first retention deadline; 0: none.
+        """The most attempts of a message here, and the first retention deadline; 0: none.
 
-        Messages that are taken since may count still.
+        Messages that were removed since may still count.
         """
         if self._worst is None:
             deadlines_ms = set(map(_DEADLINE, self.items)) - {0}
@@ -130,11 +128,9 @@ class Bucket:
 
     @property
     def left(self) -> int:
-        """How many messages are left."""
         return self.count - self.start
 
     def index_of(self, message_id: int) -> int | None:
-        """Where a message is, if it is here."""
         items = self.items
         for index in range(self.start, len(items)):
             if items[index].message_id == message_id:
@@ -152,7 +148,6 @@ class Bucket:
         return self.places[first:end]
 
     def append(self, items: Iterable[AvailableMessage]) -> None:
-        """Adds messages at the end."""
         before = self.count
         self.items.extend(items)
         self._worst = None
@@ -162,7 +157,7 @@ class Bucket:
             self.places.extend(range(first, self.next_place))
 
     def trim(self) -> None:
-        """Forgets the messages that are taken."""
+        """Drops the messages that are removed already."""
         if self.places is None:
             self.first_place += self.start
         else:
@@ -171,7 +166,7 @@ class Bucket:
         self.start = 0
 
     def keep(self, until: int, kept: Sequence[int]) -> None:
-        """Forgets the messages before index `until`, but for those at the indexes `kept`."""
+        """Drops the messages before index `until`, except those at the indexes `kept`."""
         items = self.items
         left = [*kept, *range(until, len(items))]
         self.places = [self.place(index) for index in left]
@@ -180,12 +175,12 @@ class Bucket:
         self.start = 0
 
     def remove(self, indexes: Collection[int]) -> None:
-        """Forgets the messages at these indexes, and those that are taken."""
+        """Drops the messages at these indexes, and those before `start`."""
         end = self.count
         self.keep(end, [index for index in range(self.start, end) if index not in indexes])
 
     def insert(self, items: Iterable[tuple[int, AvailableMessage]]) -> None:
-        """Puts messages in at their (place, message)."""
+        """Inserts messages at their places: (place, message)."""
         self.trim()
         here = [(self.place(index), item) for index, item in enumerate(self.items)]
         merged = sorted([*here, *items], key=_BY_PLACE)

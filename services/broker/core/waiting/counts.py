@@ -13,8 +13,8 @@ from services.broker.core.waiting.lane import Lane
 class Counts:
     """What waits in a queue at one moment.
 
-    `by_priority` has (priority, available, delayed), ascending; `oldest_claimable_ms` says how long
-    the message has been claimable that waits longest, None when none is.
+    `by_priority` has (priority, available, delayed), ascending; `oldest_claimable_ms` is how long
+    the oldest claimable message has been claimable, None if there is none.
     """
 
     available: int
@@ -24,7 +24,7 @@ class Counts:
 
 
 def counts_of(lanes: Iterable[Lane], due_until: int, now_ms: int) -> Counts:
-    """The counts of these lanes; what stands up to the order `due_until` is available."""
+    """The counts of these lanes; timed messages up to the order `due_until` are available."""
     by_priority: dict[int, tuple[int, int]] = {}
     oldest = []
     for lane in lanes:

@@ -1,10 +1,10 @@
-"""The journal of delayed messages: what those who watch a queue read. Pure, like the queue machine.
+"""The journal of delayed messages, which those read who watch a queue.
 
-A commit that routes delayed messages to a queue writes one row more, under an order above every
-other of the queue: so the rows stand in the order of routing, and whoever has read up to an order
+A commit that routes delayed messages to a queue writes one more row, under an order above all
+others of the queue. So rows are in the order of routing, and a reader that has read up to an order
 has missed nothing. A queue without delayed messages has no rows, and pays nothing.
 
-The epoch in the orders is that of the queue's lanes: after a purge the rows are garbage, too.
+The orders have the epoch of the queue's lanes: a purge makes the rows garbage too.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ROW_MAX: Final = 1000
 
 
 class DelayedJournal:
-    """What one queue is to write, and how far it has written."""
+    """What one queue has to write, and how far it has written."""
 
     __slots__ = ("_coming", "durable_order", "first_order", "last_order")
 
     def __init__(self, durable_order: int = 0) -> None:
         self.durable_order = durable_order
-        """What stands under a higher one may not be durable: nobody may be told of it."""
+        """Rows of higher orders may not be durable: they must not be reported yet."""
         self.first_order = 0
-        """No row has a lower one; so far as that is known."""
+        """No row has a lower one, as far as is known."""
         self.last_order = 0
         """The highest one written, durable or not; 0 until it is known after a start."""
         self._coming: list[DelayedMessage] = []
@@ -49,24 +49,21 @@ class DelayedJournal:
         return self.durable_order if _is_of(self.durable_order, epoch) else 0
 
     def begin(self, epoch: int) -> None:
-        """Notes that nothing was written in this epoch: nobody needs to look."""
+        """Notes that nothing was written in this epoch, so that nothing has to be read."""
         self.found(max(order_of(epoch, 0, 0), 1))
 
     def found(self, last_order: int) -> None:
-        """Notes how far it was written before the start."""
+        """Notes the last order written before the start."""
         self.last_order = max(self.last_order, last_order)
 
     def add(self, message: DelayedMessage) -> None:
-        """Notes a message for the next commit."""
         self._coming.append(message)
 
     @property
     def has_new(self) -> bool:
-        """Whether the next commit writes rows."""
         return bool(self._coming)
 
     def drain(self, queue_id: str, next_order: Callable[[], int]) -> Iterator[Row]:
-        """The rows of the next commit."""
         coming, self._coming = self._coming, []
         for start in range(0, len(coming), ROW_MAX):
             self.last_order = next_order()

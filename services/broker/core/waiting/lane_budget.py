@@ -1,7 +1,7 @@
-"""How much of all lanes together is in memory: one budget, whatever the number of queues.
+"""How much of all lanes together is in memory: one budget for any number of queues.
 
-A lane keeps what it has until the budget is used up; then those that were not changed or read for
-longest let go of what is stored. It is read back when a claim comes to it.
+A lane keeps what it has until the budget is used up; then the lanes that were changed or read least
+recently drop what is stored. It is read back when a claim needs it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from itertools import islice
 from services.broker.core.waiting.lane import Lane
 
 BYTES_MAX = 128 << 20
-"""Of all lanes of a shard, unless a broker's settings say otherwise."""
+"""For all lanes of a shard, unless the broker's settings say otherwise."""
 
 COUNTED_FROM = 16
-"""Messages of a lane from which on it is counted: most lanes of ten thousand are smaller."""
-
+"""Lanes with fewer messages do not count: of ten thousand lanes most are smaller."""
 
 SPARED = 64
-"""Lanes noted last that keep what they have: a command may be about to go on with them."""
+"""The lanes noted last keep what they have: a command may be about to go on with them."""
 
 
 class LaneBudget:
@@ -30,10 +29,10 @@ class LaneBudget:
         self.held_bytes = 0
         self._by_lane: dict[Lane, int] = {}  # in the order in which they were last noted
         self._durable_generation = 0
-        self._look_from = 0  # what could not be let go of at the last look
+        self._look_from = 0  # what could not be dropped at the last look
 
     def note(self, lanes: Iterable[Lane]) -> None:
-        """These lanes were changed or read."""
+        """Notes that these lanes were changed or read."""
         for lane in lanes:
             if lane.cached_count < COUNTED_FROM and lane not in self._by_lane:
                 continue
@@ -43,22 +42,21 @@ class LaneBudget:
                 self._by_lane[lane] = held
 
     def forget(self, lanes: Iterable[Lane]) -> None:
-        """These lanes are over."""
         for lane in lanes:
             self.held_bytes -= self._by_lane.pop(lane, 0)
 
     def was_read(self, lane: Lane, beside: Iterable[Lane]) -> None:
-        """Some of a lane was read into memory: others may have to go, but none of its queue."""
+        """Notes a read of a lane; others may have to go, but none of those `beside` it."""
         self.note((lane,))
         self._shrink(beside)
 
     def durable(self, generation: int) -> None:
-        """What was written up to this commit can be read back."""
+        """Notes that what was written up to this commit can be read back."""
         self._durable_generation = generation
         self._shrink()
 
     def _shrink(self, spared: Iterable[Lane] = ()) -> None:
-        """Has lanes let go of what is stored, until what is left fits; not those spared."""
+        """Makes lanes drop what is stored until the rest fits, except those spared."""
         if self.held_bytes <= max(self.bytes_max, self._look_from):
             return
         kept = set(spared)
@@ -71,6 +69,6 @@ class LaneBudget:
             self.held_bytes += held - before
             if self.held_bytes <= self.bytes_max:
                 break
-        # What claims are taking from, or what is not stored yet, stays. Not to look at all of it
-        # again at every commit, the next look is when an eighth more is held.
+        # What claims are taking from, or is not stored yet, stays. The next look is when an eighth
+        # more is held, so that not every commit looks at all of it.
         self._look_from = self.held_bytes + self.held_bytes // 8

@@ -23,7 +23,7 @@ class Orders:
         self.last = last
 
     def next(self, now_ms: int) -> int:
-        """An order above every other: the time, or where several fall together, a little more."""
+        """An order above every other: the time, or a little more if several fall together."""
         return self.next_of(self.epoch, now_ms)
 
     def next_of(self, epoch: int, now_ms: int) -> int:
@@ -34,6 +34,6 @@ class Orders:
 
 
 def free_epoch(last: int, taken: Collection[int]) -> int | None:
-    """The first epoch after `last`, in a circle, that is not taken; None when all are."""
+    """The first epoch after `last`, in a circle, that is not taken; None if all are."""
     epochs = ((last + step) % (MAX_EPOCH + 1) for step in range(1, MAX_EPOCH + 1))
     return next((epoch for epoch in epochs if epoch not in taken), None)

@@ -13,8 +13,8 @@ from services.broker.core.waiting.bucket import Bucket
 from services.broker.core.waiting.lane import IsOver, Lane
 
 AttemptsKey = tuple[str, int, int]
-"""Queue, the revision at which it was created, and message. The revision tells a queue from its
-predecessor of the same name, whose records expire."""
+"""Queue, the revision at which it was created, and message. The revision distinguishes a queue from
+its predecessor of the same name, whose records expire."""
 
 StoredBucket = tuple[int, list[AvailableMessage]]
 """A bucket as it was read: its order and messages."""

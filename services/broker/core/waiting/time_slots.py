@@ -1,8 +1,8 @@
 """Where delayed messages go: into buckets of their time that only one commit writes.
 
-What another commit brings for the same time goes into buckets with higher numbers. So no bucket
-has to be read for a message to be added, however much waits in the database, and a bucket never
-has more than TIMED_BUCKET_MAX messages, however many are due together.
+What another commit adds for the same time goes into buckets with higher numbers. So no bucket has
+to be read to add a message, however much waits in the database, and no bucket has more than
+TIMED_BUCKET_MAX messages, however many are due together.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class OpenTimedBuckets:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._by_time: dict[tuple[int, int], Bucket] = {}  # by priority and order
-        self._number = 0  # the highest one given out since the last commit
+        self._number = 0  # the highest one used since the last commit
 
     def add(self, lane: Lane, item: AvailableMessage) -> Bucket:
-        """Adds a message to the end of its time; gives the bucket."""
+        """Adds a message behind all others of its time; returns the bucket."""
         time = order_of(lane.epoch, leaves_at(item), 0)
         bucket = self._by_time.get((lane.priority, time))
         if bucket is None or lane.find(bucket.order) is not bucket:
@@ -47,7 +47,7 @@ class OpenTimedBuckets:
         return bucket
 
     def _begin(self, lane: Lane, time: int, after: int, item: AvailableMessage) -> Bucket:
-        """A bucket whose number is above `after` and was in no commit before."""
+        """Begins a bucket whose number is above `after` and was in no commit before."""
         if self._number <= after:
             self._number = number_of(self._orders.next(0))
         bucket = Bucket(lane_order(BucketKind.TIMED, time, self._number), [item])
@@ -56,7 +56,7 @@ class OpenTimedBuckets:
         return bucket
 
     def close(self) -> None:
-        """The commit has them: what comes now goes into others."""
+        """Notes that a commit has them: later messages go into others."""
         if self._number:
             self._by_time.clear()
             self._number = 0

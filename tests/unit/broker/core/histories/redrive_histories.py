@@ -74,11 +74,8 @@ class RedriveHistory(EntryHistory):
         step = Step(order, dead_letters, len(dead_letters), places)
         after, _, rows = moved(queue, record, step, enter, now_ms)
 
-        for key, value in rows:
-            if value is None:
-                self.shard.delete(key)
-            else:
-                self.shard.put(key, value)
+        for changed in rows:
+            self.shard.put(*changed)
         assert after.redriven_count == len(taken)
         assert (after.examined_count, after.next_order) == (len(dead_letters), order + 1)
         for dead_letter in taken:
