@@ -144,10 +144,10 @@ async def test_rows_that_are_being_written_when_their_queue_is_purged_are_swept(
         # Given a commit on its way into the database: an ack, or a message that comes back
         write, gate, came = Database.write, asyncio.Event(), asyncio.Event()
 
-        async def slow(self: Database, batch: Batch) -> None:
+        async def slow(self: Database, batch: Batch, alone: bool = False) -> bool:
             came.set()
             await gate.wait()
-            await write(self, batch)
+            return await write(self, batch, alone)
 
         monkeypatch.setattr(Database, "write", slow)
         finish = rig.ack(token) if kind is Purge.DONE else rig.nack(token)
