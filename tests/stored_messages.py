@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from libs.storage.records.metadata import MessageMetadata
 from services.broker.delivery.message_cache import CachedMessage
-from services.ingest.read.answer_room import Metadata
 from services.ingest.read.reading import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq._rpc.stored_runs import messages_of
@@ -47,7 +47,7 @@ async def read_messages(
     return StoredMessages.of(BatchGetMessagesResponse.FromString(result.encode()))
 
 
-def to_message(metadata: Metadata, payload: bytes) -> Message:
+def to_message(metadata: MessageMetadata, payload: bytes) -> Message:
     """A message as consumers receive it."""
     return Message(
         message_id=metadata.message_id,

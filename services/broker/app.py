@@ -23,7 +23,7 @@ from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
 from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.lease_keeper import LeaseKeeper
-from services.broker.delivery.message_cache import IngestClient, Ingests, Payloads
+from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.delivery.responses import stopping
 from services.broker.delivery.streams import Streams
 from services.broker.entries.entries import Entries
@@ -56,7 +56,7 @@ class Peers(NamedTuple):
 
     channels: Channels
     directory: TopologyDirectory
-    make_ingests: Callable[[Channels], Ingests] = IngestClient
+    make_ingests: Callable[[Channels], Ingests] = Ingests
     make_target: Callable[[Channels, TopologyDirectory, int], OutboxTarget] = IngestPushes
 
 

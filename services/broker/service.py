@@ -30,7 +30,7 @@ from libs.storage.database.slate import Database
 from libs.storage.objects.probe import probe_store
 from services.broker.app import Broker, Peers
 from services.broker.config import BrokerConfig
-from services.broker.delivery.message_cache import IngestClient, Ingests
+from services.broker.delivery.message_cache import Ingests
 from services.broker.metrics import measure, measure_in_flight, measure_outbox
 from services.broker.outbox.targets import IngestPushes, OutboxTarget
 from services.broker.shard.loading import last_clock_ms, load_shard
@@ -83,7 +83,7 @@ class BrokerService:
         *,
         make_clock: Callable[[int], Clock] = HybridClock,
         wall: Callable[[], float] = time.time,
-        make_ingests: Callable[[Channels], Ingests] = IngestClient,
+        make_ingests: Callable[[Channels], Ingests] = Ingests,
         make_target: Callable[[Channels, TopologyDirectory, int], OutboxTarget] = IngestPushes,
     ) -> None:
         """Prepare; `start` opens. The last four are for tests."""

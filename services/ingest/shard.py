@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from libs.serving.process.exits import ExitCause
@@ -46,43 +47,22 @@ TIDY_S: Final = 0.25
 """64 tables of request IDs are to be sealed in a minute: this does 240."""
 
 
+@dataclass(eq=False)
 class Shard:
-    """One opened shard; `open_shard` makes it.
+    """One opened shard; `open_shard` makes it. Commits from the start on."""
 
-    Attributes:
-        publisher: Stores publishes.
-        reader: Gives messages by ID.
-        replacer: Replaces messages.
-        purger: Removes messages.
-        log: Is tailed.
-        gaps: Where its IDs jump.
-        purge_epoch: Rises before each replay.
-        database: What they all work on.
-        clock: The shard's time.
-    """
+    database: Database
+    clock: Clock
+    publisher: Publisher
+    reader: Reader
+    replacer: Replacer
+    purger: Purger
+    log: MetadataLog
+    gaps: IdGaps
+    purge_epoch: PurgeEpoch
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        publisher: Publisher,
-        reader: Reader,
-        replacer: Replacer,
-        purger: Purger,
-        log: MetadataLog,
-        gaps: IdGaps,
-        purge_epoch: PurgeEpoch,
-    ) -> None:
-        self.publisher = publisher
-        self.reader = reader
-        self.replacer = replacer
-        self.purger = purger
-        self.log = log
-        self.gaps = gaps
-        self.purge_epoch = purge_epoch
-        self.database = database
-        self.clock = clock
-        self._committing = asyncio.create_task(publisher.commits.run())
+    def __post_init__(self) -> None:
+        self._committing = asyncio.create_task(self.publisher.commits.run())
         self._tidying = asyncio.create_task(self._clean_up())
 
     async def prove_ownership(self) -> None:

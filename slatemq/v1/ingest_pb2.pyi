@@ -68,7 +68,7 @@ class PublishRun(_message.Message):
     """
     visible_at_ms: _builtins.int
     """From when on each message may be claimed, in milliseconds since the Unix epoch, in every queue; not negative; a time that is over
-    means at once. Not together with `delay_ms`.
+    means immediately. Not together with `delay_ms`.
     """
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -86,10 +86,10 @@ class PublishRun(_message.Message):
     def dedupe_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The dedupe key of each message, in the order of `payloads`; none at all, or as many as payloads, where an empty key stands for a
         message without one. Publishes with the same key within the instance's window (10 minutes unless set otherwise) store one message:
-        the later ones get its ID, whatever their content. 1–255 bytes of UTF-8. A key belongs to one ingest shard, chosen by rendezvous
+        the later ones get its ID, even with other content. 1–255 bytes of UTF-8. A key belongs to one ingest shard, chosen by rendezvous
         hashing: of the shards in the topology the one with the highest `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as
         a big-endian number. Another shard refuses it (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has `shard`). So
-        a retry stays on its shard; when shards are added, the keys that fall to them begin anew there.
+        a retry stays on its shard; when shards are added, the keys that fall to them start over there.
         """
 
     def __init__(
@@ -172,7 +172,7 @@ class PublishResponse(_message.Message):
     TASK_ID_FIELD_NUMBER: _builtins.int
     received_at_ms: _builtins.int
     """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a message in a queue
-    that it reached (see EntryService). A repeated request is told the time of the first one. 0 when nothing was stored, or is stored
+    that it reached (see EntryService). A repeated request gets the time of the first one. 0 when nothing was stored, or is stored
     any more: of duplicates it says nothing.
     """
     task_id: _builtins.str
@@ -215,7 +215,7 @@ class PublishStreamRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PUBLISH_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Told again with the answer. Chosen by the producer; of no meaning here, so those without an answer should differ."""
+    """Repeated in the answer. Chosen by the producer; it has no meaning here, so those without an answer should differ."""
     @_builtins.property
     def publish(self) -> Global___PublishRequest:
         """The batch. The fields that errors name are those of PublishRequest."""
@@ -723,16 +723,16 @@ class PushRequest(_message.Message):
     BROKER_SHARD_FIELD_NUMBER: _builtins.int
     FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
-    PUT_ASIDE_COUNT_FIELD_NUMBER: _builtins.int
+    SET_ASIDE_COUNT_FIELD_NUMBER: _builtins.int
     broker_shard: _builtins.int
     """The broker shard whose outbox it is, 0–16,383."""
     first_number: _builtins.int
     """The number of the first message; the others follow without gaps."""
-    put_aside_count: _builtins.int
-    """How many rows right before `first_number` the broker has put aside: they have a number and no message, and count as stored."""
+    set_aside_count: _builtins.int
+    """How many rows right before `first_number` the broker has set aside: they have a number and no message, and count as stored."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushedMessage]:
-        """1 to 10,000, in order; may be empty where rows are put aside."""
+        """1 to 10,000, in order; may be empty where rows are set aside."""
 
     def __init__(
         self,
@@ -740,11 +740,11 @@ class PushRequest(_message.Message):
         broker_shard: _builtins.int = ...,
         first_number: _builtins.int = ...,
         messages: _abc.Iterable[Global___PushedMessage] | None = ...,
-        put_aside_count: _builtins.int = ...,
+        set_aside_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "first_number", b"first_number", "messages", b"messages", "put_aside_count", b"put_aside_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "first_number", b"first_number", "messages", b"messages", "set_aside_count", b"set_aside_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -758,7 +758,7 @@ class PushResponse(_message.Message):
 
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
     last_number: _builtins.int
-    """The number of the last row that is durable here, those put aside included."""
+    """The number of the last row that is durable here, those set aside included."""
     def __init__(
         self,
         *,
@@ -816,7 +816,7 @@ class ReplaceMessageRequest(_message.Message):
     keep_headers: _builtins.bool
     """Leave the headers as they are; `headers` must be empty then."""
     queue_id: _builtins.str
-    """The queue whose entry is edited, for the event `message.edited`; empty = none is told."""
+    """The queue whose entry is edited, which the event `message.edited` names; empty = none."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The new headers, all of them."""

@@ -35,7 +35,7 @@ class IngestServiceStub:
     that failed with INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the outcome: repeat
     the call, for publishes with the same `request_id`.
 
-    Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
+    Not repeated for each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
     payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
@@ -113,15 +113,15 @@ class IngestServiceStub:
     Push: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]
     """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
     each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-    are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
-    puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
+    are sent again are skipped, however late. What is answered is durable. A row that is refused with
+    INVALID_ARGUMENT the broker sets aside, where people see it (OutboxService), and counts it with the rows behind it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-    first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    first one sent or set aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]
-    """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-    have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
+    """Replaces the payload and the headers of a stored message. It is not routed again. For brokers, which know whether it is allowed, and
+    must drop their copy: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
     before, gets the first answer as long as the message is what that made of it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
@@ -145,7 +145,7 @@ class IngestServiceAsyncStub(IngestServiceStub):
     that failed with INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the outcome: repeat
     the call, for publishes with the same `request_id`.
 
-    Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
+    Not repeated for each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
     payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
@@ -220,15 +220,15 @@ class IngestServiceAsyncStub(IngestServiceStub):
     Push: _aio.UnaryUnaryMultiCallable[_ingest_pb2.PushRequest, _ingest_pb2.PushResponse]  # type: ignore[assignment]
     """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
     each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-    are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
-    puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
+    are sent again are skipped, however late. What is answered is durable. A row that is refused with
+    INVALID_ARGUMENT the broker sets aside, where people see it (OutboxService), and counts it with the rows behind it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-    first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    first one sent or set aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
     """
     ReplaceMessage: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ReplaceMessageRequest, _ingest_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-    have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
+    """Replaces the payload and the headers of a stored message. It is not routed again. For brokers, which know whether it is allowed, and
+    must drop their copy: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
     before, gets the first answer as long as the message is what that made of it.
 
     Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its
@@ -251,7 +251,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
     that failed with INVALID_ARGUMENT changed nothing. UNAVAILABLE and DEADLINE_EXCEEDED say nothing about the outcome: repeat
     the call, for publishes with the same `request_id`.
 
-    Not told with each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
+    Not repeated for each RPC: any call may get UNAVAILABLE while its service starts, drains or has lost its store, RESOURCE_EXHAUSTED
     while too many calls are in flight (10,000 unless set otherwise), and DATA_LOSS where stored bytes are damaged. A gRPC message
     may have 101,584,370 bytes (97 MiB: the largest payload, the most headers and 1 MiB); it grows with the setting of the largest
     payload. A larger one gets INVALID_ARGUMENT (MESSAGE_TOO_LARGE; from a quarter more on gRPC itself refuses, without details):
@@ -366,11 +366,11 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ingest_pb2.PushResponse, _abc.Awaitable[_ingest_pb2.PushResponse]]:
         """Stores messages that a broker's outbox holds, each for one queue. For brokers. The outbox of a broker shard numbers its rows for
         each ingest shard, from 1 without gaps; the number of the last one stored is kept in the same commit, for ever. So rows that
-        are sent again are passed over, however late. What is answered is durable. A row that is refused with INVALID_ARGUMENT the broker
-        puts aside, where people see it (OutboxService), and tells its number with the rows behind it.
+        are sent again are skipped, however late. What is answered is durable. A row that is refused with
+        INVALID_ARGUMENT the broker sets aside, where people see it (OutboxService), and counts it with the rows behind it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish), FAILED_PRECONDITION (OUTBOX_GAP: a row between the last one stored and the
-        first one sent or put aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        first one sent or set aside is missing; the ErrorInfo's metadata has `last_number`), RESOURCE_EXHAUSTED, UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -379,8 +379,8 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.ReplaceMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.ReplaceMessageResponse, _abc.Awaitable[_ingest_pb2.ReplaceMessageResponse]]:
-        """Replaces the payload and the headers of a stored message. It is not routed anew. For brokers, which know whether it may be done, and
-        have to forget what they hold of it: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
+        """Replaces the payload and the headers of a stored message. It is not routed again. For brokers, which know whether it is allowed, and
+        must drop their copy: applications call DelayedService.EditMessage. A replace that is repeated, with the etag from
         before, gets the first answer as long as the message is what that made of it.
 
         Errors: INVALID_ARGUMENT (limits as of Publish; both kept; headers with which the log entry that the message shares with others of its

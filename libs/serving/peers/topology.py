@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.objects.small_objects import Objects
 
 log = logging.getLogger(__name__)
 
@@ -107,22 +107,6 @@ class Topology:
         for peer in sorted(self.peers):
             found.setdefault(peer.service, {})[peer.shard] = peer
         return found
-
-
-class Objects(Protocol):
-    """The part of `libs.storage.objects.small_objects.Objects` that is used here."""
-
-    async def get(self, path: str, /) -> bytes:
-        """The object's bytes; raises ObjectNotFound."""
-
-    async def put(self, path: str, data: bytes, /) -> None:
-        """Write or replace the object."""
-
-    async def list(self, prefix: str, /) -> list[str]:
-        """The paths below a folder."""
-
-    async def delete(self, path: str, /) -> None:
-        """Remove the object, if it is there."""
 
 
 class TopologyDirectory:

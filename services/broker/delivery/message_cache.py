@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import grpc
 
@@ -101,44 +101,26 @@ class FetchResult:
     """See IngestMessages."""
 
 
-class Ingests(Protocol):
-    """Reads and changes messages in the ingests."""
-
-    async def check(self, shard: int) -> None:
-        """Return if an ingest answers. Raises Unavailable."""
-
-    async def raise_purge_epoch(self, shard: int) -> None:
-        """Let an ingest refuse purges that were decided before. Raises Unavailable."""
-
-    async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
-        """Messages of one shard as bytes, the first that fit. Raises Unavailable."""
-
-    async def read(
-        self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
-    ) -> ReadResult:
-        """Messages of one shard as objects, the first that fit. Raises Unavailable."""
-
-    async def replace(self, request: ReplaceMessageRequest) -> str:
-        """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
-
-
-class IngestClient:
-    """Ingests over gRPC."""
+class Ingests:
+    """Reads and changes messages in the ingests, over gRPC."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
 
     async def check(self, shard: int) -> None:
+        """Return if an ingest answers. Raises Unavailable."""
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.GetLogStatus(GetLogStatusRequest(), timeout=FETCH_DEADLINE_S)
 
     async def raise_purge_epoch(self, shard: int) -> None:
+        """Let an ingest refuse purges that were decided before. Raises Unavailable."""
         with self._unavailable(shard):
             stub = IngestServiceStub(await self._channels.to("ingest", shard))
             await stub.RaisePurgeEpoch(RaisePurgeEpochRequest(), timeout=FETCH_DEADLINE_S)
 
     async def fetch(self, shard: int, ids: Sequence[int], max_bytes: int) -> IngestMessages:
+        """Messages of one shard as bytes, the first that fit. Raises Unavailable."""
         request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes)
         answer = await self._read(shard, request)
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
@@ -159,6 +141,7 @@ class IngestClient:
     async def read(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
     ) -> ReadResult:
+        """Messages of one shard as objects, the first that fit. Raises Unavailable."""
         request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes, with_etags=etags)
         answer = await self._read(shard, request)
         if answer.slow_ids and not answer.runs and not answer.missing_ids:
@@ -188,6 +171,7 @@ class IngestClient:
             raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
+        """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
         shard = shard_of(request.message_id)
         try:
             with peer_failures():

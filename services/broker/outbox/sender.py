@@ -171,7 +171,7 @@ class _Line:
             broker_shard=self._shard,
             first_number=counter.first_waiting + counter.offset + aside_count,
             messages=messages,
-            put_aside_count=aside_count,
+            set_aside_count=aside_count,
         )
         try:
             last_number = await self._target.push(ingest_shard, request)

@@ -3,37 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Final
 
-__all__ = ["Metadata", "ResponseBudget", "fitting"]
+from libs.storage.records.metadata import MessageMetadata
 
-
-class Metadata(Protocol):
-    """A message without its payload."""
-
-    @property
-    def message_id(self) -> int:
-        """Its ID."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers."""
-
-    @property
-    def created_at_ms(self) -> int:
-        """When it was made."""
-
-    @property
-    def received_at_ms(self) -> int:
-        """When it was accepted."""
-
-    @property
-    def retention_s(self) -> int:
-        """How long it lives; 0 = for ever."""
-
-    @property
-    def payload_bytes(self) -> int:
-        """The size of its payload."""
+__all__ = ["ResponseBudget", "fitting"]
 
 
 class ResponseBudget:
@@ -83,7 +57,7 @@ _FIXED_BYTES: Final = 64
 
 
 def fitting(
-    message_ids: Iterable[int], found: Mapping[int, Metadata], room: ResponseBudget
+    message_ids: Iterable[int], found: Mapping[int, MessageMetadata], room: ResponseBudget
 ) -> Iterator[int]:
     """The IDs before the first message that no longer fits; missing ones take no space."""
     headers: Mapping[str, str] | None = None

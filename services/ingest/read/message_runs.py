@@ -11,8 +11,8 @@ from itertools import compress
 from operator import ne
 from typing import Final, NamedTuple, TypeVar
 
+from libs.storage.records.metadata import MessageMetadata
 from services.ingest.batches import NOT_SET
-from services.ingest.read.answer_room import Metadata
 from services.ingest.read.payload_cache import Run
 from slatemq._rpc.wire_format import framed_each, number_field, tag_of, varint
 from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse, StoredRun
@@ -112,7 +112,7 @@ def common_stretches(run: Run, offsets: Sequence[int]) -> Iterator[tuple[int, by
         start = end
 
 
-def common_of(metadata: Metadata) -> bytes:
+def common_of(metadata: MessageMetadata) -> bytes:
     """The fields of a message but its ID and payload, encoded."""
     return Message(
         headers=metadata.headers,

@@ -13,9 +13,10 @@ from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.layout.keys import log_range, parse_log_key
+from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
 from libs.storage.records.payloads import PayloadUri, decode_payload, encode_inline
-from services.ingest.read.answer_room import Metadata, ResponseBudget, fitting
+from services.ingest.read.answer_room import ResponseBudget, fitting
 from services.ingest.read.blob_reads import BlobReads
 from services.ingest.read.entry_cache import DecodedEntry, EntryCache, decoded
 from services.ingest.read.etags import etag_of
@@ -236,12 +237,12 @@ class Reader:
 
     async def _metadata(
         self, message_ids: Iterable[int], packs: dict[int, int], damaged: set[int]
-    ) -> dict[int, Metadata]:
+    ) -> dict[int, MessageMetadata]:
         """The metadata of those of the messages that are stored and durable.
 
         Adds to `packs`, by message, the pack that has its payload unless a record of its own does.
         """
-        found: dict[int, Metadata] = {}
+        found: dict[int, MessageMetadata] = {}
         durable_id = self._log.end.last_message_id
         before = -1
         entry: DecodedEntry | None = None
@@ -410,7 +411,7 @@ class Reader:
         return await self._blob_reads.read(record)
 
 
-def _shared(metadata: Metadata) -> tuple[Mapping[str, str], int, int, int]:
+def _shared(metadata: MessageMetadata) -> tuple[Mapping[str, str], int, int, int]:
     """What messages of one run share."""
     return (
         metadata.headers,

@@ -37,9 +37,9 @@ def accept_push(request: PushRequest, rules: wire.Rules) -> tuple[Push, Accepted
         raise InvalidArgument("broker_shard", f"must be within 0..{MAX_SHARD}")
     if not 1 <= request.first_number <= NUMBER_MAX:
         raise InvalidArgument("first_number", f"must be within 1..{NUMBER_MAX}")
-    aside = request.put_aside_count
+    aside = request.set_aside_count
     if not 0 <= aside < request.first_number:
-        raise InvalidArgument("put_aside_count", "must be within 0..first_number - 1")
+        raise InvalidArgument("set_aside_count", "must be within 0..first_number - 1")
     push = Push(request.broker_shard, request.first_number, aside)
     if aside and not request.messages:
         return push, Accepted([], Columns(), "", [], 0), {}

@@ -28,12 +28,12 @@ GAP: Final = "OUTBOX_GAP"
 class Push(NamedTuple):
     """Which rows are sent: those of a broker shard's outbox from `first_number` on.
 
-    So many right before them, `put_aside`, have a number and no message.
+    `set_aside` rows right before them have a number and no message.
     """
 
     broker_shard: int
     first_number: int
-    put_aside: int = 0
+    set_aside: int = 0
 
 
 class Outboxes:
@@ -60,10 +60,10 @@ class Outboxes:
     def stored_count(self, push: Push) -> int:
         """How many of the rows are stored already; FailedPrecondition when one is missing.
 
-        Below 0: of those put aside before them so many are not counted yet.
+        Below 0: that many of those set aside before them are not counted yet.
         """
         last = self.last_number(push.broker_shard)
-        first = push.first_number - push.put_aside
+        first = push.first_number - push.set_aside
         if first > last + 1:
             raise FailedPrecondition(
                 GAP,
@@ -76,7 +76,7 @@ class Outboxes:
     def put(self, batch: Batch, push: Push, count: int) -> None:
         """Note in the batch that holds their messages that `count` rows are stored.
 
-        And those put aside before them.
+        And those set aside before them.
         """
         last = push.first_number + count - 1
         self._last[push.broker_shard] = last

@@ -56,7 +56,7 @@ class Waiting:
     def is_next(self, outboxes: Outboxes, batch: Batch, now_ms: int) -> bool:
         """Whether anything of a push is to be stored now: leaves out what is not, sets a refusal.
 
-        Rows whose deadline is over or that are put aside are noted as stored, and nothing is.
+        Rows whose deadline is over, or that were set aside, count as stored; nothing is stored.
         """
         assert self.push is not None
         try:

@@ -28,6 +28,7 @@ from services.broker.delivery.message_cache import (
     FETCH_BYTES,
     GONE,
     IngestMessages,
+    Ingests,
     ReadResult,
     size_of,
 )
@@ -82,7 +83,7 @@ class Disk(NoSync):
             raise OSError("the disk is broken")
 
 
-class Ingest:
+class Ingest(Ingests):
     """Stands for the ingests: has every message, of 10 bytes, unless told otherwise."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.records.payloads import encode_uri
-from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, IngestClient
+from services.broker.delivery.message_cache import DAMAGED, FETCH_BYTES, GONE, Ingests
 from services.ingest.config import IngestConfig
 from slatemq.errors import DataLoss
 from slatemq.events import encode_event, make_event
@@ -68,7 +68,7 @@ async def test_ingest_names_the_damaged_ones_and_gives_the_others(
         # And what brokers use tells the one from the other
         directory = TopologyDirectory(open_root(root).objects)
         channels = Channels(directory)
-        held, _, gone, _ = await IngestClient(channels).fetch(0, ids, FETCH_BYTES)
+        held, _, gone, _ = await Ingests(channels).fetch(0, ids, FETCH_BYTES)
         assert sorted(held) == good
         assert gone == {**dict.fromkeys(bad, DAMAGED), never: GONE}
         await channels.close()

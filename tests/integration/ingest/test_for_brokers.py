@@ -7,7 +7,7 @@ import pytest
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
-from services.broker.delivery.message_cache import FETCH_BYTES, GONE, CachedMessage, IngestClient
+from services.broker.delivery.message_cache import FETCH_BYTES, GONE, CachedMessage, Ingests
 from slatemq.v1 import ingest_pb2
 from slatemq.v1.message_pb2 import Message
 from tests.integration.ingest.server import Ingest, message, serving
@@ -79,7 +79,7 @@ async def test_a_broker_keeps_the_messages_that_an_ingest_returns(tmp_path: Path
         ids = await published(ingest)
         expected = await ingest.read(*ids, with_etags=True)
         channels = Channels(TopologyDirectory(open_root(root).objects))
-        client = IngestClient(channels)
+        client = Ingests(channels)
         held, size_bytes, gone, _ = await client.fetch(0, [*ids, never], FETCH_BYTES)
         objects = await client.read(0, [*ids, never], etags=True)
         plain = await client.read(0, ids[:3])

@@ -10,13 +10,13 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.layout.ids import message_id
 from services.broker.delivery import introductions
-from services.broker.delivery.message_cache import IngestClient
+from services.broker.delivery.message_cache import Ingests
 from slatemq.v1 import assignment_pb2, snapshot_pb2, snapshot_pb2_grpc
 from tests.integration.broker.rig import Ingest as StandIn
 from tests.integration.broker.rig import Rig, running
 from tests.integration.ingest.server import Ingest, serving
 
-REAL: Any = IngestClient
+REAL: Any = Ingests
 """In place of the rig's ingest."""
 
 

@@ -39,10 +39,10 @@ async def push_rows(
     first: int,
     *rows: ingest_pb2.PushedMessage,
     broker: int = 0,
-    put_aside: int = 0,
+    set_aside: int = 0,
 ) -> int:
     request = ingest_pb2.PushRequest(
-        broker_shard=broker, first_number=first, messages=rows, put_aside_count=put_aside
+        broker_shard=broker, first_number=first, messages=rows, set_aside_count=set_aside
     )
     with raising_slatemq_errors():
         answer: ingest_pb2.PushResponse = await ingest.stub.Push(request, timeout=60)
@@ -106,24 +106,24 @@ async def test_a_gap_is_refused_and_changes_nothing() -> None:
         assert await stored(ingest) == numbers(2)
 
 
-async def test_rows_that_are_put_aside_count_as_stored_with_those_behind_or_alone(
+async def test_rows_that_are_set_aside_count_as_stored_with_those_behind_or_alone(
     root: str,
 ) -> None:
     async with serving(root) as ingest:
         # Given rows 1 and 2 that the broker has put aside, and 3
-        assert await push_rows(ingest, 3, row(3), put_aside=2) == 3
+        assert await push_rows(ingest, 3, row(3), set_aside=2) == 3
         # When it is sent again, and 5 and 6 are put aside with no row behind them
-        assert await push_rows(ingest, 3, row(3), row(4), put_aside=2) == 4
-        assert await push_rows(ingest, 7, put_aside=2) == 6
-        assert await push_rows(ingest, 7, put_aside=2) == 6
+        assert await push_rows(ingest, 3, row(3), row(4), set_aside=2) == 4
+        assert await push_rows(ingest, 7, set_aside=2) == 6
+        assert await push_rows(ingest, 7, set_aside=2) == 6
         assert await push_rows(ingest, 4, row(4)) == 6, "what was sent before comes again, late"
     async with serving(root) as ingest:
         # Then each number counts once, also after a restart, and a gap before them is still one
-        assert await push_rows(ingest, 6, put_aside=1) == 6
+        assert await push_rows(ingest, 6, set_aside=1) == 6
         with pytest.raises(FailedPrecondition) as refused:
-            await push_rows(ingest, 9, row(9), put_aside=1)
+            await push_rows(ingest, 9, row(9), set_aside=1)
         assert refused.value.metadata["last_number"] == "6"
-        assert await push_rows(ingest, 8, row(8), put_aside=3) == 8
+        assert await push_rows(ingest, 8, row(8), set_aside=3) == 8
         assert await stored(ingest) == [b"3", b"4", b"8"]
 
 
@@ -172,8 +172,8 @@ def bad(field: str, **fields: object) -> object:
         bad("first_number", first_number=-1),
         bad("first_number", first_number=(1 << 62) + 1),
         bad("messages", messages=[]),
-        bad("put_aside_count", put_aside_count=-1),
-        bad("put_aside_count", first_number=3, put_aside_count=3),
+        bad("set_aside_count", set_aside_count=-1),
+        bad("set_aside_count", first_number=3, set_aside_count=3),
         bad("messages", messages=[row(1)] * 10_001),
         bad("messages[1].queue_id", messages=[row(1), row(2, queue_id="")]),
         bad("messages[1].queue_id", messages=[row(1), row(2, queue_id="q" * 256)]),

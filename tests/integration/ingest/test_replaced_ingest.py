@@ -15,7 +15,7 @@ import pytest
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
-from services.broker.delivery.message_cache import FETCH_BYTES, IngestClient, IngestMessages
+from services.broker.delivery.message_cache import FETCH_BYTES, IngestMessages, Ingests
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2, snapshot_pb2, snapshot_pb2_grpc
@@ -84,7 +84,7 @@ async def test_a_broker_that_was_idle_finds_messages_with_the_new_ingest(tmp_pat
     root = (tmp_path / "data").as_uri()
     directory = TopologyDirectory(open_root(root).objects)
     channels = Channels(directory)
-    client = IngestClient(channels)
+    client = Ingests(channels)
     async with serving(root) as first:
         (old,) = await first.send(b"old")
         # Given a broker that knows the first ingest, and has a connection to it

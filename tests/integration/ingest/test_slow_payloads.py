@@ -15,13 +15,13 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.objects import small_objects as objects
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects, open_objects
-from services.broker.delivery.message_cache import IngestClient
+from services.broker.delivery.message_cache import Ingests
 from services.ingest.read import reading
 from slatemq.errors import Unavailable
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import serving
 
-REAL: Any = IngestClient
+REAL: Any = Ingests
 """In place of the rig's ingest."""
 
 LARGE = b"x" * 70_000
@@ -164,7 +164,7 @@ async def test_a_broker_says_that_a_payload_is_still_being_read(
         (large,) = await ingest.send(LARGE)
         SlowStore(monkeypatch)
         async with running(tmp_path / "data", ingest=REAL) as rig:
-            reads = IngestClient(rig.service._channels)
+            reads = Ingests(rig.service._channels)
             with pytest.raises(Unavailable) as refused:
                 await reads.read(0, [large])
             assert refused.value.reason == "PAYLOAD_SLOW"

@@ -17,7 +17,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.layout.ids import message_id
 from services.broker.dead_letters.redrive_runner import ASKING_MAX
 from services.broker.delivery import message_cache as payloads
-from services.broker.delivery.message_cache import IngestClient
+from services.broker.delivery.message_cache import Ingests
 from services.broker.outbox.targets import IngestPushes
 from slatemq.v1 import assignment_pb2, entry_pb2
 from tests.integration.broker.entry_calls import (
@@ -34,7 +34,7 @@ from tests.integration.ingest.server import message, serving
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
-REAL: Any = IngestClient
+REAL: Any = Ingests
 """In place of the rig's ingest."""
 
 STUCK = [f"q{number}" for number in range(30)]
