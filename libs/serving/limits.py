@@ -61,7 +61,7 @@ PROBE_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
 
 ADMISSION_CALLS_MAX = 10_000
 """Calls in flight per process. A waiting claim costs about 20 KiB, so this is some 200 MB at worst;
-over it, callers are told to wait instead of everybody becoming slow."""
+over it, callers are asked to wait instead of all becoming slow."""
 
 KEEPALIVE_TIME_MS = 20_000
 """Ping an idle connection this often: below the 60 s after which cloud load balancers forget it."""
@@ -100,7 +100,7 @@ def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str
         ("grpc.max_receive_message_length", size + size // 4),
         ("grpc.max_send_message_length", size),
         # Without it gRPC widens the window of a stream to megabytes, and reads as much of each
-        # request that nobody has asked for. What was asked for gets the window that it needs.
+        # request that was not asked for. What was asked for gets the window that it needs.
         ("grpc.http2.bdp_probe", 0),
         # Identity alone: gRPC unpacks without a bound, so a kilobyte of gzip could take a gigabyte.
         ("grpc.compression_enabled_algorithms_bitset", 1),

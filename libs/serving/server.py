@@ -319,7 +319,7 @@ class RunningService:
             await asyncio.wait_for(self._service.drain(), grace)
         except TimeoutError:
             log.warning("the service did not drain in time", extra={"drain_ms": grace * 1000})
-        except Exception:  # stopping goes on, whatever a service does here
+        except Exception:  # stopping goes on, even if a service fails here
             log.exception("drain failed")
         idle = asyncio.ensure_future(self.gate.idle())
         await _first(stopped, idle)

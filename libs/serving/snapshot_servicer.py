@@ -38,7 +38,7 @@ class SnapshotServicer(snapshot_pb2_grpc.SnapshotServiceServicer):
             snapshots: Those of the process's database.
             now_ms: Its clock.
             prove_ownership: See GroupCommit.
-            purge_epoch: Tells the purge epoch that is durable; for ingests.
+            purge_epoch: Returns the purge epoch that is durable; for ingests.
             settled: Waits for what must be in a snapshot though it was not answered yet.
         """
         self._snapshots = snapshots

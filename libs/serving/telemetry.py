@@ -82,7 +82,7 @@ class Telemetry:
     def carrier(self) -> Carrier | None:
         """Gives the current trace context as metadata of a call to another process.
 
-        None where there are no traces, so that such a call costs nothing more.
+        None without traces, so that such a call costs nothing more.
         """
         return _carried if self.traces else None
 
@@ -173,11 +173,11 @@ def configure(
     sample_percent: int = 100,
     readers: Sequence[MetricReader] = (),
 ) -> Telemetry:
-    """Set up what the settings ask for: with an empty endpoint and no readers, nothing at all.
+    """Set up telemetry by the settings: with an empty endpoint and no readers, none.
 
     Args:
         service: Name of the service, e.g. `broker`.
-        instance: Tells processes of one service apart, e.g. `broker-3`.
+        instance: Distinguishes processes of one service, such as `broker-3`.
         otlp_endpoint: URL of an OTLP/gRPC collector; `http://` means without TLS.
         sample_percent: Share of new traces to record; a caller's decision is always followed.
         readers: What reads the metrics beside the collector.

@@ -6,7 +6,7 @@
                                                                     ▲                     │
                                               rows are deleted, a second later at most ◀──┘
 
-A row that is left is an event that is owed: whatever is killed when, it is published, and again
+A row that is left is an event that is owed: after any kill it is published, and again
 where it was published and its row is still there. Events are numbered in the order in which they
 were recorded; number and stream, both stored, give each its ID.
 """
@@ -53,8 +53,8 @@ ROWS_AT_ONCE: Final = 32
 """Rows read at once: of dead letters with the longest reasons they have some 5 MB."""
 
 DELETE_S: Final = 1.0
-"""How long rows of published events may stay: so much comes again after a crash, and where each
-commit is a paid request, an idle shard makes one in so long."""
+"""How long rows of published events may stay: their events come again after a crash, and where each
+commit is a paid request, an idle shard makes one per period."""
 
 REQUEST_ID_MAX: Final = UTF8_MAX_BYTES // 4
 """Characters of a request ID in a row."""
@@ -76,7 +76,7 @@ def current_request() -> str:
 
 
 class EventOutbox:
-    """Makes the rows of events. Pure: whoever records an event commits the rows with the change.
+    """Makes the rows of events. Pure: the caller commits the rows with the change.
 
     Attributes:
         last_number: Of the newest event.
@@ -136,11 +136,11 @@ class PlacedBatch(NamedTuple):
 
 
 class OutboxEvents:
-    """What a relay publishes of an outbox. See libs.events.relay.EventSource.
+    """The events of an outbox, as a relay's source (libs.events.relay.EventSource).
 
     Attributes:
         outbox: Makes the rows.
-        position: The number of the last event that needs to be published no more.
+        position: The number of the last event that is published.
         lost_count: Always 0: rows wait for as long as it takes.
     """
 

@@ -39,7 +39,7 @@ class HttpPost:
 
 @dataclass(frozen=True)
 class HttpParts:
-    """What a service has beside `/health` and `/metrics`.
+    """What a service adds beside `/health` and `/metrics`.
 
     Attributes:
         posts: Paths of its own.

@@ -12,10 +12,10 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Exposition:
-    """What was measured, read when it is asked for.
+    """The process's metrics, read on request.
 
     Attributes:
-        reader: What the meter provider reports to.
+        reader: The reader of the meter provider.
     """
 
     def __init__(self) -> None:

@@ -44,9 +44,9 @@ class CallTooLarge(PeerFailed):
 
 @contextmanager
 def peer_failures() -> Iterator[None]:
-    """Turn everything that a peer can do to a call into PeerFailed.
+    """Turn every failure of a call by its peer into PeerFailed.
 
-    A call whose channel is closed (the peer moved) ends with CancelledError, which is told from a
+    A call whose channel is closed (the peer moved) ends with CancelledError, which differs from a
     cancellation of the task itself by the task's own count of them.
     """
     try:

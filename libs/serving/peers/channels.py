@@ -176,7 +176,7 @@ async def _close(channel: grpc.aio.Channel) -> None:
 
 
 class _Channel:
-    """A channel that gives unary calls a deadline, and all calls what the carrier gives.
+    """A channel that adds a deadline to unary calls, and the carrier's metadata to all.
 
     Not a client interceptor, which would put a task of its own around every call.
     """

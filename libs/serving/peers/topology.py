@@ -44,7 +44,7 @@ class Peer:
     Attributes:
         address: Its advertised address, for clients.
         peer_address: For the other services; empty means the advertised one.
-        payload_bytes_max: The largest payload that an ingest takes; 0 means that it was not told.
+        payload_bytes_max: The largest payload that an ingest takes; 0 when unknown.
     """
 
     service: str
@@ -110,7 +110,7 @@ class Topology:
 
 
 class TopologyDirectory:
-    """Announces this process, and tells of all others.
+    """Announces this process, and finds all others.
 
     Methods raise StoreUnavailable when the store cannot be used and nothing is known yet.
     """

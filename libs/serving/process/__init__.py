@@ -19,8 +19,8 @@ In reading order; a file imports only files above it:
                  kept true
 `parent`         Ending with the process that started this one, even when that is killed and cannot
                  say so
-`shards`         What every owner of a shard does alike: opens the root, waits for its clock, tells
-                 its end
+`shards`         What every owner of a shard does alike: opens the root, waits for its clock, and
+                 reports its end
 `store_watch`    A store that hangs is seen: in the log, in a metric, and in the health of the
                  process
 `watchdog`       Long steps of an event loop: measured, logged with what ran, counted

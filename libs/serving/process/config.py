@@ -99,7 +99,7 @@ class ServingConfig:
         default="",
     )
     fenced_exit_code: int = setting(
-        "Exit code once another process owns the shard, after which nobody may start this one "
+        "Exit code once another process owns the shard, after which this one must not be started "
         "again; 0 for supervisors that start again whatever fails (Docker's on-failure).",
         default=EXIT_FENCED,
         minimum=0,

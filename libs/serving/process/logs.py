@@ -62,7 +62,7 @@ class RepeatLimit(logging.Filter):
     """Lets a few of the warnings through that differ in their facts alone, then one in a while.
 
     While the store or a peer is away, every call and every loop has the same to say. Errors all
-    pass: each names what somebody has to look at.
+    pass: each names what an operator has to look at.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -53,7 +53,7 @@ class Commits(Protocol):
 class Announcement:
     """A process's entry in the topology: written at its start, and put right while it runs.
 
-    Of the processes that own nothing, routers and janitors, nothing tells which of several with one
+    Of the processes that own nothing, routers and janitors, nothing shows which of several with one
     number is the right one, and any of them that lives will do. So an entry is put right only where
     no process serves at its address: a process that was replaced while it started may have written
     it, and ended.

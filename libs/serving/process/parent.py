@@ -12,15 +12,15 @@ import time
 _PR_SET_PDEATHSIG = 1
 
 LOOK_SECONDS = 0.5
-"""How often to look for the parent where the system does not tell."""
+"""How often to look for the parent where the kernel does not report its end."""
 
 
 def end_with(parent_pid: int) -> None:
     """Have this process killed as soon as its parent is gone.
 
     On Linux the kernel does it, also while this process is stopped or busy; elsewhere a thread
-    looks. Killed, not drained: with nobody left to wait for it, what matters is that it ends, and
-    whatever was answered is durable already.
+    looks. Killed, not drained: with no caller left to wait, what matters is that it ends, and
+    what was answered is durable already.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -29,7 +29,7 @@ def end_with(parent_pid: int) -> None:
             raise OSError(code, f"prctl: {os.strerror(code)}")
     else:
         threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
-    # It may have died before the kernel was told to watch.
+    # It may have died before the kernel began to watch.
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What every owner of a shard does alike: opens the root, waits for its clock, tells its end."""
+"""What every owner of a shard does alike: opens the root, waits for its clock, reports its end."""
 
 from __future__ import annotations
 

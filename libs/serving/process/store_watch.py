@@ -1,7 +1,7 @@
 """A store that hangs is seen: in the log, in a metric, and in the health of the process.
 
-SlateDB waits for its store without a word, and gives up after a while or never; meanwhile whoever
-asks the process waits, too.
+SlateDB waits for its store silently, and gives up after a while or never; meanwhile all callers of
+the process wait, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Long steps of an event loop: measured, logged with what ran, counted.
 
-An event loop runs one step at a time, and whatever else the process does waits for its end: every
+An event loop runs one step at a time, and all else in the process waits for its end: every
 other call, the commit loop, health. So no step may take long, and work that may is cut into steps.
 
 ::
@@ -37,7 +37,7 @@ LOG_EVERY_NS: Final = 10_000_000_000
 """Steps of one name are logged so rarely; those in between are counted in the next line."""
 
 NAMES_MAX: Final = 256
-"""Names that are told apart; the others are counted as `OTHERS`."""
+"""Names counted each; the others are counted as `OTHERS`."""
 
 OTHERS: Final = "(others)"
 

@@ -42,10 +42,10 @@ SMALL_BYTES: Final = 256 << 10
 """A request that takes no more while it arrives holds up no other."""
 
 LARGE_FACTOR: Final = 8
-"""Growth of so many times what other things may take is that of what arrives."""
+"""Growth beyond this multiple of what other things may take comes from arriving requests."""
 
 LINE_S: Final = 2.0
-"""How long a request waits in line; then its caller is told to come back."""
+"""How long a request waits in line; then its caller is asked to retry."""
 
 STALLED_S: Final = 5.0
 """A request may take so long to arrive, and longer while no others wait."""
@@ -86,7 +86,7 @@ class Arrivals:
         growth_bytes_max: int,
         resident: Callable[[], int] | None = None,
     ) -> None:
-        """Ask for so many at once, and for more while they do not grow the process.
+        """Ask for `at_once`, and for more while they do not grow the process.
 
         Growth up to `growth_bytes_max` is taken for that of other things. `resident` gives the
         memory of the process.
@@ -106,7 +106,7 @@ class Arrivals:
     async def begin(self, refuse: Callable[[], Awaitable[None]]) -> Arrival:
         """A request may arrive from now on; `refuse` ends its call.
 
-        Raises TimeoutError where it did not have its turn in time.
+        Raises TimeoutError if its turn does not come in time.
         """
         loop = asyncio.get_running_loop()
         if self._timer is None:

@@ -32,13 +32,13 @@ class Entrance(Protocol):
 
 
 class Gate:
-    """Whether calls are let in: not before the service has started, not once it drains.
+    """Admits calls, but not before the service has started, nor once it drains.
 
     A context manager around each call: entering it counts the call or raises why not.
 
     Attributes:
         calls_count: Calls in flight.
-        standstill: Holds calls back after a standstill, for a process that owns a shard.
+        standstill: Holds calls back after a standstill, where the process owns a shard.
     """
 
     def __init__(self, calls_max: int) -> None:

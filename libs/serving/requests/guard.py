@@ -1,8 +1,8 @@
 """What stands around every call: admission, errors, and the reading of requests.
 
 Handlers raise `slatemq.errors`; the guard answers with google.rpc.Status and its details. Anything
-else that a handler raises is a fault of ours: logged with its traceback, answered as INTERNAL with
-nothing of it told. The four kinds of methods (unary and streaming, in and out) differ only in their
+else that a handler raises is a bug: logged with its traceback, answered as INTERNAL without
+details. The four kinds of methods (unary and streaming, in and out) differ only in their
 signatures; request streams must be read by iteration, not by `context.read()`.
 
 To gRPC each method takes a stream of bytes, which is the same on the wire: so `reading` has each
@@ -265,9 +265,9 @@ def _encoding(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byte
 
 
 def _unboxing(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """The same for answers of a stream, each in a list of its own, out of which it is taken.
+    """Encode the responses of a stream, each taken out of a list of its own.
 
-    gRPC keeps what a stream gave until it gives the next, which may be hours later.
+    gRPC keeps what a stream yields until the next, which may come hours later.
     """
     encode = _encoding(serializer) or _unchanged
     return lambda box: encode(box.pop())

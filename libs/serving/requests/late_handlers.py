@@ -10,7 +10,7 @@ import grpc.aio
 
 
 class LateHandlers(grpc.GenericRpcHandler):
-    """The handlers of a server, as far as they are known by now.
+    """The handlers of a server that have been registered so far.
 
     A servicer needs what the start of its service opens, so it is built and registered after that.
     Until then the guard answers its calls with STARTING.

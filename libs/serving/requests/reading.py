@@ -6,8 +6,8 @@
     (arrivals)            (32 KiB and more)                                │
                                                       memory given back ◄──┘
 
-The bytes come raw, whatever the kind of the method: so a call can be refused while its request is
-arriving, and nothing that a caller sends is parsed outside of this. What is parsed is bounded by
+The bytes come raw for all kinds of methods: so a call can be refused while its request is arriving,
+and nothing that a caller sends is parsed elsewhere. What is parsed is bounded by
 its shape, since parsing holds up all of the process, in a thread, too: it keeps the interpreter.
 """
 
@@ -33,7 +33,7 @@ from slatemq import errors
 __all__ = ["Codec", "RequestReader", "overloaded"]
 
 WAIT_S: Final = 10.0
-"""How long a large request waits for those before it; then its caller is told to come back."""
+"""How long a large request waits for those before it; then its caller is asked to retry."""
 
 
 Refuse = Callable[[str, Any, errors.SlateMQError], Awaitable[None]]
@@ -218,7 +218,7 @@ class RequestReader:
             raise refusal
         try:
             return codec.decode(data)
-        except Exception:  # noqa: BLE001 - whatever it says, the bytes are the caller's
+        except Exception:  # noqa: BLE001 - the bytes are the caller's
             field = ""
         if codec.descriptor is not None:
             field = await asyncio.to_thread(field_at_fault, codec.descriptor, data)

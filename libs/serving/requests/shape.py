@@ -106,7 +106,7 @@ class _Kind:
 
 
 def walk(descriptor: Descriptor, data: bytes) -> Iterator[None]:
-    """Check a request, a step at a time: others may work whenever this yields.
+    """Check a request, a step at a time; other tasks may run whenever this yields.
 
     Raises ShapeError.
     """

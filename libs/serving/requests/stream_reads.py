@@ -28,7 +28,7 @@ LOOKS: Final = 100
 """Growth is what came since the lowest of the last looks: those of 5 s."""
 
 HELD_FACTOR: Final = 2
-"""What the service holds for its callers takes so many times its bytes, as copies on their way."""
+"""What the service holds for its callers takes this multiple of its bytes, copies included."""
 
 
 class StreamReads:

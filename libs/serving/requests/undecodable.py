@@ -1,6 +1,6 @@
 """Which field of a request is at fault: bytes that do not decode, or that are too many.
 
-The protobuf runtime only says that a message does not parse. A text that is no UTF-8 is a mistake
+The protobuf runtime only says that a message does not parse. A text that is not UTF-8 is a mistake
 of one field, though, and its sender wants to know which: so the wire format is walked once more,
 slowly, for requests that are refused anyway (https://protobuf.dev/programming-guides/encoding/).
 """
@@ -19,7 +19,7 @@ class _At(Exception):
 
 
 def field_at_fault(descriptor: Descriptor, data: bytes) -> str:
-    """The path of the first field whose text is no UTF-8, or of the message that is malformed.
+    """The path of the first field whose text is not UTF-8, or of the message that is malformed.
 
     Such as `messages[3].headers`; empty for the request as a whole, and where nothing was found.
     """
@@ -76,7 +76,7 @@ def _check(field: FieldDescriptor, data: bytes, path: str, seen: Counter[str]) -
         try:
             _walk(inner, data, "")
         except _At:
-            raise _At(here) from None  # A key that is no text can name nothing.
+            raise _At(here) from None  # A key that is not text cannot be named.
     elif inner is not None:
         _walk(inner, data, here)
 
