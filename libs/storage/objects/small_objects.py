@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -54,13 +55,9 @@ class Objects:
 
     async def get(self, path: str) -> bytes:
         """Raises ObjectNotFound."""
-        try:
+        with self._finding("reading", path):
             found = await self._store.get_async(path)
             return bytes(await found.bytes_async())
-        except (NotFoundError, FileNotFoundError):
-            raise ObjectNotFound(path) from None
-        except BaseError as error:
-            raise self._unavailable("reading", path, error) from error
 
     async def get_slowly(self, path: str, silence_s: float) -> bytes:
         """The object's bytes, however long they take; raises ObjectNotFound.
@@ -122,13 +119,9 @@ class Objects:
 
     async def get_version(self, path: str) -> tuple[bytes, str]:
         """The object's bytes, and the tag of this version. Raises ObjectNotFound."""
-        try:
+        with self._finding("reading", path):
             found = await self._store.get_async(path)
             return bytes(await found.bytes_async()), str(found.meta["e_tag"])
-        except (NotFoundError, FileNotFoundError):
-            raise ObjectNotFound(path) from None
-        except BaseError as error:
-            raise self._unavailable("reading", path, error) from error
 
     async def replace(self, path: str, data: bytes, tag: str) -> str | None:
         """Write the object, durably, if it still has this tag.
@@ -192,12 +185,8 @@ class Objects:
 
         Raises ObjectNotFound; reading raises OSError when the store is down.
         """
-        try:
+        with self._finding("opening", path):
             return io.BufferedReader(_ObjectFile(open_reader(self._store, path)))
-        except (NotFoundError, FileNotFoundError):
-            raise ObjectNotFound(path) from None
-        except (BaseError, OSError) as error:
-            raise self._unavailable("opening", path, error) from error
 
     async def delete(self, path: str) -> None:
         """Remove the object; no error if it is absent."""
@@ -210,12 +199,8 @@ class Objects:
 
     async def modified_ms(self, path: str) -> int:
         """When the object was last written, by the store's clock, in ms. Raises ObjectNotFound."""
-        try:
+        with self._finding("looking at", path):
             meta = await self._store.head_async(path)
-        except (NotFoundError, FileNotFoundError):
-            raise ObjectNotFound(path) from None
-        except (BaseError, OSError) as error:
-            raise self._unavailable("looking at", path, error) from error
         return _ms(meta["last_modified"])
 
     async def check(self, timeout_s: float) -> None:
@@ -224,10 +209,18 @@ class Objects:
             await asyncio.wait_for(self._store.list_with_delimiter_async("topology"), timeout_s)
         except TimeoutError:
             raise StoreUnavailable(f"no answer from the store within {timeout_s:g} s") from None
-        except (NotFoundError, FileNotFoundError) as error:
-            raise self._unavailable("listing", "topology", error) from error
         except (BaseError, OSError) as error:
             raise self._unavailable("listing", "topology", error) from error
+
+    @contextmanager
+    def _finding(self, doing: str, path: str) -> Iterator[None]:
+        """Raise ObjectNotFound or StoreUnavailable in place of the store's errors."""
+        try:
+            yield
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(path) from None
+        except (BaseError, OSError) as error:
+            raise self._unavailable(doing, path, error) from error
 
     def _unavailable(self, doing: str, path: str, error: Exception) -> StoreUnavailable:
         why = f"{doing} {path}: {readable(str(error))}"
