@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from libs.filters.conditions import Condition, is_exact, necessary
+from libs.filters.conditions import Condition, necessary
 from libs.filters.engine import cel
 from libs.filters.plain import Part, parts_of
 from libs.filters.signatures import VARIABLES, Type
@@ -42,14 +42,12 @@ class Checked:
         source: The expression.
         variables: The variables it reads; a context of these alone is cheaper than one of all.
         equalities: A filter's necessary condition; see `libs.filters.conditions`.
-        exact: Whether the condition is sufficient too, so that it needs no evaluation.
         parts: The operands of a filter's `&&`; see `libs.filters.plain`.
     """
 
     source: str
     variables: frozenset[str]
     equalities: Condition | None
-    exact: bool
     parts: tuple[Part, ...] = ()
 
 
@@ -88,8 +86,8 @@ def check(
         raise tree.error(f"{what} must give {want}, not {name}")
     names = frozenset(_names(tree)) & variables.keys()
     if want == "int":
-        return Checked(source, names, None, exact=False)
-    return Checked(source, names, necessary(tree), is_exact(tree), parts_of(tree))
+        return Checked(source, names, None)
+    return Checked(source, names, necessary(tree), parts_of(tree))
 
 
 def _names(node: Node) -> set[str]:
