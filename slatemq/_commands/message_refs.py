@@ -46,6 +46,7 @@ class ClaimedItem(Slot[T]):
     def __init__(self, claimed: Claimed, codec: Codec[T]) -> None:
         """Of the one message that was claimed."""
         (self.run,) = claimed.runs
+        (self.lease_token,) = claimed.lease_tokens
         (payload,) = claimed.payloads
         super().__init__(self.run.message_ids[0], lambda: codec.decode(payload))
         self.claimed_at_s = time.monotonic()
@@ -90,7 +91,7 @@ class MessageToken(RefToken[T]):
     @property
     def lease_token(self) -> str:
         """Proves the claim."""
-        return self._claimed.run.prefix + self._claimed.run.ends[0]
+        return self._claimed.lease_token
 
     @property
     def attempts_count(self) -> int:

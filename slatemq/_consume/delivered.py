@@ -9,7 +9,7 @@ from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, overload
 
-from slatemq._consume.claimed import Claimed, Run
+from slatemq._consume.claimed import Claimed
 from slatemq._consume.finishing import Finisher, Nack, nack_of
 from slatemq._consume.handles import handle_of
 from slatemq._consume.keeping import Lease, LeaseKeeper, seconds_from_claim
@@ -18,6 +18,7 @@ from slatemq._rpc.failures import has_failed, reason_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 from slatemq.models import Duration, milliseconds
+from slatemq.v1.consumer_pb2 import ClaimedRun
 
 if TYPE_CHECKING:
     from slatemq.otel import Processing, Telemetry
@@ -56,8 +57,12 @@ class Received:
         "_place",
         "_processing",
         "_run",
+        "lease_token",
         "payload",
     )
+
+    lease_token: str
+    """Proves the claim; `Client.ack`, `nack` and `extend` take it too."""
 
     payload: bytes
     """The bytes as they were published."""
@@ -67,10 +72,13 @@ class Received:
     def __reduce__(self) -> NoReturn:
         raise refuse_pickling(self, "Pass its payload and headers, and finish it here")
 
-    def __init__(self, run: Run, place: int, payload: bytes, origin: Origin) -> None:
-        """Made by the client, by the thousand: what can wait until it is asked for does."""
+    def __init__(
+        self, run: ClaimedRun, place: int, lease_token: str, payload: bytes, origin: Origin
+    ) -> None:
+        # The client makes thousands of these: the rest is read when it is asked for.
         self._run = run
         self._place = place
+        self.lease_token = lease_token
         self.payload = payload
         self._origin = origin
         self._lease: Lease | None = None
@@ -110,12 +118,6 @@ class Received:
     def retention_s(self) -> int:
         """How long it lives from its receipt, in seconds; 0 = for ever."""
         return self._run.common.retention_s
-
-    @property
-    def lease_token(self) -> str:
-        """Proves the claim; good for raw `ack`, `nack` and `extend` too."""
-        run = self._run
-        return run.prefix + run.ends[self._place]
 
     @property
     def lease_deadline_ms(self) -> int:
@@ -288,8 +290,8 @@ class Received:
 
 def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Received]:
     """Messages of their origin. Where it has a keeper, that holds them for at most `hold_s`."""
-    columns = claimed.runs, claimed.places, claimed.payloads
-    messages = list(map(Received, *columns, repeat(origin)))
+    runs, places, lease_tokens, payloads, _ = claimed
+    messages = list(map(Received, runs, places, lease_tokens, payloads, repeat(origin)))
     if origin.keeper is not None:
         now_s = time.monotonic()
         for message in messages:

@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Iterable
 
-from slatemq._consume.claimed import Run
 from slatemq._consume.finishing import BATCH_MAX, Finisher
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
+from slatemq.v1.consumer_pb2 import ClaimedRun
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Lease:
         self._next = ends_at_s - self._length_ms / 1500
 
 
-def seconds_from_claim(claimed: Run, deadline_ms: int) -> float:
+def seconds_from_claim(claimed: ClaimedRun, deadline_ms: int) -> float:
     """How long a lease that ends then runs: all by the broker's clock, which is another one."""
     return (deadline_ms - claimed.lease_deadline_ms + claimed.lease_ms) / 1000
 
