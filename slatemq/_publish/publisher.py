@@ -8,15 +8,14 @@ the shards of their keys, so that requests for different shards are gathered sid
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from slatemq._checks import check_whole, message_of
 from slatemq._publish.gathering import Gatherer
 from slatemq._publish.published import Published
-from slatemq._publish.requests import WRONG_SHARD, PublishRequests
+from slatemq._publish.sending import WRONG_SHARD, Request, Sender
 from slatemq._publish.wire import Runs, moved
 from slatemq._rpc.peers import Peers
 from slatemq.errors import InvalidArgument, SlateMQError
@@ -26,16 +25,6 @@ from slatemq.v1 import ingest_pb2
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
 
-log = logging.getLogger(__name__)
-
-
-class _Part(NamedTuple):
-    """A request of `publish_many`, and the places of its messages among all."""
-
-    shard: int | None
-    runs: Runs
-    places: list[int]
-
 
 class Publisher:
     """Publishes single messages, many, and batches."""
@@ -43,14 +32,14 @@ class Publisher:
     def __init__(
         self, peers: Peers, settings: BatchSettings, telemetry: Telemetry | None = None
     ) -> None:
-        """Publish through these peers."""
         self._peers = peers
-        self.settings = settings
-        self._requests = PublishRequests(peers, telemetry)
-        self._singles = Gatherer(peers, settings, self._requests, telemetry)
+        self._settings = settings
+        self._telemetry = telemetry
+        self._sender = Sender(peers)
+        self._singles = Gatherer(peers, settings, self._sender, telemetry)
 
     async def publish(self, message: OutgoingMessage) -> Published:
-        """Publishes one message; returns its ID when it is durable."""
+        """See Client.publish."""
         return await self._singles.publish(message)
 
     # --- Batches ------------------------------------------------------------
@@ -69,10 +58,11 @@ class Publisher:
             running.popleft()
 
         try:
-            async for part in self._parts(messages):
+            async for request in self._requests(messages):
                 while len(running) >= in_flight:
                     await oldest()
-                running.append((part.places, asyncio.create_task(self._send_part(part))))
+                task = asyncio.create_task(self._send_part(request))
+                running.append((request.owners, task))
             while running:
                 await oldest()
         except SlateMQError as error:
@@ -86,69 +76,73 @@ class Publisher:
             await asyncio.gather(*tasks, return_exceptions=True)
         return [fields[place] for place in range(len(fields))]
 
-    async def _parts(self, messages: Iterable[OutgoingMessage]) -> AsyncIterator[_Part]:
-        settings = self.settings
-        parts: dict[int | None, _Part] = {}
+    async def _requests(self, messages: Iterable[OutgoingMessage]) -> AsyncIterator[Request[int]]:
+        """The messages by shard; the owner of each is its place among all."""
+        settings = self._settings
+        requests: dict[int | None, Request[int]] = {}
         for place, message in enumerate(messages):
             key = message.dedupe_key
             try:
-                shard = await self._requests.shard_of(key) if key else None
+                shard = await self._sender.shards.of_key(key) if key else None
             except InvalidArgument as error:
                 raise moved(error, f"messages[{place}].dedupe_key") from None
             where, bytes_max = f"messages[{place}].", settings.payload_bytes_max
-            part = parts.get(shard)
-            if part is not None and (
-                len(part.places) >= settings.messages_max
-                or not part.runs.add(message, where, bytes_max)
+            request = requests.get(shard)
+            if request is not None and (
+                len(request.owners) >= settings.messages_max
+                or not request.runs.add(message, where, bytes_max)
             ):
-                del parts[shard]
-                yield part
-                part = None
-            if part is None:
-                part = parts[shard] = _Part(shard, Runs(), [])
-                part.runs.add(message, where)
-            part.places.append(place)
-        for part in parts.values():
-            yield part
+                del requests[shard]
+                yield request
+                request = None
+            if request is None:
+                request = requests[shard] = Request(shard, Runs(), [])
+                request.runs.add(message, where)
+            request.owners.append(place)
+        for request in requests.values():
+            yield request
 
-    async def _send_part(self, part: _Part) -> list[Published]:
+    async def _send_part(self, request: Request[int]) -> list[Published]:
         try:
-            return await self._requests.send_batch(part.runs, part.shard)
+            return await self._send(request)
         except InvalidArgument as error:
-            if error.reason != WRONG_SHARD:
-                raise _placed(error, part.runs, part.places) from None
-            by_shard = await self._requests.places(part.runs)
-            if list(by_shard) == [part.shard]:
-                raise _placed(error, part.runs, part.places) from None
+            parts = await self._sender.split(request, error)
+            if not parts:
+                raise _placed(error, request) from None
         fields: dict[int, Published] = {}
-        for shard, indexes in by_shard.items():
-            moved_part = _Part(shard, part.runs.only(indexes), [part.places[at] for at in indexes])
-            fields.update(zip(moved_part.places, await self._send_part(moved_part), strict=True))
-        return [fields[place] for place in part.places]
+        for part in parts:
+            fields.update(zip(part.owners, await self._send_part(part), strict=True))
+        return [fields[place] for place in request.owners]
 
     async def publish_batch(
         self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None
     ) -> list[Published]:
-        """Publishes messages in one request, all or none; returns their IDs when durable."""
+        """See Client.publish_batch."""
         message_of(ingest_pb2.PublishRequest, request_id=request_id)  # Whether it is text.
-        runs = Runs()
+        request = Request[int](shard, Runs(), [])
+        request.request_id = request_id
         for place, message in enumerate(messages):
-            runs.add(message, f"messages[{place}].")
+            request.runs.add(message, f"messages[{place}].")
+            request.owners.append(place)
+        if shard is None:
+            request.shard = await self._sender.shards.of_all(request.runs)
         try:
-            return await self._send_batch(runs, request_id, shard)
-        except InvalidArgument as error:
-            raise _placed(error, runs, range(len(runs))) from None
-
-    async def _send_batch(self, runs: Runs, request_id: str, shard: int | None) -> list[Published]:
-        requests = self._requests
-        chosen = await requests.one_shard(runs) if shard is None else shard
-        try:
-            return await requests.send_batch(runs, chosen, request_id)
+            return await self._send(request)
         except InvalidArgument as error:
             if error.reason != WRONG_SHARD or shard is not None:
-                raise
+                raise _placed(error, request) from None
         await self._peers.fresh_topology()
-        return await requests.send_batch(runs, await requests.one_shard(runs), request_id)
+        request.shard = await self._sender.shards.of_all(request.runs)
+        try:
+            return await self._send(request)
+        except InvalidArgument as error:
+            raise _placed(error, request) from None
+
+    async def _send(self, request: Request[int]) -> list[Published]:
+        if self._telemetry is None:
+            return await self._sender.send(request)
+        with self._telemetry.publishing(request.runs, is_batch=True):
+            return await self._sender.send(request)
 
     async def close(self, close_s: float | None = None) -> None:
         """Sends what was gathered and waits for it; each publish gets its own outcome.
@@ -156,13 +150,13 @@ class Publisher:
         What has none after `close_s` (None: `call_timeout`) gets Unavailable (CLIENT_CLOSED).
         """
         await self._singles.close(close_s)
-        self._requests.close()
+        self._sender.shards.close()
 
 
-def _placed(error: InvalidArgument, runs: Runs, places: Sequence[int]) -> InvalidArgument:
-    """The same error about the message's place among all that were to be published."""
-    named = runs.places_of(error.field)
+def _placed(error: InvalidArgument, request: Request[int]) -> InvalidArgument:
+    """The error about a message's place in the request, about its place among all."""
+    named = request.runs.places_of(error.field)
     if named is None:
         return moved(error, "messages") if error.field == "runs" else error
     bad, part = named
-    return moved(error, f"messages[{places[bad.start]}].{part}")
+    return moved(error, f"messages[{request.owners[bad.start]}].{part}")

@@ -1,8 +1,7 @@
-"""Requests of messages on a stream to their ingest shard: a quarter of the work of a call for each.
+"""Requests on a stream to their ingest shard: a quarter of the work of a call for each.
 
-A stream is only the quick way. Whatever goes wrong on it (it breaks, an answer is late, the server
-says to wait) is handed back together with the request, for `PublishRequests` to send it again under
-the same request ID, on the same shard, as often as it takes.
+A stream never repeats a request. After any failure (it breaks, an answer is late, the server says
+to wait) the caller gets the error, and sends the request again under the same ID to the same shard.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import grpc
 import grpc.aio
 
 from slatemq._publish.published import Published, published
-from slatemq._publish.requests import ATTEMPT_S, PublishRequests
+from slatemq._publish.shards import IngestShards
 from slatemq._publish.wire import numbered
 from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.peers import (
@@ -33,16 +32,19 @@ from slatemq._rpc.rpc_status import from_status
 from slatemq.errors import DeadlineExceeded, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2
 
-__all__ = ["BYTES_MAX", "PublishStream", "PublishStreams"]
+__all__ = ["ATTEMPT_S", "BYTES_MAX", "PublishStream", "PublishStreams"]
+
+ATTEMPT_S: Final = 30.0
+"""The limit of one try of a publish: it may have 64 MiB, and a store may be slow."""
 
 BYTES_MAX: Final = 1 << 20
-"""Larger requests are calls of their own: others are not to wait behind them."""
+"""Larger requests are sent by calls, so that others do not wait behind them."""
 
 IDLE_S: Final = 30.0
-"""A stream that is not used for so long is ended, so that clients at rest cost no call."""
+"""A stream is ended when it was not used for this long, so that idle clients cost no call."""
 
 AVOID_S: Final = 1.0
-"""How long no new stream is opened after one broke."""
+"""The time without a new stream after one broke."""
 
 STREAMS_MAX: Final = 8
 """Streams that a client opens for messages that may go to any shard."""
@@ -53,7 +55,7 @@ Answer = Callable[["list[Published] | SlateMQError"], None]
 
 
 class _Sent(NamedTuple):
-    """A request without an answer: whom to tell, and until when one is waited for."""
+    """A request without an answer; it fails at `until`, by the loop's time."""
 
     answer: Answer
     until: float
@@ -62,24 +64,23 @@ class _Sent(NamedTuple):
 class PublishStreams:
     """At most one stream to each ingest shard."""
 
-    def __init__(self, peers: Peers, requests: PublishRequests) -> None:
-        """Open them to these peers."""
+    def __init__(self, peers: Peers, shards: IngestShards) -> None:
         self._peers = peers
-        self._requests = requests
+        self._shards = shards
         self._streams: dict[int, PublishStream] = {}
         self._avoided: dict[int, float] = {}
         self._alive: set[PublishStream] = set()
 
     def at_hand(self, shard: int | None) -> PublishStream | None:
-        """The stream for this shard; for None that of any, one at rest where there is one.
+        """The stream to this shard; for None that to any, an idle one where there is one.
 
-        Opens it as needed. None where calls are the better way now: nobody knows where the shard
-        is, or its stream just broke.
+        Opens it as needed. None where the address of the shard is unknown, or its stream just
+        broke: send by calls then.
         """
         if shard is not None:
             return self._stream(shard)
         least: PublishStream | None = None
-        for one in self._requests.shards_at_hand():
+        for one in self._shards.in_turn():
             if one not in self._streams and len(self._streams) >= STREAMS_MAX:
                 continue
             stream = self._stream(one)
@@ -98,29 +99,28 @@ class PublishStreams:
         channel = self._peers.ingest_at_hand(shard)
         if channel is None:
             return None
-        requests = self._requests
+        shards = self._shards
         stream = self._streams[shard] = PublishStream(
-            channel, shard, self._on_ended, requests.liveness(shard), lambda: requests.has_several
+            channel, shard, self._on_ended, shards.liveness(shard), lambda: shards.are_several
         )
         self._alive.add(stream)
         stream.reading.add_done_callback(lambda _: self._alive.discard(stream))
         return stream
 
     def _on_ended(self, stream: PublishStream, error: SlateMQError | None) -> None:
-        """It takes no more requests."""
         if self._streams.get(stream.shard) is stream:
             del self._streams[stream.shard]
         if error is not None:
             self._avoided[stream.shard] = time.monotonic() + AVOID_S
 
     async def close(self) -> None:
-        """Ends all of them; what has no answer is handed back."""
+        """Ends all of them; requests without an answer fail."""
         for stream in list(self._alive):
             await stream.close()
 
 
 class PublishStream:
-    """One stream. `reading`: ends with it."""
+    """One stream; the task `reading` ends with it."""
 
     def __init__(
         self,
@@ -130,10 +130,10 @@ class PublishStream:
         liveness: Liveness,
         has_several: Callable[[], bool],
     ) -> None:
-        """Open it; `on_ended` is called when it takes no more.
+        """Opens the stream; calls `on_ended` when it takes no more requests.
 
-        While `has_several` ingests are known, nothing is written before this one's `liveness` is
-        proven: what was not written may go to another one.
+        While `has_several` ingests are known, nothing is written before the `liveness` of this one
+        is proven: a request that was not written may go to another one.
         """
         self.shard = shard
         self._on_ended = on_ended
@@ -158,7 +158,7 @@ class PublishStream:
 
     @property
     def under_way(self) -> int:
-        """Requests without an answer."""
+        """The number of requests without an answer."""
         return len(self._unanswered)
 
     def send(self, request: bytes, answer: Answer, until: float) -> None:
@@ -182,7 +182,7 @@ class PublishStream:
             self._timer = self._loop.call_at(sent.until, self._look)
 
     async def close(self) -> None:
-        """Ends it; what has no answer is Unavailable."""
+        """Ends the stream; requests without an answer are Unavailable."""
         self._end(None)
         self._call.cancel()
         self._writing.cancel()
@@ -193,7 +193,7 @@ class PublishStream:
     # --- What comes and goes ------------------------------------------------
 
     async def _write(self) -> None:
-        # Where writing fails the call has ended: reading tells how.
+        # Where writing fails the call has ended: `_read` gets the error.
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.wait_for_connection()
             self._is_connected = True
@@ -240,7 +240,7 @@ class PublishStream:
     def _answered(self, answer: ingest_pb2.PublishStreamAnswer) -> None:
         sent = self._unanswered.pop(answer.number, None)
         if sent is None:
-            return  # It came too late, and was handed back.
+            return  # It came too late: the request has failed.
         if answer.HasField("error"):
             sent.answer(from_status(answer.error))
             return
@@ -252,7 +252,7 @@ class PublishStream:
     # --- Its end ------------------------------------------------------------
 
     def _look(self) -> None:
-        """Hands back what has waited for too long; ends the stream when nobody needs it."""
+        """Fails requests that have waited for too long; ends a stream that is not used."""
         now = self._loop.time()
         late = [number for number, sent in self._unanswered.items() if sent.until <= now]
         for number in late:
@@ -267,19 +267,19 @@ class PublishStream:
         self._timer = self._loop.call_at(at, self._look)
 
     def _give_up(self, waited_s: float) -> None:
-        """No connection came about: what waits for it may go elsewhere."""
+        """Ends a stream that did not connect: its requests may go elsewhere."""
         if self._is_connected or not self._unanswered:
             return
         self._break(not_connected(waited_s))
 
     def _break(self, error: SlateMQError) -> None:
-        """It leads nowhere: what waits to be written may go elsewhere."""
+        """Ends the stream now: requests that were not written may go elsewhere."""
         self._end(error)
         self._call.cancel()
         self._hand_back(error)
 
     def _end(self, error: SlateMQError | None) -> None:
-        """Nothing more is sent: because of an error, or since nobody wants to."""
+        """Takes no more requests: because of an error, or since the stream is not used."""
         self._timer.cancel()
         if not self._is_over:
             self._is_over = True
@@ -287,14 +287,14 @@ class PublishStream:
         _wake(self._wanted)
 
     def _hand_back(self, error: SlateMQError) -> None:
-        """What has no answer gets none here."""
-        # What was not written another ingest may store.
+        """Fails the requests without an answer."""
+        # A request that was not written may be stored by another ingest.
         unwritten = {number for number, _ in self._queue}
         not_sent = Unavailable(error.message, reason=NOT_CONNECTED)
         self._queue.clear()
         is_of_a_request = isinstance(error, Unavailable | ResourceExhausted)
         if not is_of_a_request or error.reason in HOPELESS or error.reason == NOT_CONNECTED:
-            # It says nothing of any one request: a call of its own will show.
+            # The error is not about a single request: a call of its own will show.
             error = Unavailable(error.message, reason="STREAM_BROKEN", retry_after_ms=0)
         unanswered, self._unanswered = self._unanswered, {}
         for number, sent in unanswered.items():

@@ -141,7 +141,7 @@ async def test_a_stream_at_rest_ends_and_another_begins(
     monkeypatch.setattr(publish_streams, "IDLE_S", 1.0)
     async with slatemq.connect(instance.endpoint) as client:
         await client.publish(b"one")
-        streams = client._publisher._singles._streams
+        streams = client._publisher._sender.streams
         assert len(streams._alive) == 1
         async with asyncio.timeout(30):
             while streams._alive:
@@ -159,7 +159,7 @@ async def test_many_shards_get_few_streams(instance: Instance) -> None:
     async with slatemq.connect(instance.endpoint) as client:
         for n in range(60):
             await client.publish(b"%d" % n)
-        streams = client._publisher._singles._streams
+        streams = client._publisher._sender.streams
         assert len(streams._alive) == publish_streams.STREAMS_MAX
     used = [len(ingest.stored) for ingest in (instance.ingest, *others) if ingest.stored]
     assert sum(used) == 60

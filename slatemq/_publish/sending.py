@@ -1,0 +1,240 @@
+"""Sending a request: on the stream of its shard first, then by calls for as long as it takes.
+
+::
+
+    Gatherer ──── stream() ──▶ answer
+                     │ error, no answer
+                     ▼
+    Publisher ──── send() ──▶ a call, repeated under the same request ID ──▶ answer
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+from uuid import uuid4
+
+import grpc.aio
+
+from slatemq._publish.published import Published, published
+from slatemq._publish.shards import IngestShards
+from slatemq._publish.streams import ATTEMPT_S, PublishStream, PublishStreams
+from slatemq._publish.wire import Runs
+from slatemq._rpc.liveness import Liveness
+from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
+from slatemq.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.v1 import ingest_pb2
+
+REPEAT_S_MAX = 540.0
+"""A publish is repeated for at most this long: the server knows its request ID for 600 s."""
+
+WRONG_SHARD = "WRONG_SHARD"
+"""The server's reason for refusing a dedupe key that belongs to another shard by now."""
+
+_METHOD = "/slatemq.v1.IngestService/Publish"
+_DECODE = ingest_pb2.PublishResponse.FromString
+
+T = TypeVar("T")
+
+
+class Request(Generic[T]):
+    """Messages for one ingest shard.
+
+    Attributes:
+        shard: None = any.
+        runs: The messages, encoded.
+        owners: What belongs to each message: the future of its publish, or its place among many.
+        request_id: Empty = none yet.
+    """
+
+    __slots__ = ("owners", "request_id", "runs", "shard")
+
+    def __init__(self, shard: int | None, runs: Runs, owners: list[T]) -> None:
+        self.shard = shard
+        self.runs = runs
+        self.owners = owners
+        self.request_id = ""
+
+    def keep(self, places: Iterable[int]) -> None:
+        """Leaves out all other messages. The request has a new ID then: its content is another."""
+        kept = list(places)
+        self.runs = self.runs.only(kept)
+        self.owners = [self.owners[place] for place in kept]
+        self.request_id = ""
+
+
+class StreamAttempt(NamedTuple):
+    """A request that failed on a stream; it was sent at `began_s`, by the monotonic clock."""
+
+    shard: int
+    error: SlateMQError
+    began_s: float
+
+
+class Sender:
+    """Sends requests, each under one ID to one shard."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self.shards = IngestShards(peers)
+        self.streams = PublishStreams(peers, self.shards)
+        self._name = uuid4().hex
+        self._numbers = itertools.count()
+
+    def stream(
+        self,
+        request: Request[Any],
+        stream: PublishStream,
+        until: float,
+        done: Callable[[list[Published] | StreamAttempt], None],
+    ) -> None:
+        """Sends a request of at most `streams.BYTES_MAX` on a stream.
+
+        Calls `done` once, by `until` (loop time): with the answer, or with what `send` needs to try
+        again.
+        """
+        request.request_id = self._new_id()
+        self.shards.turn()
+        shard, began_s = stream.shard, time.monotonic()
+
+        def answered(answer: list[Published] | SlateMQError) -> None:
+            if isinstance(answer, SlateMQError):
+                done(StreamAttempt(shard, answer, began_s))
+            else:
+                self.shards.answered(shard)
+                done(answer)
+
+        stream.send(request.runs.encoded(request.request_id), answered, until)
+
+    async def send(
+        self,
+        request: Request[Any],
+        call_s: float | None = None,
+        tried: StreamAttempt | None = None,
+    ) -> list[Published]:
+        """Sends a request by calls, under one ID on one shard, however often it is tried.
+
+        `tried`: the first try, which failed, on a stream.
+        """
+        request.request_id = request.request_id or self._new_id()
+        encoded, shard = request.runs.encoded(request.request_id), request.shard
+        chosen = shard if tried is None else tried.shard
+        was_sent = False
+        full: set[int] = set()
+
+        def failed(at: int, problem: SlateMQError, began_s: float) -> None:
+            """Decides where the next try goes: elsewhere only if nothing can have been stored."""
+            nonlocal chosen, was_sent
+            if isinstance(problem, Unavailable | DeadlineExceeded):
+                self.shards.failed(at, problem, began_s)
+                was_sent = was_sent or problem.reason not in NOT_TAKEN
+                if shard is None and not was_sent:
+                    chosen = None
+
+        async def attempt(timeout: float) -> list[Published]:
+            nonlocal chosen, tried
+            if tried is not None:
+                (at, problem, began_s), tried = tried, None
+                failed(at, problem, began_s)
+                raise problem
+            if chosen is None:
+                chosen = await self.shards.choose(full)
+            at = chosen
+            channel = await self._peers.ingest(at)
+            may_leave = shard is None and not was_sent and self.shards.are_several
+            liveness = self.shards.liveness(at) if may_leave else None
+            began_s = time.monotonic()
+            try:
+                answer = await _publish(channel, encoded, timeout, connect_s(bound_s), liveness)
+            except SlateMQError as error:
+                failed(at, error, began_s)
+                raise
+            self.shards.liveness(at).answered()
+            self.shards.answered(at)
+            return published(
+                answer.message_ids, answer.received_at_ms, answer.duplicates, answer.task_id
+            )
+
+        bound_s = min(self._peers.call_s if call_s is None else call_s, REPEAT_S_MAX)
+        while True:
+            try:
+                return await self._peers.call(attempt, call_s=bound_s, attempt_s=ATTEMPT_S)
+            except ResourceExhausted as error:
+                # That shard stored nothing and never will; another one may.
+                if error.reason != "SHARD_FULL" or shard is not None or chosen is None:
+                    raise
+                full.add(chosen)
+                if full.issuperset(await self._peers.ingest_shards()):
+                    raise
+                chosen, was_sent = None, False
+            except (Unavailable, DeadlineExceeded) as error:
+                if shard is None or error.reason == "CLIENT_CLOSED":
+                    raise
+                raise _waited_for(shard, error) from None
+
+    async def split(self, request: Request[T], error: InvalidArgument) -> list[Request[T]]:
+        """The parts of a request that was refused because its keys belong to other shards by now.
+
+        None where the error has another reason.
+        """
+        if error.reason != WRONG_SHARD:
+            return []
+        by_shard = await self.shards.places(request.runs)
+        if list(by_shard) == [request.shard]:
+            return []
+        return [
+            Request(shard, request.runs.only(places), [request.owners[place] for place in places])
+            for shard, places in by_shard.items()
+        ]
+
+    def _new_id(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
+
+
+async def _publish(
+    channel: grpc.aio.Channel,
+    encoded: bytes,
+    timeout_s: float,
+    connecting_s: float,
+    liveness: Liveness | None,
+) -> ingest_pb2.PublishResponse:
+    """One try, which sends nothing before there is a connection, or a sign of life if asked to.
+
+    Raises as `connected` and `Liveness.prove`.
+    """
+    until = time.monotonic() + timeout_s
+    publish: Any = channel.unary_unary(_METHOD, response_deserializer=_DECODE)
+    with errors_translated():
+        if liveness is None:
+            await connected(channel, min(timeout_s, connecting_s))
+        else:
+            await liveness.prove(channel, min(timeout_s, connecting_s))
+        answer: ingest_pb2.PublishResponse = await publish(
+            encoded, timeout=max(until - time.monotonic(), 0.001)
+        )
+    return answer
+
+
+def _waited_for(shard: int, error: Unavailable | DeadlineExceeded) -> SlateMQError:
+    """The error about a request that only one shard may store."""
+    message = (
+        f"only ingest shard {shard} may store this, by its dedupe key or since it was named, and "
+        f"it does not answer: {error.message}"
+    )
+    metadata = {**error.metadata, "ingest_shard": str(shard)}
+    if isinstance(error, Unavailable):
+        return Unavailable(
+            message,
+            retry_after_ms=error.retry_after_ms,
+            reason=error.reason,
+            metadata=metadata,
+        )
+    return DeadlineExceeded(message, reason=error.reason, metadata=metadata)
