@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ClaimRequest(_message.Message):
-    """What to claim."""
+    """The messages to claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -38,19 +38,19 @@ class ClaimRequest(_message.Message):
     max_messages: _builtins.int
     """At most this many messages: 1–10,000; 0 = 1."""
     max_bytes: _builtins.int
-    """At most this many bytes of payloads together, but always at least one message; 0 = 32 MiB, more than 64 MiB is taken as 64 MiB.
-    Headers included, an answer has at most 64 MiB, or one message.
+    """At most this many bytes of payloads together, but always at least one message; 0 = 32 MiB, more than 64 MiB means 64 MiB.
+    Headers included, a response has at most 64 MiB, or one message.
     """
     lease_ms: _builtins.int
-    """How long the leases run: 1,000 ms up to the queue's `max_lease_ms` (more is taken as that); 0 = the queue's `lease_ms`."""
+    """How long the leases run: 1,000 ms up to the queue's `max_lease_ms` (more means that); 0 = the queue's `lease_ms`."""
     wait_ms: _builtins.int
-    """How long to wait when no message is there: 0–60,000 ms."""
+    """How long to wait for a message when none is available: 0–60,000 ms."""
     consumer_id: _builtins.str
-    """Who claims, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    """The name of the consumer, for the records of attempts: at most 255 bytes of UTF-8; empty = the broker makes one up."""
     @_builtins.property
     def known_awaited(self) -> Global___IngestShards:
-        """A claim that waits is answered, without messages, as soon as the `awaited_ingest_shards` of its answer would be others than
-        these. Absent: not before its wait ends. At most 1,000 shards of 0–16,383: whoever knows of more leaves it out.
+        """A waiting claim returns without messages as soon as its `awaited_ingest_shards` would differ from these. Absent: only when its wait
+        ends. At most 1,000 shards of 0–16,383; leave it out for more.
         """
 
     def __init__(
@@ -74,7 +74,7 @@ Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
 
 @_typing.final
 class IngestShards(_message.Message):
-    """Shards of ingests."""
+    """Ingest shards."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -98,7 +98,7 @@ Global___IngestShards: _TypeAlias = IngestShards  # noqa: Y015
 
 @_typing.final
 class ClaimResponse(_message.Message):
-    """What was claimed."""
+    """The claimed messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -113,8 +113,8 @@ class ClaimResponse(_message.Message):
 
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shards of the ingests that messages of this queue wait for, and others pass: they do not answer, or still read payloads. Empty
-        when there are none. Where nothing else could be claimed, the error INGEST_AWAY says so instead.
+        """The ingest shards that messages of this queue wait for while later messages are delivered: their ingests are down, or still reading
+        payloads. Where no other message can be claimed, the call fails with INGEST_AWAY instead.
         """
 
     def __init__(
@@ -134,8 +134,8 @@ Global___ClaimResponse: _TypeAlias = ClaimResponse  # noqa: Y015
 
 @_typing.final
 class ClaimedRun(_message.Message):
-    """Messages under leases, one after the other: 1 to 256 of them. They differ in their IDs, payloads and tokens alone. The broker
-    decides how many messages share a run: two runs in a row may have the same fields.
+    """1 to 256 messages under leases, which differ only in their IDs, payloads and tokens. The broker decides how many messages share a run:
+    neighbouring runs may have the same fields.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -149,23 +149,21 @@ class ClaimedRun(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
-    """The token of the first one. A token proves the claim in Ack, Nack and ExtendLease, which are called on the same broker. It has at
-    most 64 characters of `A-Za-z0-9._-`. Its last two characters are hexadecimal digits (`0-9a-f`); the token of each next
-    message is that before it, counted up by one in these two. They never overflow. Otherwise it is opaque.
+    """The token of the first message. A token proves the claim in Ack, Nack, ExtendLease and Execute, on the same broker. It has at most 64
+    characters of `A-Za-z0-9._-`, the last two of which are hexadecimal digits (`0-9a-f`). The token of each further message is the one
+    before with these two digits incremented; they never overflow within a run. Treat the rest as opaque.
     """
     lease_deadline_ms: _builtins.int
     """When the leases end, by the broker's clock, unless they are extended."""
     attempts_count: _builtins.int
-    """How often each has been claimed from this queue, this time included: 1 the first time. Claims that were released or undone do
-    not count.
-    """
+    """The number of claims of each from this queue, this one included: 1 the first time. Released claims do not count."""
     priority: _builtins.int
     """Their priority in this queue: 0–255, 0 the most urgent."""
     lease_ms: _builtins.int
     """How long the leases run from the claim, unless they are extended."""
     @_builtins.property
     def common(self) -> _message_pb2.Message:
-        """What all of them have in common: everything but `message_id` and `payload`, which are absent."""
+        """What they have in common: `message_id` and `payload` are absent."""
 
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -173,7 +171,7 @@ class ClaimedRun(_message.Message):
 
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The bytes of each, in the same order; as many as there are IDs."""
+        """The payload of each, in the order of the IDs, and as many."""
 
     def __init__(
         self,
@@ -197,7 +195,7 @@ Global___ClaimedRun: _TypeAlias = ClaimedRun  # noqa: Y015
 
 @_typing.final
 class AckRequest(_message.Message):
-    """What is processed: in `lease_tokens`, `runs` or both, in all 1 to 10,000 tokens, of any queues of this shard."""
+    """The leases to ack: 1 to 10,000 tokens of any queues of this shard, in `lease_tokens` and `runs` together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,11 +203,11 @@ class AckRequest(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Each for itself."""
+        """Single tokens."""
 
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRun]:
-        """Tokens in a row, as ClaimedRun has them."""
+        """Tokens that count up, as those of a ClaimedRun."""
 
     def __init__(
         self,
@@ -234,9 +232,9 @@ class LeaseRun(_message.Message):
     LEASE_TOKEN_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.str
-    """The first one; its last two characters are hexadecimal digits (`0-9a-f`)."""
+    """The first token; its last two characters are hexadecimal digits (`0-9a-f`)."""
     count: _builtins.int
-    """How many there are, each counted up by one in these two characters: 1 to 256, and no more than they have room for."""
+    """The number of tokens: 1 to 256, and no more than the two digits allow."""
     def __init__(
         self,
         *,
@@ -253,7 +251,7 @@ Global___LeaseRun: _TypeAlias = LeaseRun  # noqa: Y015
 
 @_typing.final
 class AckResponse(_message.Message):
-    """What became of the acks."""
+    """The results of the acks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,7 +275,7 @@ Global___AckResponse: _TypeAlias = AckResponse  # noqa: Y015
 
 @_typing.final
 class NackItem(_message.Message):
-    """One message to give back."""
+    """A message to nack."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,14 +286,14 @@ class NackItem(_message.Message):
     lease_token: _builtins.str
     """The claim's token."""
     reason: _builtins.str
-    """Why, for the attempts record of the message: at most 1,024 bytes of UTF-8; may be empty."""
+    """The reason, for the message's record of attempts: at most 1,024 bytes of UTF-8; may be empty."""
     delay_ms: _builtins.int
-    """How long the message stays unavailable: 0–43,200,000 ms (12 h). 0 = it goes behind those available now, at once. Absent = as
-    the queue's backoff says; for a release, at once.
+    """How long the message stays unavailable: 0–43,200,000 ms (12 h). 0 = it is available again now, behind the others. Absent =
+    as the queue's backoff says; for a release, 0.
     """
     release: _builtins.bool
-    """The message was not worked on: it goes back, as after a nack, but its attempt is not counted, `reason` is not recorded, and
-    it does not become a dead letter by it. For consumers that stop with messages in hand.
+    """The message was not worked on: it becomes available again, its attempt is not counted, `reason` is not recorded, and it does not
+    become a dead letter. For consumers that stop with messages in their buffers.
     """
     def __init__(
         self,
@@ -317,7 +315,7 @@ Global___NackItem: _TypeAlias = NackItem  # noqa: Y015
 
 @_typing.final
 class NackRequest(_message.Message):
-    """What to give back."""
+    """The messages to nack."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,7 +339,7 @@ Global___NackRequest: _TypeAlias = NackRequest  # noqa: Y015
 
 @_typing.final
 class NackResponse(_message.Message):
-    """What became of the nacks."""
+    """The results of the nacks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -365,14 +363,14 @@ Global___NackResponse: _TypeAlias = NackResponse  # noqa: Y015
 
 @_typing.final
 class ExtendLeaseRequest(_message.Message):
-    """Which leases to extend."""
+    """The leases to extend."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
-    """The new length, from now: 1,000 ms up to each queue's `max_lease_ms` (more is taken as that); 0 = as long as the claim's lease was."""
+    """The new length, from now: 1,000 ms up to each queue's `max_lease_ms` (more means that); 0 = as long as the claim's lease was."""
     @_builtins.property
     def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 10,000 tokens, of any queues of this shard."""
@@ -393,7 +391,7 @@ Global___ExtendLeaseRequest: _TypeAlias = ExtendLeaseRequest  # noqa: Y015
 
 @_typing.final
 class ExtendLeaseResult(_message.Message):
-    """What became of an extension."""
+    """The result of an extension."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -421,7 +419,7 @@ Global___ExtendLeaseResult: _TypeAlias = ExtendLeaseResult  # noqa: Y015
 
 @_typing.final
 class ExtendLeaseResponse(_message.Message):
-    """What became of the extensions."""
+    """The results of the extensions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -445,7 +443,7 @@ Global___ExtendLeaseResponse: _TypeAlias = ExtendLeaseResponse  # noqa: Y015
 
 @_typing.final
 class ConsumeStart(_message.Message):
-    """How a stream begins."""
+    """Opens a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -459,11 +457,11 @@ class ConsumeStart(_message.Message):
     lease_ms: _builtins.int
     """How long the leases run, as in ClaimRequest."""
     consumer_id: _builtins.str
-    """Who claims, as in ClaimRequest."""
+    """The name of the consumer, as in ClaimRequest."""
     keep_leases: _builtins.bool
-    """Whether the broker extends the leases of what this stream delivered, by their length and up to the queue's
-    `max_total_lease_ms`, for as long as the stream is open and a request on it (a heartbeat will do) is no older than half of
-    `lease_ms`. So what waits in a client's buffer loses no attempt, while a client that hangs does not hold messages.
+    """Whether the broker extends the leases of messages that this stream delivered, by their length and up to the queue's
+    `max_total_lease_ms`. It does so while the stream is open and its last request (such as a heartbeat) is no older than half of
+    `lease_ms`. So messages in a client's buffer lose no attempt, and a client that hangs does not keep messages.
     """
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:
@@ -488,7 +486,7 @@ Global___ConsumeStart: _TypeAlias = ConsumeStart  # noqa: Y015
 
 @_typing.final
 class ConsumeHeartbeat(_message.Message):
-    """Says that the consumer lives."""
+    """Shows that the consumer is alive; see `keep_leases`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -505,7 +503,7 @@ Global___ConsumeHeartbeat: _TypeAlias = ConsumeHeartbeat  # noqa: Y015
 
 @_typing.final
 class ConsumeStop(_message.Message):
-    """Says that the consumer wants no more. What is on its way is sent, then the broker ends the stream."""
+    """Stops deliveries. The broker sends the messages already claimed, then ends the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -522,17 +520,17 @@ Global___ConsumeStop: _TypeAlias = ConsumeStop  # noqa: Y015
 
 @_typing.final
 class ConsumeCredit(_message.Message):
-    """Room that the consumer has, on top of what it granted before."""
+    """Credit, in addition to earlier credit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_COUNT_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     messages_count: _builtins.int
-    """So many more messages; at most 100,000 may be outstanding."""
+    """Messages; at most 100,000 may be outstanding."""
     payload_bytes: _builtins.int
-    """So many more bytes of payloads; bytes are not limited until a credit grants some. One message is sent whenever any credit is
-    left, however large it is; what it takes beyond the credit is owed.
+    """Bytes of payloads; unlimited until a credit grants some. While any credit is left, a message of any size is sent; bytes beyond the
+    credit are subtracted from later credit.
     """
     def __init__(
         self,
@@ -550,7 +548,7 @@ Global___ConsumeCredit: _TypeAlias = ConsumeCredit  # noqa: Y015
 
 @_typing.final
 class ConsumeRequest(_message.Message):
-    """What the consumer sends."""
+    """A request of the consumer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -564,7 +562,7 @@ class ConsumeRequest(_message.Message):
 
     @_builtins.property
     def credit(self) -> Global___ConsumeCredit:
-        """Grants more room."""
+        """Grants credit."""
 
     @_builtins.property
     def heartbeat(self) -> Global___ConsumeHeartbeat:
@@ -594,8 +592,8 @@ Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
 
 @_typing.final
 class ConsumeResponse(_message.Message):
-    """What the broker sends: at least one message, except in the first answer, which comes at once and tells the consumer ID, and in one
-    that is sent because `awaited_ingest_shards` has changed.
+    """A response of the broker: at least one message, except in the first response, which is sent immediately with the consumer ID, and in
+    those that report a change of `awaited_ingest_shards`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -611,7 +609,7 @@ class ConsumeResponse(_message.Message):
 
     @_builtins.property
     def awaited_ingest_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As in ClaimResponse, and complete in each answer. While the stream has credit, a change is sent at once."""
+        """As in ClaimResponse, complete in each response. While the stream has credit, a change is sent immediately."""
 
     def __init__(
         self,
@@ -652,7 +650,7 @@ Global___CompleteCommand: _TypeAlias = CompleteCommand  # noqa: Y015
 
 @_typing.final
 class FailCommand(_message.Message):
-    """Given up: the message moves to failed, whatever attempts are left."""
+    """Failed: the message becomes a dead letter, with attempts left or not."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -661,7 +659,7 @@ class FailCommand(_message.Message):
     lease_token: _builtins.str
     """The claim's token."""
     reason: _builtins.str
-    """Why, for the dead letter and its attempts record: at most 1,024 bytes of UTF-8; may be empty."""
+    """The reason, for the dead letter and its record of attempts: at most 1,024 bytes of UTF-8; may be empty."""
     def __init__(
         self,
         *,
@@ -678,7 +676,7 @@ Global___FailCommand: _TypeAlias = FailCommand  # noqa: Y015
 
 @_typing.final
 class ReleaseCommand(_message.Message):
-    """Given back: the message is available again and its attempt is not counted."""
+    """Released: the message becomes available again, and its attempt is not counted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -704,7 +702,7 @@ Global___ReleaseCommand: _TypeAlias = ReleaseCommand  # noqa: Y015
 
 @_typing.final
 class ExtendCommand(_message.Message):
-    """The lease is to run longer, as in ExtendLease."""
+    """Sets the end of the lease, as in ExtendLease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -730,8 +728,8 @@ Global___ExtendCommand: _TypeAlias = ExtendCommand  # noqa: Y015
 
 @_typing.final
 class TransferCommand(_message.Message):
-    """The message moves to another queue of the same shard, without its payload being copied: a new entry there, with attempts of its own and
-    the history of those that failed so far; here it is done, marked as transferred.
+    """Moves the message to another queue of the same shard, without copying its payload. The new entry has attempts of its own and the
+    history of the failed ones; the old entry is done, marked as transferred.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -743,7 +741,7 @@ class TransferCommand(_message.Message):
     lease_token: _builtins.str
     """The claim's token."""
     target_queue_id: _builtins.str
-    """The other queue; no filter is judged. It may be the same queue, and may hold the message already."""
+    """The target; its filter is not applied. It may be the same queue, and may have the message already."""
     priority: _builtins.int
     """The priority there: 0–255; absent = the target's `fallback_priority`."""
     delay_ms: _builtins.int
@@ -768,7 +766,7 @@ Global___TransferCommand: _TypeAlias = TransferCommand  # noqa: Y015
 
 @_typing.final
 class PushCommand(_message.Message):
-    """A new message for one queue: no filter is judged, that queue alone gets it. The queue may be on any shard."""
+    """Publishes a message to one queue, on any shard. No filter is applied, and no other queue gets the message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -801,7 +799,7 @@ class PushCommand(_message.Message):
     queue_id: _builtins.str
     """The queue; must exist."""
     payload: _builtins.bytes
-    """The bytes to carry, as in PublishRun."""
+    """As in PublishRun."""
     retention_s: _builtins.int
     """As in PublishRun."""
     delay_ms: _builtins.int
@@ -810,7 +808,7 @@ class PushCommand(_message.Message):
     """As in PublishRun."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers, as in PublishRun."""
+        """As in PublishRun."""
 
     def __init__(
         self,
@@ -855,27 +853,27 @@ class Command(_message.Message):
     PUSH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def complete(self) -> Global___CompleteCommand:
-        """Ack."""
+        """Acks."""
 
     @_builtins.property
     def fail(self) -> Global___FailCommand:
-        """Give up."""
+        """Makes a dead letter."""
 
     @_builtins.property
     def release(self) -> Global___ReleaseCommand:
-        """Give back."""
+        """Releases."""
 
     @_builtins.property
     def extend(self) -> Global___ExtendCommand:
-        """Keep longer."""
+        """Extends."""
 
     @_builtins.property
     def transfer(self) -> Global___TransferCommand:
-        """Move on."""
+        """Moves to another queue."""
 
     @_builtins.property
     def push(self) -> Global___PushCommand:
-        """Make a new message."""
+        """Publishes a new message."""
 
     def __init__(
         self,
@@ -899,14 +897,14 @@ Global___Command: _TypeAlias = Command  # noqa: Y015
 
 @_typing.final
 class ExecuteRequest(_message.Message):
-    """Commands that belong together."""
+    """Commands to execute together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     COMMANDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes repeating safe: 1–128 bytes, a UUID for example; empty = none."""
+    """Makes a repeat of the call safe: 1–128 bytes, such as a UUID; empty = none."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
         """1 to 1,000; their pushes together at most 64 MiB."""
@@ -927,13 +925,13 @@ Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
 
 @_typing.final
 class CommandResult(_message.Message):
-    """What a command gave."""
+    """The result of a command."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     lease_deadline_ms: _builtins.int
-    """Of an extension: the lease's new end. In the answer to a repeat: its end as it is then, 0 when it is over."""
+    """The new end of an extended lease. In the response to a repeat, its end at that time; 0 when the lease has ended."""
     def __init__(
         self,
         *,
@@ -949,7 +947,7 @@ Global___CommandResult: _TypeAlias = CommandResult  # noqa: Y015
 
 @_typing.final
 class ExecuteResponse(_message.Message):
-    """All of it is done."""
+    """The results of the commands."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

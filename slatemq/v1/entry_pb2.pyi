@@ -39,7 +39,7 @@ class _EntryViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryView.V
     """With everything."""
 
 class EntryView(_EntryView, metaclass=_EntryViewEnumTypeWrapper):
-    """How much of an entry to tell."""
+    """How much of an entry to return."""
 
 ENTRY_VIEW_UNSPECIFIED: EntryView.ValueType  # 0
 """As BASIC."""
@@ -78,7 +78,7 @@ class Entry(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     ARCHIVED_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
-    """Where to look for it: see EntryService."""
+    """Names the entry; see EntryService."""
     queue_id: _builtins.str
     """The queue."""
     message_id: _builtins.int
@@ -86,40 +86,40 @@ class Entry(_message.Message):
     state: _queue_pb2.EntryState.ValueType
     """Its state here."""
     priority: _builtins.int
-    """Its priority here: 0–255. 0 where its state does not keep it (done)."""
+    """Its priority here: 0–255. 0 for done entries, which do not keep it."""
     attempts_count: _builtins.int
-    """How many attempts are counted."""
+    """The number of counted attempts."""
     visible_at_ms: _builtins.int
-    """From when on it may be claimed; 0 = at once."""
+    """The time from which it may be claimed; 0 = now."""
     retention_deadline_ms: _builtins.int
-    """Until when it may be delivered; 0 = for ever, or not kept (done)."""
+    """The time until which it may be delivered; 0 = for ever, or done."""
     consumer_id: _builtins.str
-    """In flight: who has it. Done: who acked, dropped or replaced it; empty where a redrive moved it."""
+    """In flight: the consumer that has it. Done: the consumer that acked, dropped or replaced it; empty where a redrive moved it."""
     claimed_at_ms: _builtins.int
-    """In flight and done: when it was last claimed; 0 where it was done as a dead letter."""
+    """In flight and done: the time of its last claim; 0 where it was a dead letter before."""
     lease_deadline_ms: _builtins.int
-    """In flight: when the lease ends."""
+    """In flight: the end of the lease."""
     finished_at_ms: _builtins.int
-    """Done: when. Failed, and archived: when it failed."""
+    """Done: the time of the ack. Failed and archived: the time of the failure."""
     reason: _builtins.str
-    """Failed: why."""
+    """Failed: the reason."""
     transferred_to: _builtins.str
     """Done: the queue to which a transfer or a redrive moved it, or which has the message that replaced it; empty = it was acked or dropped."""
     etag: _builtins.str
     """The message's etag, with `message`; EditMessage takes it."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
-        """The failed attempts, the oldest first, also from before a redrive or a transfer, here or in another queue of the shard: the newest
-        1,000. Where the request wants them.
+        """The newest 1,000 failed attempts, the oldest first, including those before a redrive or a transfer, here or in another queue of the
+        shard. Set where the view includes them.
         """
 
     @_builtins.property
     def message(self) -> _message_pb2.Message:
-        """The message; where the request wants it and it is still stored."""
+        """The message; set where the view includes it and it is still stored."""
 
     @_builtins.property
     def archived(self) -> Global___Archived:
-        """Archived: where its content is. Why it failed, its attempts and its message are there, and not told here."""
+        """Archived: where its content is. The archive also has its reason and attempts, which are absent here."""
 
     def __init__(
         self,
@@ -161,11 +161,11 @@ class Archived(_message.Message):
     ARCHIVED_AT_MS_FIELD_NUMBER: _builtins.int
     BUCKET_ORDER_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run that archived it: names the part of the archive."""
+    """The run of the janitor that archived it, which names the part of the archive."""
     archived_at_ms: _builtins.int
-    """When that was."""
+    """When it was archived."""
     bucket_order: _builtins.int
-    """Where the broker keeps it: RedriveArchived takes it."""
+    """The place of the entry in the broker, for RedriveArchived."""
     def __init__(
         self,
         *,
@@ -192,13 +192,13 @@ class Attempt(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
-    """Who claimed the message."""
+    """The consumer that claimed the message."""
     claimed_at_ms: _builtins.int
-    """When."""
+    """The time of the claim."""
     outcome: _builtins.str
-    """How it ended: "nack: <reason>", or "nack" without one, "lease expired"; or what somebody noted: "note: <text>"."""
+    """How it ended: "nack: <reason>", or "nack" without one, "lease expired"; or a note of SettleDeadLetters: "note: <text>"."""
     queue_id: _builtins.str
-    """In which queue: not the entry's where the message came from there by a transfer or a redrive."""
+    """The queue of the attempt; another one than the entry's after a transfer or a redrive from there."""
     def __init__(
         self,
         *,
@@ -217,7 +217,7 @@ Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
 
 @_typing.final
 class ListEntriesRequest(_message.Message):
-    """Which entries to list."""
+    """The entries to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,11 +234,11 @@ class ListEntriesRequest(_message.Message):
     state: _queue_pb2.EntryState.ValueType
     """The state; required."""
     page_size: _builtins.int
-    """At most this many entries; 0 = 100, more than 1,000 is taken as 1,000. A page may have fewer, and is bounded to 32 MiB of payloads."""
+    """At most this many entries; 0 = 100, more than 1,000 means 1,000. A page may have fewer, and is bounded to 32 MiB of payloads."""
     page_token: _builtins.str
     """The `next_page_token` of the page before; empty = the first page."""
     view: Global___EntryView.ValueType
-    """How much to tell of each."""
+    """How much to return of each."""
     finished_from_ms: _builtins.int
     """Done, failed and archived only: finished at or after this time (archived: archived then); 0 = all."""
     finished_until_ms: _builtins.int
@@ -295,7 +295,7 @@ Global___ListEntriesResponse: _TypeAlias = ListEntriesResponse  # noqa: Y015
 
 @_typing.final
 class GetEntryRequest(_message.Message):
-    """Which entry to read."""
+    """The entry to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -304,7 +304,7 @@ class GetEntryRequest(_message.Message):
     handle: _builtins.str
     """Its handle."""
     view: Global___EntryView.ValueType
-    """How much to tell."""
+    """How much to return."""
     def __init__(
         self,
         *,
@@ -345,7 +345,7 @@ Global___GetEntryResponse: _TypeAlias = GetEntryResponse  # noqa: Y015
 
 @_typing.final
 class FindMessageRequest(_message.Message):
-    """Which message to find."""
+    """The message to find."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -373,7 +373,7 @@ Global___FindMessageRequest: _TypeAlias = FindMessageRequest  # noqa: Y015
 
 @_typing.final
 class FindMessageResponse(_message.Message):
-    """What is found so far."""
+    """The progress of a search."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -389,7 +389,7 @@ class FindMessageResponse(_message.Message):
     """Rows read."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
-        """Entries found since the last answer, with their attempts."""
+        """Entries found since the last response, with their attempts."""
 
     def __init__(
         self,
@@ -409,7 +409,7 @@ Global___FindMessageResponse: _TypeAlias = FindMessageResponse  # noqa: Y015
 
 @_typing.final
 class CancelEntryRequest(_message.Message):
-    """Which entry to cancel."""
+    """The entry to cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -431,7 +431,7 @@ Global___CancelEntryRequest: _TypeAlias = CancelEntryRequest  # noqa: Y015
 
 @_typing.final
 class CancelEntryResponse(_message.Message):
-    """The entry is gone."""
+    """The entry is removed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -448,7 +448,7 @@ Global___CancelEntryResponse: _TypeAlias = CancelEntryResponse  # noqa: Y015
 
 @_typing.final
 class RescheduleEntryRequest(_message.Message):
-    """Which entry to reschedule."""
+    """The entry to reschedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -457,7 +457,7 @@ class RescheduleEntryRequest(_message.Message):
     handle: _builtins.str
     """Its handle."""
     visible_at_ms: _builtins.int
-    """From when on it may be claimed, in milliseconds since the Unix epoch; a time that is over means at once."""
+    """The time from which it may be claimed, in milliseconds since the Unix epoch; a past time means now."""
     def __init__(
         self,
         *,
@@ -498,7 +498,7 @@ Global___RescheduleEntryResponse: _TypeAlias = RescheduleEntryResponse  # noqa: 
 
 @_typing.final
 class EditMessageRequest(_message.Message):
-    """What to replace."""
+    """The replacement of a message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -528,13 +528,13 @@ class EditMessageRequest(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     REPLACE_HEADERS_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
-    """The handle of the entry in a queue in which the message is delayed."""
+    """The handle of its entry in a queue where it is delayed."""
     etag: _builtins.str
     """The message's etag last seen; empty = any."""
     payload: _builtins.bytes
-    """The new payload; absent = as it is."""
+    """The new payload; absent = unchanged."""
     replace_headers: _builtins.bool
-    """Whether `headers` replace those there are."""
+    """Whether `headers` replaces all headers; false = unchanged."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The new headers, all of them, when `replace_headers` is set."""
@@ -582,7 +582,7 @@ Global___EditMessageResponse: _TypeAlias = EditMessageResponse  # noqa: Y015
 
 @_typing.final
 class ForgetMessageRequest(_message.Message):
-    """What was replaced."""
+    """The replaced message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -604,7 +604,7 @@ Global___ForgetMessageRequest: _TypeAlias = ForgetMessageRequest  # noqa: Y015
 
 @_typing.final
 class ForgetMessageResponse(_message.Message):
-    """It is forgotten."""
+    """The message is dropped from memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -621,7 +621,7 @@ Global___ForgetMessageResponse: _TypeAlias = ForgetMessageResponse  # noqa: Y015
 
 @_typing.final
 class WatchDelayedRequest(_message.Message):
-    """What to watch."""
+    """The messages to watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -631,9 +631,9 @@ class WatchDelayedRequest(_message.Message):
     queue_id: _builtins.str
     """The queue."""
     position: _builtins.str
-    """The `position` of the last answer taken in; empty = from the first message that is delayed now."""
+    """The `position` of the last response; empty = from the first message that is delayed now."""
     view: Global___EntryView.ValueType
-    """How much to tell of each; attempts are never told."""
+    """How much to return of each; never attempts."""
     def __init__(
         self,
         *,
@@ -658,10 +658,10 @@ class WatchDelayedResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     position: _builtins.str
-    """Where to go on after these: opaque, at most 64 characters."""
+    """Where to continue after these: opaque, at most 64 characters."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
-        """In the order in which they were routed; empty in a heartbeat. An answer comes at once, and then at least every 10 seconds."""
+        """In the order in which they were routed; empty in a heartbeat. A response is sent immediately, and then at least every 10 seconds."""
 
     def __init__(
         self,
@@ -679,7 +679,7 @@ Global___WatchDelayedResponse: _TypeAlias = WatchDelayedResponse  # noqa: Y015
 
 @_typing.final
 class StartRedriveRequest(_message.Message):
-    """What to redrive."""
+    """The dead letters to redrive."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -690,17 +690,17 @@ class StartRedriveRequest(_message.Message):
     RATE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
-    """The queue whose dead letters to move."""
+    """Their queue."""
     target_queue_id: _builtins.str
-    """The queue into which; empty = back into the same."""
+    """The target; empty = the same queue."""
     filter: _builtins.str
     """Only messages for which this CEL expression is true: over `headers`, `created_at`, `received_at`, `size`, `message_id` as in a queue's
     filter, and `reason` (text), `attempts` (int), `failed_at` (timestamp); empty = all.
     """
     rate: _builtins.int
-    """Messages per second at most: up to 100,000; 0 = as fast as it goes."""
+    """The limit in messages per second: up to 100,000; 0 = none."""
     request_id: _builtins.str
-    """Makes repeating safe: the same ID gives the same redrive, for as long as that is listed. 1–128 bytes; empty = none."""
+    """Makes a repeat of the call safe: the same ID returns the same redrive, while it is listed. 1–128 bytes; empty = none."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these messages: at most 10,000; empty = all."""
@@ -732,7 +732,7 @@ class StartRedriveResponse(_message.Message):
     REDRIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def redrive(self) -> Global___Redrive:
-        """How far it is."""
+        """The redrive as it is now."""
 
     def __init__(
         self,
@@ -762,27 +762,27 @@ class Redrive(_message.Message):
         STATE_UNSPECIFIED: Redrive._State.ValueType  # 0
         """Not given."""
         STATE_RUNNING: Redrive._State.ValueType  # 1
-        """It runs, also after a restart."""
+        """It runs; a restart does not stop it."""
         STATE_CANCELLED: Redrive._State.ValueType  # 2
         """It was cancelled, and can be resumed."""
         STATE_DONE: Redrive._State.ValueType  # 3
-        """All is looked at."""
+        """It has examined all dead letters."""
         STATE_FAILED: Redrive._State.ValueType  # 4
-        """It cannot go on: `error` says why. Resuming tries again."""
+        """It failed: `error` says why. ResumeRedrive tries again."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """What it is doing."""
+        """Its state."""
 
     STATE_UNSPECIFIED: Redrive.State.ValueType  # 0
     """Not given."""
     STATE_RUNNING: Redrive.State.ValueType  # 1
-    """It runs, also after a restart."""
+    """It runs; a restart does not stop it."""
     STATE_CANCELLED: Redrive.State.ValueType  # 2
     """It was cancelled, and can be resumed."""
     STATE_DONE: Redrive.State.ValueType  # 3
-    """All is looked at."""
+    """It has examined all dead letters."""
     STATE_FAILED: Redrive.State.ValueType  # 4
-    """It cannot go on: `error` says why. Resuming tries again."""
+    """It failed: `error` says why. ResumeRedrive tries again."""
 
     REDRIVE_ID_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
@@ -801,25 +801,25 @@ class Redrive(_message.Message):
     queue_id: _builtins.str
     """As in the request."""
     target_queue_id: _builtins.str
-    """Where the messages go; never empty."""
+    """The target; never empty."""
     filter: _builtins.str
     """As in the request."""
     rate: _builtins.int
     """As in the request."""
     state: Global___Redrive.State.ValueType
-    """What it is doing."""
+    """Its state."""
     created_at_ms: _builtins.int
     """When it began."""
     ended_at_ms: _builtins.int
-    """When it ended, or was cancelled; 0 = it runs."""
+    """When it ended or was cancelled; 0 = it runs."""
     total_count: _builtins.int
-    """Dead letters that were there at the beginning."""
+    """The queue's dead letters at the beginning."""
     examined_count: _builtins.int
-    """Dead letters looked at so far."""
+    """Dead letters examined so far."""
     redriven_count: _builtins.int
     """Dead letters moved so far."""
     error: _builtins.str
-    """Why it cannot go on."""
+    """Why it failed."""
     def __init__(
         self,
         *,
@@ -846,7 +846,7 @@ Global___Redrive: _TypeAlias = Redrive  # noqa: Y015
 
 @_typing.final
 class GetRedriveRequest(_message.Message):
-    """Which redrive to read."""
+    """The redrive to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -875,7 +875,7 @@ class GetRedriveResponse(_message.Message):
     REDRIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def redrive(self) -> Global___Redrive:
-        """How far it is."""
+        """The redrive as it is now."""
 
     def __init__(
         self,
@@ -892,7 +892,7 @@ Global___GetRedriveResponse: _TypeAlias = GetRedriveResponse  # noqa: Y015
 
 @_typing.final
 class ListRedrivesRequest(_message.Message):
-    """Which page of redrives."""
+    """The redrives to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -902,7 +902,7 @@ class ListRedrivesRequest(_message.Message):
     queue_id: _builtins.str
     """Only of this queue; empty = all."""
     page_size: _builtins.int
-    """At most this many; 0 = 100, more than 1,000 is taken as 1,000."""
+    """At most this many; 0 = 100, more than 1,000 means 1,000."""
     page_token: _builtins.str
     """The `next_page_token` of the page before; empty = the first page."""
     def __init__(
@@ -950,7 +950,7 @@ Global___ListRedrivesResponse: _TypeAlias = ListRedrivesResponse  # noqa: Y015
 
 @_typing.final
 class CancelRedriveRequest(_message.Message):
-    """Which redrive to stop."""
+    """The redrive to stop."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -979,7 +979,7 @@ class CancelRedriveResponse(_message.Message):
     REDRIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def redrive(self) -> Global___Redrive:
-        """How far it came."""
+        """The redrive as it is now."""
 
     def __init__(
         self,
@@ -996,7 +996,7 @@ Global___CancelRedriveResponse: _TypeAlias = CancelRedriveResponse  # noqa: Y015
 
 @_typing.final
 class ResumeRedriveRequest(_message.Message):
-    """Which redrive to go on with."""
+    """The redrive to resume."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1025,7 +1025,7 @@ class ResumeRedriveResponse(_message.Message):
     REDRIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def redrive(self) -> Global___Redrive:
-        """How far it is."""
+        """The redrive as it is now."""
 
     def __init__(
         self,
@@ -1042,7 +1042,7 @@ Global___ResumeRedriveResponse: _TypeAlias = ResumeRedriveResponse  # noqa: Y015
 
 @_typing.final
 class RedriveDeadLetter(_message.Message):
-    """The letter becomes available again in its queue, with no attempts counted and its history kept."""
+    """The dead letter becomes available again in its queue, with its attempts reset and its history kept."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1059,7 +1059,7 @@ Global___RedriveDeadLetter: _TypeAlias = RedriveDeadLetter  # noqa: Y015
 
 @_typing.final
 class DropDeadLetter(_message.Message):
-    """The letter is done: nobody gets it any more."""
+    """The dead letter is done: it is not delivered any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1076,7 +1076,7 @@ Global___DropDeadLetter: _TypeAlias = DropDeadLetter  # noqa: Y015
 
 @_typing.final
 class ReplaceDeadLetter(_message.Message):
-    """The letter is done, and a new message takes its place, with an ID of its own, no history, and the end of the letter's retention."""
+    """The dead letter is done, and a new message takes its place, with an ID of its own, no history, and the same end of its retention."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1103,10 +1103,10 @@ class ReplaceDeadLetter(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """The bytes to carry, as in PublishRun."""
+    """As in PublishRun."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers, as in PublishRun: all of them."""
+        """All headers, as in PublishRun."""
 
     def __init__(
         self,
@@ -1134,20 +1134,20 @@ class DeadLetterSettlement(_message.Message):
     REPLACE_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
-    """The letter's handle, as a listing of dead letters gave it."""
+    """The handle of the dead letter, from a listing."""
     note: _builtins.str
     """Kept in the history of the message in this queue: at most 1,024 bytes of UTF-8; empty = none."""
     @_builtins.property
     def redrive(self) -> Global___RedriveDeadLetter:
-        """It comes back."""
+        """Makes it available again."""
 
     @_builtins.property
     def drop(self) -> Global___DropDeadLetter:
-        """It goes."""
+        """Drops it."""
 
     @_builtins.property
     def replace(self) -> Global___ReplaceDeadLetter:
-        """Another comes in its place."""
+        """Replaces it."""
 
     def __init__(
         self,
@@ -1170,7 +1170,7 @@ Global___DeadLetterSettlement: _TypeAlias = DeadLetterSettlement  # noqa: Y015
 
 @_typing.final
 class SettleDeadLettersRequest(_message.Message):
-    """What to settle."""
+    """The dead letters to settle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1178,12 +1178,12 @@ class SettleDeadLettersRequest(_message.Message):
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes repeating safe: 1–128 bytes, a UUID for example; empty = none."""
+    """Makes a repeat of the call safe: 1–128 bytes, such as a UUID; empty = none."""
     consumer_id: _builtins.str
-    """Who settles them, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
+    """The name of the caller, for the records: at most 255 bytes of UTF-8; empty = the broker makes one up."""
     @_builtins.property
     def settlements(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterSettlement]:
-        """1 to 1,000, of letters of one queue; what replaces them has at most 64 MiB together."""
+        """1 to 1,000, of one queue; the replacements have at most 64 MiB together."""
 
     def __init__(
         self,
@@ -1202,7 +1202,7 @@ Global___SettleDeadLettersRequest: _TypeAlias = SettleDeadLettersRequest  # noqa
 
 @_typing.final
 class SettleDeadLettersResponse(_message.Message):
-    """All of it is done."""
+    """All settlements took effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -30,12 +30,12 @@ class EntryServiceStub:
     """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
     of its shard.
 
-    An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
-    the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
-    (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from PublishResponse) and claimed (`<queue ID>/<message ID in hex>/l<lease token>`).
-    A handle without a place (`<queue ID>/<message ID in hex>`) makes the broker search the queue, which takes some seconds per million
-    messages, in the background. An entry that has moved since its handle was given is looked for where it can have moved at a bounded cost;
-    where that does not find it, the answer is FAILED_PRECONDITION (HANDLE_STALE): list or find it again.
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
+    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
+    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). For a handle without a
+    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
+    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    (HANDLE_STALE): list or find the entry again.
     """
 
     @_typing.overload
@@ -44,30 +44,31 @@ class EntryServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EntryServiceAsyncStub: ...
     ListEntries: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListEntriesRequest, _entry_pb2.ListEntriesResponse]
     """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-    the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
+    the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
+    come twice.
 
     Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-    (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
+    (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetEntryRequest, _entry_pb2.GetEntryResponse]
-    """Reads one entry with its attempts and, if wanted, its message.
+    """Reads one entry with its attempts and, depending on the view, its message.
 
-    Errors: INVALID_ARGUMENT (no handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: nothing of it is in the queue), FAILED_PRECONDITION
+    Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
     (HANDLE_STALE), UNAVAILABLE.
     """
     FindMessage: _grpc.UnaryStreamMultiCallable[_entry_pb2.FindMessageRequest, _entry_pb2.FindMessageResponse]
-    """Searches all queues of this shard for a message. This reads every list of every queue from the time of the message's receipt on: some
-    seconds per million entries, in the background. Progress comes every second, entries as they are found; cancel the call to end it.
+    """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
+    background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
 
-    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
     """
     CancelEntry: _grpc.UnaryUnaryMultiCallable[_entry_pb2.CancelEntryRequest, _entry_pb2.CancelEntryResponse]
-    """Takes an available or delayed entry out of its queue: it will not be delivered.
+    """Removes an available or delayed entry from its queue: it will not be delivered.
 
     Errors: as of GetEntry; FAILED_PRECONDITION (WRONG_STATE: in flight, done or failed).
     """
     RescheduleEntry: _grpc.UnaryUnaryMultiCallable[_entry_pb2.RescheduleEntryRequest, _entry_pb2.RescheduleEntryResponse]
-    """Sets the time from which on an available or delayed entry may be claimed.
+    """Sets the time from which an available or delayed entry may be claimed.
 
     Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
     """
@@ -77,41 +78,42 @@ class EntryServiceAsyncStub(EntryServiceStub):
     """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
     of its shard.
 
-    An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
-    the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
-    (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from PublishResponse) and claimed (`<queue ID>/<message ID in hex>/l<lease token>`).
-    A handle without a place (`<queue ID>/<message ID in hex>`) makes the broker search the queue, which takes some seconds per million
-    messages, in the background. An entry that has moved since its handle was given is looked for where it can have moved at a bounded cost;
-    where that does not find it, the answer is FAILED_PRECONDITION (HANDLE_STALE): list or find it again.
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
+    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
+    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). For a handle without a
+    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
+    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    (HANDLE_STALE): list or find the entry again.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListEntries: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListEntriesRequest, _entry_pb2.ListEntriesResponse]  # type: ignore[assignment]
     """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-    the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
+    the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
+    come twice.
 
     Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-    (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
+    (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetEntryRequest, _entry_pb2.GetEntryResponse]  # type: ignore[assignment]
-    """Reads one entry with its attempts and, if wanted, its message.
+    """Reads one entry with its attempts and, depending on the view, its message.
 
-    Errors: INVALID_ARGUMENT (no handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: nothing of it is in the queue), FAILED_PRECONDITION
+    Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
     (HANDLE_STALE), UNAVAILABLE.
     """
     FindMessage: _aio.UnaryStreamMultiCallable[_entry_pb2.FindMessageRequest, _entry_pb2.FindMessageResponse]  # type: ignore[assignment]
-    """Searches all queues of this shard for a message. This reads every list of every queue from the time of the message's receipt on: some
-    seconds per million entries, in the background. Progress comes every second, entries as they are found; cancel the call to end it.
+    """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
+    background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
 
-    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
     """
     CancelEntry: _aio.UnaryUnaryMultiCallable[_entry_pb2.CancelEntryRequest, _entry_pb2.CancelEntryResponse]  # type: ignore[assignment]
-    """Takes an available or delayed entry out of its queue: it will not be delivered.
+    """Removes an available or delayed entry from its queue: it will not be delivered.
 
     Errors: as of GetEntry; FAILED_PRECONDITION (WRONG_STATE: in flight, done or failed).
     """
     RescheduleEntry: _aio.UnaryUnaryMultiCallable[_entry_pb2.RescheduleEntryRequest, _entry_pb2.RescheduleEntryResponse]  # type: ignore[assignment]
-    """Sets the time from which on an available or delayed entry may be claimed.
+    """Sets the time from which an available or delayed entry may be claimed.
 
     Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
     """
@@ -120,12 +122,12 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Lists and finds messages in their queues without consuming them, cancels and reschedules them. Served by every broker, for the queues
     of its shard.
 
-    An entry is one message in one queue. Its handle says where to look: an entry that is found by its handle costs the same however deep
-    the queue is. Handles come from listings (`Entry.handle`), and can be made for what was published
-    (`<queue ID>/<message ID in hex>/p<received_at_ms>`, from PublishResponse) and claimed (`<queue ID>/<message ID in hex>/l<lease token>`).
-    A handle without a place (`<queue ID>/<message ID in hex>`) makes the broker search the queue, which takes some seconds per million
-    messages, in the background. An entry that has moved since its handle was given is looked for where it can have moved at a bounded cost;
-    where that does not find it, the answer is FAILED_PRECONDITION (HANDLE_STALE): list or find it again.
+    An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
+    Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
+    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). For a handle without a
+    place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
+    also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
+    (HANDLE_STALE): list or find the entry again.
     """
 
     @_abc_1.abstractmethod
@@ -135,10 +137,11 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListEntriesResponse, _abc.Awaitable[_entry_pb2.ListEntriesResponse]]:
         """Lists the entries of a queue that are in one state, in pages: available and delayed ones in the order of delivery, in-flight ones in
-        the order of their claims, done and failed ones by time, archived ones as they were archived. Entries that change state meanwhile may be missed or come twice.
+        the order of their claims, done and failed ones by time, archived ones in the order of the archive. Entries that change state meanwhile may be missing or
+        come twice.
 
         Errors: INVALID_ARGUMENT (no state; negative page size; INVALID_PAGE_TOKEN), NOT_FOUND, UNAVAILABLE, RESOURCE_EXHAUSTED
-        (UNREAD_ANSWERS: answers that are not read take the broker's memory for messages; try again).
+        (UNREAD_ANSWERS: unread responses take the broker's memory for messages; retry).
         """
 
     @_abc_1.abstractmethod
@@ -147,9 +150,9 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.GetEntryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.GetEntryResponse, _abc.Awaitable[_entry_pb2.GetEntryResponse]]:
-        """Reads one entry with its attempts and, if wanted, its message.
+        """Reads one entry with its attempts and, depending on the view, its message.
 
-        Errors: INVALID_ARGUMENT (no handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: nothing of it is in the queue), FAILED_PRECONDITION
+        Errors: INVALID_ARGUMENT (not a valid handle), NOT_FOUND (no such queue; ENTRY_UNKNOWN: the queue does not have the message), FAILED_PRECONDITION
         (HANDLE_STALE), UNAVAILABLE.
         """
 
@@ -159,10 +162,10 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.FindMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_entry_pb2.FindMessageResponse], _abc.AsyncIterator[_entry_pb2.FindMessageResponse]]:
-        """Searches all queues of this shard for a message. This reads every list of every queue from the time of the message's receipt on: some
-        seconds per million entries, in the background. Progress comes every second, entries as they are found; cancel the call to end it.
+        """Searches all queues of this shard for a message. This reads every list of every queue from the message's receipt on, in the
+        background: some seconds per million entries. Sends progress every second, and entries as they are found. Cancel the call to stop.
 
-        Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -171,7 +174,7 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.CancelEntryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.CancelEntryResponse, _abc.Awaitable[_entry_pb2.CancelEntryResponse]]:
-        """Takes an available or delayed entry out of its queue: it will not be delivered.
+        """Removes an available or delayed entry from its queue: it will not be delivered.
 
         Errors: as of GetEntry; FAILED_PRECONDITION (WRONG_STATE: in flight, done or failed).
         """
@@ -182,7 +185,7 @@ class EntryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.RescheduleEntryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.RescheduleEntryResponse, _abc.Awaitable[_entry_pb2.RescheduleEntryResponse]]:
-        """Sets the time from which on an available or delayed entry may be claimed.
+        """Sets the time from which an available or delayed entry may be claimed.
 
         Errors: as of CancelEntry; INVALID_ARGUMENT (negative time).
         """
@@ -197,30 +200,29 @@ class DelayedServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DelayedServiceAsyncStub: ...
     EditMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]
-    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
-    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
-    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
+    """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
+    queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
+    response was lost, is OK while the message is as the edit made it.
 
-    Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+    Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
-    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
+    BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
     """
     ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
-    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
-    all others.
+    """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
 
-    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
     """
     WatchDelayed: _grpc.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]
-    """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
-    that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-    before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
-    new time. One that was cancelled meanwhile may be sent.
+    """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
+    end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
+    slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
+    message that was cancelled meanwhile may be sent.
 
-    Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
-    away). After the last two, watch again from the last position.
+    Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+    open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
+    After the last two, watch again from the last position.
     """
 
 @_typing.type_check_only
@@ -229,30 +231,29 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     EditMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]  # type: ignore[assignment]
-    """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
-    not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
-    with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
+    """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
+    queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
+    response was lost, is OK while the message is as the edit made it.
 
-    Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+    Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
-    BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+    one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
+    BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
     """
     ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
-    """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
-    all others.
+    """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
 
-    Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
     """
     WatchDelayed: _aio.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]  # type: ignore[assignment]
-    """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
-    that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-    before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
-    new time. One that was cancelled meanwhile may be sent.
+    """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
+    end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
+    slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
+    message that was cancelled meanwhile may be sent.
 
-    Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-    open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
-    away). After the last two, watch again from the last position.
+    Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+    open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
+    After the last two, watch again from the last position.
     """
 
 class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -264,14 +265,14 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.EditMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.EditMessageResponse, _abc.Awaitable[_entry_pb2.EditMessageResponse]]:
-        """Replaces the payload and headers of a message while it is delayed in this queue. It is not routed anew. While this runs, the entry is
-        not handed out here; once this has answered OK, whoever gets the message from any queue gets it as it is now. An edit that is repeated
-        with the etag from before, since its answer was lost, is answered OK as long as the message is what it made of it.
+        """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
+        queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
+        response was lost, is OK while the message is as the edit made it.
 
-        Errors: as of CancelEntry (WRONG_STATE: not delayed, or any more); NOT_FOUND (MESSAGE_NOT_FOUND: it is not stored any more);
+        Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
-        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is away;
-        BROKER_AWAY: it is replaced, but a broker that is away may still hand out what it was: repeat).
+        one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
+        BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
         """
 
     @_abc_1.abstractmethod
@@ -280,10 +281,9 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ForgetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ForgetMessageResponse, _abc.Awaitable[_entry_pb2.ForgetMessageResponse]]:
-        """Tells this broker that a message was replaced: what it holds of it in memory is handed out no more. For brokers; EditMessage tells
-        all others.
+        """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
 
-        Errors: INVALID_ARGUMENT (no possible message ID), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -292,14 +292,14 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.WatchDelayedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_entry_pb2.WatchDelayedResponse], _abc.AsyncIterator[_entry_pb2.WatchDelayedResponse]]:
-        """Streams the messages that are delayed in a queue, in the order in which they were routed to it: first those that are there, then those
-        that come, without end. Each is sent when it is durable, and before it can be claimed, if the observer keeps up: one whose time comes
-        before it is sent is left out. Messages that wait after a failed attempt are not sent; one that is rescheduled comes again, with its
-        new time. One that was cancelled meanwhile may be sent.
+        """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
+        end. Each is sent once it is durable, and before it can be claimed: one whose time comes before it is sent, to an observer that is too
+        slow, is left out. Messages that wait after a failed attempt are not sent. A rescheduled message is sent again, with its new time. A
+        message that was cancelled meanwhile may be sent.
 
-        Errors: INVALID_ARGUMENT (INVALID_POSITION: not one that was given for this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
-        open; UNREAD_ANSWERS: answers that are not read take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is
-        away). After the last two, watch again from the last position.
+        Errors: INVALID_ARGUMENT (INVALID_POSITION: not a position of this queue), NOT_FOUND, RESOURCE_EXHAUSTED (1,000 streams are
+        open; UNREAD_ANSWERS: unread responses take all the memory for messages), UNAVAILABLE (draining, or the ingest of a message is down).
+        After the last two, watch again from the last position.
         """
 
 def add_DelayedServiceServicer_to_server(servicer: DelayedServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -314,49 +314,49 @@ class DeadLetterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DeadLetterServiceAsyncStub: ...
     StartRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]
-    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
-    transferred. It goes on in the background until all dead letters that were there at the call are
-    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
-    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
+    """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
+    background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
+    never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
+    with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
+    transferred.
 
     Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
     """
     GetRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]
-    """Reads how far a redrive is.
+    """Returns a redrive and its progress.
 
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]
-    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
-    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
-    cannot be resumed.
+    """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
+    Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
     CancelRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.CancelRedriveRequest, _entry_pb2.CancelRedriveResponse]
-    """Stops a redrive after the message at which it is. It can be resumed.
+    """Stops a redrive after its current message. It can be resumed.
 
     Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
     """
     ResumeRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]
-    """Goes on with a cancelled redrive. Resuming one that runs is OK.
+    """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
 
-    Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+    Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
     """
     SettleDeadLetters: _grpc.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]
-    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
-    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
-    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
-    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+    """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
+    histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
+    stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
+    exactly once.
 
-    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
-    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+    A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
+    call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
     Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
-    has its place, from 0, as `settlement`.
+    is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
+    only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
+    ErrorInfo's metadata has its place, from 0, as `settlement`.
     """
 
 @_typing.type_check_only
@@ -367,49 +367,49 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.StartRedriveRequest, _entry_pb2.StartRedriveResponse]  # type: ignore[assignment]
-    """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-    comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
-    transferred. It goes on in the background until all dead letters that were there at the call are
-    looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
-    a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
+    """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
+    background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
+    never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
+    with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
+    transferred.
 
     Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
     """
     GetRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]  # type: ignore[assignment]
-    """Reads how far a redrive is.
+    """Returns a redrive and its progress.
 
     Errors: NOT_FOUND, UNAVAILABLE.
     """
     ListRedrives: _aio.UnaryUnaryMultiCallable[_entry_pb2.ListRedrivesRequest, _entry_pb2.ListRedrivesResponse]  # type: ignore[assignment]
-    """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
-    to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
-    cannot be resumed.
+    """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
+    Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
 
     Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
     """
     CancelRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.CancelRedriveRequest, _entry_pb2.CancelRedriveResponse]  # type: ignore[assignment]
-    """Stops a redrive after the message at which it is. It can be resumed.
+    """Stops a redrive after its current message. It can be resumed.
 
     Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
     """
     ResumeRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]  # type: ignore[assignment]
-    """Goes on with a cancelled redrive. Resuming one that runs is OK.
+    """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
 
-    Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+    Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
     """
     SettleDeadLetters: _aio.UnaryUnaryMultiCallable[_entry_pb2.SettleDeadLettersRequest, _entry_pb2.SettleDeadLettersResponse]  # type: ignore[assignment]
-    """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
-    in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
-    lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
-    pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+    """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
+    histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
+    stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
+    exactly once.
 
-    A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
-    `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+    A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
+    call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
     Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-    is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
-    has its place, from 0, as `settlement`.
+    is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
+    only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
+    ErrorInfo's metadata has its place, from 0, as `settlement`.
     """
 
 class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -423,11 +423,11 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.StartRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.StartRedriveResponse, _abc.Awaitable[_entry_pb2.StartRedriveResponse]]:
-        """Begins to move dead letters back to available, in their queue or into another, with no attempts counted and their history kept: it
-        comes along into a queue of the same shard. Where they go into another queue, this one lists them as done, marked as
-        transferred. It goes on in the background until all dead letters that were there at the call are
-        looked at, through restarts. Each message is moved in one commit: never lost, never doubled. In a queue of another shard it becomes
-        a new message with an ID of its own and the same content, whose history begins anew: that of the old one does not go along.
+        """Begins to move dead letters back to available, in their queue or into another, with their attempts reset. The redrive runs in the
+        background, through restarts, until it has examined all dead letters that were there at the call. Each message is moved in one commit:
+        never lost, never duplicated. It keeps its history in a queue of the same shard; in a queue of another shard it becomes a new message
+        with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
+        transferred.
 
         Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
@@ -439,7 +439,7 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.GetRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.GetRedriveResponse, _abc.Awaitable[_entry_pb2.GetRedriveResponse]]:
-        """Reads how far a redrive is.
+        """Returns a redrive and its progress.
 
         Errors: NOT_FOUND, UNAVAILABLE.
         """
@@ -450,9 +450,8 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ListRedrivesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ListRedrivesResponse, _abc.Awaitable[_entry_pb2.ListRedrivesResponse]]:
-        """Lists the redrives of the shard, the newest first: all that run, and of those that are done, cancelled or have failed the last 1,000
-        to end, for 30 days (settings of the broker). The others are forgotten, but for the newest of all; a cancelled one that is forgotten
-        cannot be resumed.
+        """Lists the redrives of the shard, the newest first: all that run, and the last 1,000 that ended, for 30 days (settings of the broker).
+        Older ones are forgotten, except the newest of all; a cancelled redrive that is forgotten cannot be resumed.
 
         Errors: INVALID_ARGUMENT (INVALID_PAGE_TOKEN), UNAVAILABLE.
         """
@@ -463,7 +462,7 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.CancelRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.CancelRedriveResponse, _abc.Awaitable[_entry_pb2.CancelRedriveResponse]]:
-        """Stops a redrive after the message at which it is. It can be resumed.
+        """Stops a redrive after its current message. It can be resumed.
 
         Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
         """
@@ -474,9 +473,9 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ResumeRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ResumeRedriveResponse, _abc.Awaitable[_entry_pb2.ResumeRedriveResponse]]:
-        """Goes on with a cancelled redrive. Resuming one that runs is OK.
+        """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
 
-        Errors: as of CancelRedrive; NOT_FOUND also when its queue is gone.
+        Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
         """
 
     @_abc_1.abstractmethod
@@ -485,17 +484,18 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.SettleDeadLettersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.SettleDeadLettersResponse, _abc.Awaitable[_entry_pb2.SettleDeadLettersResponse]]:
-        """Settles single dead letters of a queue, as somebody decided who looked at them: makes them available again, drops them, puts new messages
-        in their places, and adds notes to their histories. All of it happens in one commit, or nothing: so a letter is never there twice, nor
-        lost. What is dropped or replaced stays listed as done, as long as the queue's done retention says. A message that replaces one is
-        pushed: no filter is judged, and it reaches the queue soon after, exactly once.
+        """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
+        histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
+        stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
+        exactly once.
 
-        A letter is known by its handle as ListEntries gave it: one that has failed again since is another one. Repeating a call with the same
-        `request_id` and the same content within 10 minutes is OK and does nothing; a repeat without it is refused, since the letters are gone.
+        A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
+        call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
 
         Errors: INVALID_ARGUMENT (the field is named: `settlements[3].handle`; REQUEST_ID_REUSED), NOT_FOUND (no such queue; ENTRY_UNKNOWN: it
-        is no dead letter any more, or stands in two settlements), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the ErrorInfo's metadata
-        has its place, from 0, as `settlement`.
+        is no longer a dead letter, or two settlements name it), FAILED_PRECONDITION (DEAD_LETTER_EXPIRED: it is past its retention and can
+        only be dropped), RESOURCE_EXHAUSTED (OUTBOX_FULL, TOO_MANY_REQUEST_IDS), UNAVAILABLE. Where one settlement is at fault, the
+        ErrorInfo's metadata has its place, from 0, as `settlement`.
         """
 
 def add_DeadLetterServiceServicer_to_server(servicer: DeadLetterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RunJobRequest(_message.Message):
-    """What to do, and how."""
+    """The run to begin."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -39,28 +39,28 @@ class RunJobRequest(_message.Message):
     job: _builtins.str
     """`retention`, `unreferenced`, `done`, `dead-letters`, `report` or `restore`."""
     dry_run: _builtins.bool
-    """Count what would go; remove and archive nothing."""
+    """Only count what a run would remove or archive."""
     older_than_s: _builtins.int
-    """`dead-letters` alone: how long ago a message must have failed, in seconds, at most 4,294,967,295; absent = the setting
+    """For `dead-letters`: how long ago a message must have failed, in seconds, at most 4,294,967,295; absent = the setting
     `dead_letters_older_than_s`.
     """
     days: _builtins.int
-    """`report` alone: how many days back from today, at most 3,660; 0 = 30."""
+    """For `report`: the number of days until today, at most 3,660; 0 = 30."""
     target_queue_id: _builtins.str
-    """`restore` alone: the queue that gets the messages; empty = the one in which each failed."""
+    """For `restore`: the target queue; empty = the queue in which each message failed."""
     failed_from_ms: _builtins.int
-    """`restore` alone: what failed at or after this time, in milliseconds since the Unix epoch; 0 = all."""
+    """For `restore`: messages that failed at or after this time, in milliseconds since the Unix epoch; 0 = all."""
     failed_until_ms: _builtins.int
-    """`restore` alone: what failed before this time; 0 = all."""
+    """For `restore`: messages that failed before this time; 0 = all."""
     request_id: _builtins.str
-    """Makes repeating safe: the same ID gives the same run, for as long as that is among the last 100 of its job. 1–128 bytes; empty = none."""
+    """Makes a repeat of the call safe: the same ID returns the same run, while it is among the last 100 of its job. 1–128 bytes; empty = none."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these queues, at most 1,000; empty = all. For `unreferenced` it must be empty: a message of no queue at all is in none."""
+        """Only these queues, at most 1,000; empty = all. Must be empty for `unreferenced`, which removes messages of no queue."""
 
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """`restore` alone: these messages only, at most 10,000; empty = all."""
+        """For `restore`: only these messages, at most 10,000; empty = all."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ Global___RunJobRequest: _TypeAlias = RunJobRequest  # noqa: Y015
 
 @_typing.final
 class RunJobResponse(_message.Message):
-    """The run has begun."""
+    """The new run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
-        """How far it is."""
+        """The run as it is now."""
 
     def __init__(
         self,
@@ -125,39 +125,39 @@ class Run(_message.Message):
         STATE_UNSPECIFIED: Run._State.ValueType  # 0
         """Not given."""
         STATE_WAITING: Run._State.ValueType  # 1
-        """Others run before it."""
+        """It waits for other runs."""
         STATE_RUNNING: Run._State.ValueType  # 2
         """It runs."""
         STATE_CANCELLING: Run._State.ValueType  # 3
-        """It was told to end, and has not yet."""
+        """It was cancelled, and has not ended yet."""
         STATE_DONE: Run._State.ValueType  # 4
-        """It did all that was to be done."""
+        """It succeeded."""
         STATE_FAILED: Run._State.ValueType  # 5
-        """It could not go on: `error` says why. Run the job again."""
+        """It failed: `error` says why. Run the job again."""
         STATE_CANCELLED: Run._State.ValueType  # 6
-        """Somebody cancelled it."""
+        """It was cancelled."""
         STATE_INTERRUPTED: Run._State.ValueType  # 7
-        """Its janitor was stopped, or died. Run the job again."""
+        """Its janitor stopped or crashed. Run the job again."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """What it is doing."""
+        """Its state."""
 
     STATE_UNSPECIFIED: Run.State.ValueType  # 0
     """Not given."""
     STATE_WAITING: Run.State.ValueType  # 1
-    """Others run before it."""
+    """It waits for other runs."""
     STATE_RUNNING: Run.State.ValueType  # 2
     """It runs."""
     STATE_CANCELLING: Run.State.ValueType  # 3
-    """It was told to end, and has not yet."""
+    """It was cancelled, and has not ended yet."""
     STATE_DONE: Run.State.ValueType  # 4
-    """It did all that was to be done."""
+    """It succeeded."""
     STATE_FAILED: Run.State.ValueType  # 5
-    """It could not go on: `error` says why. Run the job again."""
+    """It failed: `error` says why. Run the job again."""
     STATE_CANCELLED: Run.State.ValueType  # 6
-    """Somebody cancelled it."""
+    """It was cancelled."""
     STATE_INTERRUPTED: Run.State.ValueType  # 7
-    """Its janitor was stopped, or died. Run the job again."""
+    """Its janitor stopped or crashed. Run the job again."""
 
     class _Trigger:
         ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -216,42 +216,42 @@ class Run(_message.Message):
     PHASES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Its ID: unique in the instance, ascending with the time."""
+    """Unique in the instance, ascending with time."""
     trigger: Global___Run.Trigger.ValueType
     """What began it."""
     state: Global___Run.State.ValueType
-    """What it is doing."""
+    """Its state."""
     janitor: _builtins.int
     """The number of the janitor that runs it, 0–16,383."""
     created_at_ms: _builtins.int
-    """When it was asked for."""
+    """When it was requested."""
     started_at_ms: _builtins.int
-    """When it began to run; 0 = it waits, or never did."""
+    """When it started to run; 0 = it waits, or never started."""
     ended_at_ms: _builtins.int
-    """When it ended; 0 = it has not."""
+    """When it ended; 0 = it has not ended."""
     error: _builtins.str
     """Why it failed or was interrupted."""
     @_builtins.property
     def request(self) -> Global___RunJobRequest:
-        """The request that began it, or one that says the same; without `request_id`."""
+        """The request that began it, or an equivalent one; without `request_id`."""
 
     @_builtins.property
     def progress(self) -> Global___RunProgress:
-        """How far it is; absent before it says."""
+        """Its progress; absent before the first report."""
 
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """What it did, by name, such as `messages_purged`; in a dry run under the same names what would go, and of the 20
-        queues of which most would go how much, such as `entries_removed/orders`. At its end.
+        """Its results by name, such as `messages_purged`; those of a dry run are what a run would have, and include the 20 queues that would
+        lose most, such as `entries_removed/orders`. Set at its end.
         """
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Paths below the instance's root of what it wrote. At its end."""
+        """Paths of the files that it wrote, below the instance's root. Set at its end."""
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunPhase]:
-        """What it did, in order. At its end."""
+        """Its phases, in order. Set at its end."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class RunProgress(_message.Message):
-    """How far a run is."""
+    """The progress of a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -290,15 +290,15 @@ class RunProgress(_message.Message):
     TASKS_DONE_FIELD_NUMBER: _builtins.int
     TASKS_COUNT_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """What it is doing, in a few words."""
+    """A few words about the current phase."""
     phase_number: _builtins.int
-    """Which of its phases that is, from 1."""
+    """The number of the current phase, from 1."""
     phases_count: _builtins.int
-    """How many it has."""
+    """The number of phases."""
     tasks_done: _builtins.int
-    """Of this phase's tasks in Spark, so far."""
+    """Finished Spark tasks of this phase."""
     tasks_count: _builtins.int
-    """Of this phase's tasks in Spark, as far as they are known; 0 = none yet."""
+    """Known Spark tasks of this phase; 0 = none yet."""
     def __init__(
         self,
         *,
@@ -318,16 +318,16 @@ Global___RunProgress: _TypeAlias = RunProgress  # noqa: Y015
 
 @_typing.final
 class RunPhase(_message.Message):
-    """A phase that is over."""
+    """A finished phase."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PHASE_FIELD_NUMBER: _builtins.int
     TOOK_MS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """What it was."""
+    """A few words about it."""
     took_ms: _builtins.int
-    """How long it took, in milliseconds."""
+    """Its duration in milliseconds."""
     def __init__(
         self,
         *,
@@ -344,7 +344,7 @@ Global___RunPhase: _TypeAlias = RunPhase  # noqa: Y015
 
 @_typing.final
 class GetRunRequest(_message.Message):
-    """Which run to read."""
+    """The run to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -373,7 +373,7 @@ class GetRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
-        """How far it is."""
+        """The run as it is now."""
 
     def __init__(
         self,
@@ -390,7 +390,7 @@ Global___GetRunResponse: _TypeAlias = GetRunResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
-    """Which runs to list."""
+    """The runs to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -400,7 +400,7 @@ class ListRunsRequest(_message.Message):
     job: _builtins.str
     """Only this job; empty = all."""
     page_size: _builtins.int
-    """At most this many; 0 = 50, more than 500 is taken as 500."""
+    """At most this many; 0 = 50, more than 500 means 500."""
     page_token: _builtins.str
     """The `next_page_token` of the page before; empty = the first page."""
     def __init__(
@@ -448,7 +448,7 @@ Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
 
 @_typing.final
 class CancelRunRequest(_message.Message):
-    """Which run to end."""
+    """The run to cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -470,14 +470,14 @@ Global___CancelRunRequest: _TypeAlias = CancelRunRequest  # noqa: Y015
 
 @_typing.final
 class CancelRunResponse(_message.Message):
-    """The run ends."""
+    """The run is being cancelled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
-        """How far it is."""
+        """The run as it is now."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ Global___CancelRunResponse: _TypeAlias = CancelRunResponse  # noqa: Y015
 
 @_typing.final
 class WatchRunRequest(_message.Message):
-    """Which run to watch."""
+    """The run to watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,7 +523,7 @@ class WatchRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
-        """How far it is."""
+        """The run as it is now."""
 
     def __init__(
         self,
@@ -540,7 +540,7 @@ Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
 class ReadArchivedRequest(_message.Message):
-    """Which archived dead letters to read."""
+    """The archived dead letters to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -559,12 +559,10 @@ class ReadArchivedRequest(_message.Message):
     newest_first: _builtins.bool
     """The newest first, instead of the oldest."""
     max_entries: _builtins.int
-    """At most so many; 0 = all."""
+    """The limit of entries; 0 = none."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these, by their handles, at most 1,000; those that are not archived any more are left out. Empty = all; the fields below are for
-        that.
-        """
+        """Only those with these handles, at most 1,000, that are still archived; the fields below have no effect then. Empty = all."""
 
     def __init__(
         self,
@@ -593,8 +591,8 @@ class ReadArchivedResponse(_message.Message):
     ENTRY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entry(self) -> _entry_pb2.Entry:
-        """As ListEntries gives it, with reason, attempts and message. Without a message its payload was gone before it was archived, or the archive
-        does not have it any more.
+        """As returned by ListEntries, with reason, attempts and message. The message is absent where its payload was lost before it was archived,
+        or the archive no longer has it.
         """
 
     def __init__(

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class JanitorServiceStub:
-    """Runs the janitor's jobs: what removes, archives and reports over all shards of an instance. A run goes on in the background of its janitor;
-    whoever began it may come back for it, to any janitor of the instance: runs are kept in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
+    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    One job runs at a time in a janitor, the others wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
     """
 
     def __init__(self, channel):
@@ -71,55 +71,55 @@ class JanitorServiceStub:
 
 
 class JanitorServiceServicer:
-    """Runs the janitor's jobs: what removes, archives and reports over all shards of an instance. A run goes on in the background of its janitor;
-    whoever began it may come back for it, to any janitor of the instance: runs are kept in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
+    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    One job runs at a time in a janitor, the others wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
     """
 
     def RunJob(self, request, context):
-        """Begins a run, and answers at once. It waits for those begun before.
+        """Begins a run, and returns immediately. The run waits for earlier ones.
 
-        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has a queue that is named), FAILED_PRECONDITION
+        Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
         (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
         SPARK_NOT_INSTALLED: this janitor runs without the packages that jobs need),
-        RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is away, or a broker that may have a queue that is named; draining).
+        RESOURCE_EXHAUSTED (16 runs wait), UNAVAILABLE (the store is down, or a broker that may have one of the queues; draining).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Reads how far a run is.
+        """Returns a run and its progress.
 
-        Errors: INVALID_ARGUMENT (no possible run ID), NOT_FOUND, UNAVAILABLE (the store is away).
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, UNAVAILABLE (the store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists runs, the newest first: those of all janitors, as many and for as long as the settings `runs_kept` and `run_retention_s` say.
+        """Lists runs, the newest first: those of all janitors, limited by the settings `runs_kept` and `run_retention_s`.
 
-        Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the store is away).
+        Errors: INVALID_ARGUMENT (`job`, negative `page_size`; INVALID_PAGE_TOKEN), UNAVAILABLE (the store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Ends a run, with its Spark, within seconds; the answer does not wait for that. What it has removed stays removed. Cancelling a run that
-        is being cancelled, or was cancelled, is OK.
+        """Cancels a run and its Spark, which end within seconds; the call does not wait for that. What the run has removed stays removed.
+        Cancelling a run again is OK.
 
-        Errors: INVALID_ARGUMENT (no possible run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is done, failed or was interrupted),
-        UNAVAILABLE (the store is away, or the janitor in which it runs).
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND, FAILED_PRECONDITION (RUN_ENDED: it is done, failed or was interrupted),
+        UNAVAILABLE (the store or the janitor of the run is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams a run as it is now, and whenever that changes, at most some times a second; ends after the answer with its end.
+        """Streams a run as it is now and after each change, at most some times a second, until it has ended.
 
         Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
         """
@@ -128,12 +128,12 @@ class JanitorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadArchived(self, request, context):
-        """Streams archived dead letters of a queue with their content: what the queue's broker lists as archived, joined with what the archive has
-        of it. Nothing is changed, and no Spark is started. Some thousands at a time come in the order of the listing, each of those as it lies
-        in the archive.
+        """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
+        nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
+        of the archive.
 
         Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (no such queue), FAILED_PRECONDITION (SPARK_NOT_INSTALLED: this janitor runs
-        without the packages that read archives), UNAVAILABLE (the store or the broker is away).
+        without the packages that read archives), UNAVAILABLE (the store or the broker is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,10 +181,10 @@ def add_JanitorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JanitorService:
-    """Runs the janitor's jobs: what removes, archives and reports over all shards of an instance. A run goes on in the background of its janitor;
-    whoever began it may come back for it, to any janitor of the instance: runs are kept in the object store.
+    """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
+    janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    One job runs at a time in a janitor, the others wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
     """
 
     @staticmethod

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetOutboxRequest(_message.Message):
-    """Asks how the outbox stands."""
+    """Asks for the state of the outbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -37,7 +37,7 @@ Global___GetOutboxRequest: _TypeAlias = GetOutboxRequest  # noqa: Y015
 
 @_typing.final
 class GetOutboxResponse(_message.Message):
-    """How the outbox stands."""
+    """The state of the outbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -49,7 +49,7 @@ class GetOutboxResponse(_message.Message):
 
     @_builtins.property
     def refused_pushes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedPush]:
-        """The pushes put aside, by ingest shard and number."""
+        """The pushes set aside, by ingest shard and number."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class OutboxLine(_message.Message):
     ingest_shard: _builtins.int
     """The ingest shard."""
     waiting_count: _builtins.int
-    """How many wait to be sent."""
+    """The number of pushes that wait."""
     waiting_bytes: _builtins.int
     """Their bytes in the database, payloads over 65,535 bytes not counted."""
     oldest_pushed_at_ms: _builtins.int
-    """When the oldest that waits was pushed; 0 when none waits, or that is not known yet."""
+    """When the oldest waiting push was made; 0 when none waits, or the time is not known yet."""
     halted_reason: _builtins.str
-    """Why nothing is sent until somebody sees to it; empty when it is not halted."""
+    """Why nothing is sent until ResumeOutbox; empty when the outbox is not halted."""
     def __init__(
         self,
         *,
@@ -105,7 +105,7 @@ Global___OutboxLine: _TypeAlias = OutboxLine  # noqa: Y015
 
 @_typing.final
 class RefusedPush(_message.Message):
-    """A push that an ingest refused for good."""
+    """A push that an ingest refused permanently."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,15 +117,15 @@ class RefusedPush(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     INGEST_SHARD_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
-    """Names it among those of all brokers."""
+    """Unique among the pushes of all brokers."""
     queue_id: _builtins.str
-    """The queue that should have got it; empty when its row is damaged."""
+    """Its target; empty when its row is damaged."""
     reason: _builtins.str
-    """What the ingest said."""
+    """The error of the ingest."""
     pushed_at_ms: _builtins.int
     """When it was pushed."""
     refused_at_ms: _builtins.int
-    """When it was put aside."""
+    """When it was set aside."""
     payload_bytes: _builtins.int
     """The length of its payload."""
     ingest_shard: _builtins.int
@@ -151,13 +151,13 @@ Global___RefusedPush: _TypeAlias = RefusedPush  # noqa: Y015
 
 @_typing.final
 class GetRefusedPushRequest(_message.Message):
-    """Which push to show."""
+    """The push to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PUSH_ID_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
-    """As GetOutbox tells it."""
+    """As returned by GetOutbox."""
     def __init__(
         self,
         *,
@@ -204,7 +204,7 @@ class GetRefusedPushResponse(_message.Message):
     """Its payload."""
     @_builtins.property
     def push(self) -> Global___RefusedPush:
-        """What GetOutbox tells of it."""
+        """As returned by GetOutbox."""
 
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -227,13 +227,13 @@ Global___GetRefusedPushResponse: _TypeAlias = GetRefusedPushResponse  # noqa: Y0
 
 @_typing.final
 class RetryRefusedPushRequest(_message.Message):
-    """Which push to retry."""
+    """The push to retry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PUSH_ID_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
-    """As GetOutbox tells it."""
+    """As returned by GetOutbox."""
     def __init__(
         self,
         *,
@@ -266,13 +266,13 @@ Global___RetryRefusedPushResponse: _TypeAlias = RetryRefusedPushResponse  # noqa
 
 @_typing.final
 class DiscardRefusedPushRequest(_message.Message):
-    """Which push to discard."""
+    """The push to discard."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PUSH_ID_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
-    """As GetOutbox tells it."""
+    """As returned by GetOutbox."""
     def __init__(
         self,
         *,
@@ -288,7 +288,7 @@ Global___DiscardRefusedPushRequest: _TypeAlias = DiscardRefusedPushRequest  # no
 
 @_typing.final
 class DiscardRefusedPushResponse(_message.Message):
-    """The push is gone, durably."""
+    """The push is deleted, durably."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -305,7 +305,7 @@ Global___DiscardRefusedPushResponse: _TypeAlias = DiscardRefusedPushResponse  # 
 
 @_typing.final
 class ResumeOutboxRequest(_message.Message):
-    """Which outbox to let go on."""
+    """The outbox to resume."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class OutboxServiceStub:
-    """Looks at what a broker has pushed and its ingests have not taken yet, and repairs what needs people. On every broker, for its shard.
-    What any call may get beside its own errors is told with IngestService.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
+    shard. IngestService lists the errors that any call may return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things stop it. An ingest may refuse a push for good, when
-    its limits are below the broker's: such a push is put aside, so that those behind it go on, and kept until somebody retries or
-    discards it; at most 1,000 are, then the outbox is halted. And an ingest may have lost rows that it said it had, or have others: it
-    was started over another folder, or one of the two was restored from a copy. Then the outbox for it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
+    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
+    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
+    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
     """
 
     def __init__(self, channel):
@@ -69,17 +69,17 @@ class OutboxServiceStub:
 
 
 class OutboxServiceServicer:
-    """Looks at what a broker has pushed and its ingests have not taken yet, and repairs what needs people. On every broker, for its shard.
-    What any call may get beside its own errors is told with IngestService.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
+    shard. IngestService lists the errors that any call may return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things stop it. An ingest may refuse a push for good, when
-    its limits are below the broker's: such a push is put aside, so that those behind it go on, and kept until somebody retries or
-    discards it; at most 1,000 are, then the outbox is halted. And an ingest may have lost rows that it said it had, or have others: it
-    was started over another folder, or one of the two was restored from a copy. Then the outbox for it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
+    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
+    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
+    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
     """
 
     def GetOutbox(self, request, context):
-        """How the outbox stands, and the pushes put aside. Not paged: there are at most 1,000.
+        """Returns the state of the outbox, and the pushes set aside. Not paged: there are at most 1,000.
 
         Errors: UNAVAILABLE.
         """
@@ -88,36 +88,36 @@ class OutboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetRefusedPush(self, request, context):
-        """Shows a push that was put aside, with its content.
+        """Returns a push that was set aside, with its content.
 
-        Errors: NOT_FOUND (retried, discarded, or never there), DATA_LOSS (its row is damaged, or its payload is gone), UNAVAILABLE.
+        Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetryRefusedPush(self, request, context):
-        """Puts a push back into the outbox, as its last: once the cause is removed. Exactly once: the call that finds it moves it.
+        """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
 
-        Errors: NOT_FOUND (as above; a repeat gets it, too), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+        Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiscardRefusedPush(self, request, context):
-        """Removes a push that was put aside, for good.
+        """Deletes a push that was set aside.
 
-        Errors: NOT_FOUND (as above; a repeat gets it, too), UNAVAILABLE.
+        Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeOutbox(self, request, context):
-        """Lets a halted outbox go on from the number that its ingest has, when nothing can be done about what differs. Rows that the ingest has
-        lost are not sent again; those that wait are sent, and where the ingest has had them already, before this broker was
-        restored from a copy, they come twice. Takes effect with the next try, which is made at once; GetOutbox tells.
+        """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
+        are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
+        outbox tries immediately; GetOutbox shows the result.
 
         Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
         """
@@ -162,13 +162,13 @@ def add_OutboxServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OutboxService:
-    """Looks at what a broker has pushed and its ingests have not taken yet, and repairs what needs people. On every broker, for its shard.
-    What any call may get beside its own errors is told with IngestService.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
+    shard. IngestService lists the errors that any call may return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things stop it. An ingest may refuse a push for good, when
-    its limits are below the broker's: such a push is put aside, so that those behind it go on, and kept until somebody retries or
-    discards it; at most 1,000 are, then the outbox is halted. And an ingest may have lost rows that it said it had, or have others: it
-    was started over another folder, or one of the two was restored from a copy. Then the outbox for it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
+    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
+    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
+    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
     """
 
     @staticmethod

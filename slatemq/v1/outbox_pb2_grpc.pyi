@@ -27,13 +27,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OutboxServiceStub:
-    """Looks at what a broker has pushed and its ingests have not taken yet, and repairs what needs people. On every broker, for its shard.
-    What any call may get beside its own errors is told with IngestService.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
+    shard. IngestService lists the errors that any call may return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things stop it. An ingest may refuse a push for good, when
-    its limits are below the broker's: such a push is put aside, so that those behind it go on, and kept until somebody retries or
-    discards it; at most 1,000 are, then the outbox is halted. And an ingest may have lost rows that it said it had, or have others: it
-    was started over another folder, or one of the two was restored from a copy. Then the outbox for it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
+    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
+    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
+    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
     """
 
     @_typing.overload
@@ -41,81 +41,81 @@ class OutboxServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OutboxServiceAsyncStub: ...
     GetOutbox: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.GetOutboxRequest, _outbox_pb2.GetOutboxResponse]
-    """How the outbox stands, and the pushes put aside. Not paged: there are at most 1,000.
+    """Returns the state of the outbox, and the pushes set aside. Not paged: there are at most 1,000.
 
     Errors: UNAVAILABLE.
     """
     GetRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.GetRefusedPushRequest, _outbox_pb2.GetRefusedPushResponse]
-    """Shows a push that was put aside, with its content.
+    """Returns a push that was set aside, with its content.
 
-    Errors: NOT_FOUND (retried, discarded, or never there), DATA_LOSS (its row is damaged, or its payload is gone), UNAVAILABLE.
+    Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
     """
     RetryRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.RetryRefusedPushRequest, _outbox_pb2.RetryRefusedPushResponse]
-    """Puts a push back into the outbox, as its last: once the cause is removed. Exactly once: the call that finds it moves it.
+    """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
 
-    Errors: NOT_FOUND (as above; a repeat gets it, too), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+    Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
     """
     DiscardRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.DiscardRefusedPushRequest, _outbox_pb2.DiscardRefusedPushResponse]
-    """Removes a push that was put aside, for good.
+    """Deletes a push that was set aside.
 
-    Errors: NOT_FOUND (as above; a repeat gets it, too), UNAVAILABLE.
+    Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
     """
     ResumeOutbox: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.ResumeOutboxRequest, _outbox_pb2.ResumeOutboxResponse]
-    """Lets a halted outbox go on from the number that its ingest has, when nothing can be done about what differs. Rows that the ingest has
-    lost are not sent again; those that wait are sent, and where the ingest has had them already, before this broker was
-    restored from a copy, they come twice. Takes effect with the next try, which is made at once; GetOutbox tells.
+    """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
+    are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
+    outbox tries immediately; GetOutbox shows the result.
 
     Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class OutboxServiceAsyncStub(OutboxServiceStub):
-    """Looks at what a broker has pushed and its ingests have not taken yet, and repairs what needs people. On every broker, for its shard.
-    What any call may get beside its own errors is told with IngestService.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
+    shard. IngestService lists the errors that any call may return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things stop it. An ingest may refuse a push for good, when
-    its limits are below the broker's: such a push is put aside, so that those behind it go on, and kept until somebody retries or
-    discards it; at most 1,000 are, then the outbox is halted. And an ingest may have lost rows that it said it had, or have others: it
-    was started over another folder, or one of the two was restored from a copy. Then the outbox for it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
+    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
+    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
+    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetOutbox: _aio.UnaryUnaryMultiCallable[_outbox_pb2.GetOutboxRequest, _outbox_pb2.GetOutboxResponse]  # type: ignore[assignment]
-    """How the outbox stands, and the pushes put aside. Not paged: there are at most 1,000.
+    """Returns the state of the outbox, and the pushes set aside. Not paged: there are at most 1,000.
 
     Errors: UNAVAILABLE.
     """
     GetRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.GetRefusedPushRequest, _outbox_pb2.GetRefusedPushResponse]  # type: ignore[assignment]
-    """Shows a push that was put aside, with its content.
+    """Returns a push that was set aside, with its content.
 
-    Errors: NOT_FOUND (retried, discarded, or never there), DATA_LOSS (its row is damaged, or its payload is gone), UNAVAILABLE.
+    Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
     """
     RetryRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.RetryRefusedPushRequest, _outbox_pb2.RetryRefusedPushResponse]  # type: ignore[assignment]
-    """Puts a push back into the outbox, as its last: once the cause is removed. Exactly once: the call that finds it moves it.
+    """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
 
-    Errors: NOT_FOUND (as above; a repeat gets it, too), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+    Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
     """
     DiscardRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.DiscardRefusedPushRequest, _outbox_pb2.DiscardRefusedPushResponse]  # type: ignore[assignment]
-    """Removes a push that was put aside, for good.
+    """Deletes a push that was set aside.
 
-    Errors: NOT_FOUND (as above; a repeat gets it, too), UNAVAILABLE.
+    Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
     """
     ResumeOutbox: _aio.UnaryUnaryMultiCallable[_outbox_pb2.ResumeOutboxRequest, _outbox_pb2.ResumeOutboxResponse]  # type: ignore[assignment]
-    """Lets a halted outbox go on from the number that its ingest has, when nothing can be done about what differs. Rows that the ingest has
-    lost are not sent again; those that wait are sent, and where the ingest has had them already, before this broker was
-    restored from a copy, they come twice. Takes effect with the next try, which is made at once; GetOutbox tells.
+    """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
+    are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
+    outbox tries immediately; GetOutbox shows the result.
 
     Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
     """
 
 class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Looks at what a broker has pushed and its ingests have not taken yet, and repairs what needs people. On every broker, for its shard.
-    What any call may get beside its own errors is told with IngestService.
+    """Shows the pushes of a broker that its ingests have not stored yet, and repairs what people must decide. Served by every broker, for its
+    shard. IngestService lists the errors that any call may return.
 
-    A push waits in the broker's outbox until its ingest has stored it. Two things stop it. An ingest may refuse a push for good, when
-    its limits are below the broker's: such a push is put aside, so that those behind it go on, and kept until somebody retries or
-    discards it; at most 1,000 are, then the outbox is halted. And an ingest may have lost rows that it said it had, or have others: it
-    was started over another folder, or one of the two was restored from a copy. Then the outbox for it is halted.
+    A push waits in the broker's outbox until its ingest has stored it. Two things can stop it. First, an ingest refuses a push permanently
+    when its limits are below the broker's. The push is set aside, so that later ones are sent, until it is retried or discarded; at 1,000
+    pushes set aside the outbox is halted. Second, an ingest has lost rows that it had confirmed, or has different ones, because it was
+    started on another folder or one of the two was restored from a copy. Then the outbox to it is halted.
     """
 
     @_abc_1.abstractmethod
@@ -124,7 +124,7 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.GetOutboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.GetOutboxResponse, _abc.Awaitable[_outbox_pb2.GetOutboxResponse]]:
-        """How the outbox stands, and the pushes put aside. Not paged: there are at most 1,000.
+        """Returns the state of the outbox, and the pushes set aside. Not paged: there are at most 1,000.
 
         Errors: UNAVAILABLE.
         """
@@ -135,9 +135,9 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.GetRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.GetRefusedPushResponse, _abc.Awaitable[_outbox_pb2.GetRefusedPushResponse]]:
-        """Shows a push that was put aside, with its content.
+        """Returns a push that was set aside, with its content.
 
-        Errors: NOT_FOUND (retried, discarded, or never there), DATA_LOSS (its row is damaged, or its payload is gone), UNAVAILABLE.
+        Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -146,9 +146,9 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.RetryRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.RetryRefusedPushResponse, _abc.Awaitable[_outbox_pb2.RetryRefusedPushResponse]]:
-        """Puts a push back into the outbox, as its last: once the cause is removed. Exactly once: the call that finds it moves it.
+        """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
 
-        Errors: NOT_FOUND (as above; a repeat gets it, too), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
+        Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -157,9 +157,9 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.DiscardRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.DiscardRefusedPushResponse, _abc.Awaitable[_outbox_pb2.DiscardRefusedPushResponse]]:
-        """Removes a push that was put aside, for good.
+        """Deletes a push that was set aside.
 
-        Errors: NOT_FOUND (as above; a repeat gets it, too), UNAVAILABLE.
+        Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -168,9 +168,9 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.ResumeOutboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.ResumeOutboxResponse, _abc.Awaitable[_outbox_pb2.ResumeOutboxResponse]]:
-        """Lets a halted outbox go on from the number that its ingest has, when nothing can be done about what differs. Rows that the ingest has
-        lost are not sent again; those that wait are sent, and where the ingest has had them already, before this broker was
-        restored from a copy, they come twice. Takes effect with the next try, which is made at once; GetOutbox tells.
+        """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
+        are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
+        outbox tries immediately; GetOutbox shows the result.
 
         Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
         """

@@ -35,7 +35,7 @@ class _PurgeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PurgeReas
     """
 
 class PurgeReason(_PurgeReason, metaclass=_PurgeReasonEnumTypeWrapper):
-    """Why messages are to go: what ingest checks by its own clock and by what it has stored."""
+    """The reason to delete messages, which ingest checks by its own clock and data."""
 
 PURGE_REASON_UNSPECIFIED: PurgeReason.ValueType  # 0
 """Not given: refused."""
@@ -49,7 +49,7 @@ Global___PurgeReason: _TypeAlias = PurgeReason  # noqa: Y015
 
 @_typing.final
 class PurgeMessagesRequest(_message.Message):
-    """Which messages are to go, and why."""
+    """The messages to delete, and the reason."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -59,10 +59,10 @@ class PurgeMessagesRequest(_message.Message):
     purge_epoch: _builtins.int
     """The purge epoch that came with the snapshot of this shard (Snapshot.purge_epoch) by which this was decided."""
     reason: Global___PurgeReason.ValueType
-    """What holds for all of them."""
+    """The reason, for all of them."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The messages, all of this shard, 1 to 10,000, in any order; one that is named twice counts once. Neighbours share log entries:
+        """The messages, all of this shard, 1 to 10,000, in any order; a repeated ID counts once. Neighbours share log entries:
         in ascending order, a call costs least.
         """
 
@@ -83,7 +83,7 @@ Global___PurgeMessagesRequest: _TypeAlias = PurgeMessagesRequest  # noqa: Y015
 
 @_typing.final
 class PurgeMessagesResponse(_message.Message):
-    """What has become of the messages: each that was named is purged, gone or refused."""
+    """The outcome of the messages: each is purged, gone or refused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -92,11 +92,11 @@ class PurgeMessagesResponse(_message.Message):
     REFUSED_IDS_FIELD_NUMBER: _builtins.int
     PURGED_BYTES_FIELD_NUMBER: _builtins.int
     purged_count: _builtins.int
-    """How many were removed by this call."""
+    """Messages that this call deleted."""
     gone_count: _builtins.int
-    """How many were not there any more."""
+    """Messages that were deleted before."""
     purged_bytes: _builtins.int
-    """Bytes of the payloads that were removed. The store gives the space back once SlateDB has compacted and collected."""
+    """Bytes of the deleted payloads. The space in the store is free once SlateDB has compacted and collected."""
     @_builtins.property
     def refused_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those for which the reason does not hold, which ingest has not stored yet, or whose stored metadata is damaged; in ascending order."""

@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PurgeServiceStub:
-    """Removes stored messages for good. Every ingest serves it for its own shard. For the janitor, whose jobs find out from snapshots of
-    every shard (SnapshotService) which messages nobody needs any more; ingest checks again what it can know itself, and refuses what
-    is not, or no longer, true.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
+    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
+    messages that must stay.
     """
 
     @_typing.overload
@@ -37,39 +37,37 @@ class PurgeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PurgeServiceAsyncStub: ...
     PurgeMessages: _grpc.UnaryUnaryMultiCallable[_purge_pb2.PurgeMessagesRequest, _purge_pb2.PurgeMessagesResponse]
-    """Removes messages: their payloads and their parts of the metadata log, together. What is answered is durable. A message that is gone
-    already counts as gone, so that a call can be repeated. Publishes and reads go on meanwhile; who reads the log passes over what is
-    gone. Objects of large payloads are deleted before this answers; one that outlives a crash belongs to nobody, and the job
-    `unreferenced` removes it later.
+    """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
+    before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
+    deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
     Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-    negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch is another by now, take a new snapshot;
-    the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be gone.
+    negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
+    the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
     """
 
 @_typing.type_check_only
 class PurgeServiceAsyncStub(PurgeServiceStub):
-    """Removes stored messages for good. Every ingest serves it for its own shard. For the janitor, whose jobs find out from snapshots of
-    every shard (SnapshotService) which messages nobody needs any more; ingest checks again what it can know itself, and refuses what
-    is not, or no longer, true.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
+    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
+    messages that must stay.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PurgeMessages: _aio.UnaryUnaryMultiCallable[_purge_pb2.PurgeMessagesRequest, _purge_pb2.PurgeMessagesResponse]  # type: ignore[assignment]
-    """Removes messages: their payloads and their parts of the metadata log, together. What is answered is durable. A message that is gone
-    already counts as gone, so that a call can be repeated. Publishes and reads go on meanwhile; who reads the log passes over what is
-    gone. Objects of large payloads are deleted before this answers; one that outlives a crash belongs to nobody, and the job
-    `unreferenced` removes it later.
+    """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
+    before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
+    deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
     Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-    negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch is another by now, take a new snapshot;
-    the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be gone.
+    negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
+    the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
     """
 
 class PurgeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Removes stored messages for good. Every ingest serves it for its own shard. For the janitor, whose jobs find out from snapshots of
-    every shard (SnapshotService) which messages nobody needs any more; ingest checks again what it can know itself, and refuses what
-    is not, or no longer, true.
+    """Deletes stored messages. Served by every ingest, for its shard. It is for the janitor, whose jobs find in snapshots of all shards
+    (SnapshotService) which messages are no longer needed. Ingest checks again what it can by its own clock and data, and refuses
+    messages that must stay.
     """
 
     @_abc_1.abstractmethod
@@ -78,14 +76,13 @@ class PurgeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _purge_pb2.PurgeMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_purge_pb2.PurgeMessagesResponse, _abc.Awaitable[_purge_pb2.PurgeMessagesResponse]]:
-        """Removes messages: their payloads and their parts of the metadata log, together. What is answered is durable. A message that is gone
-        already counts as gone, so that a call can be repeated. Publishes and reads go on meanwhile; who reads the log passes over what is
-        gone. Objects of large payloads are deleted before this answers; one that outlives a crash belongs to nobody, and the job
-        `unreferenced` removes it later.
+        """Deletes messages: their payloads together with their parts of the metadata log, durably. A call can be repeated: messages deleted
+        before count as gone. Publishes and reads continue meanwhile; readers of the log skip deleted messages. Objects of large payloads are
+        deleted before the call returns; one that a crash leaves behind is removed later by the job `unreferenced`.
 
         Errors: INVALID_ARGUMENT (no IDs, more than 10,000, an ID of another shard: field `message_ids[i]`; `reason` not given or unknown;
-        negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch is another by now, take a new snapshot;
-        the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be gone.
+        negative `purge_epoch`), FAILED_PRECONDITION (STALE_PURGE_EPOCH: the shard's purge epoch has changed: take a new snapshot;
+        the ErrorInfo's metadata has `purge_epoch`), RESOURCE_EXHAUSTED, UNAVAILABLE. After an error some of the messages may be deleted.
         """
 
 def add_PurgeServiceServicer_to_server(servicer: PurgeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,19 +26,19 @@ class _NameUseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NameUse.Value
     NAME_USE_UNSPECIFIED: _NameUse.ValueType  # 0
     """Not given."""
     NAME_USE_NONE: _NameUse.ValueType  # 1
-    """For nothing: another shard may claim the name."""
+    """None: another shard may claim the name."""
     NAME_USE_QUEUE: _NameUse.ValueType  # 2
     """The queue exists on this shard."""
     NAME_USE_CHANGING: _NameUse.ValueType  # 3
     """A queue of this name is being created or deleted on this shard: ask again."""
 
 class NameUse(_NameUse, metaclass=_NameUseEnumTypeWrapper):
-    """What a shard uses a queue's name for."""
+    """A shard's use of a queue's name."""
 
 NAME_USE_UNSPECIFIED: NameUse.ValueType  # 0
 """Not given."""
 NAME_USE_NONE: NameUse.ValueType  # 1
-"""For nothing: another shard may claim the name."""
+"""None: another shard may claim the name."""
 NAME_USE_QUEUE: NameUse.ValueType  # 2
 """The queue exists on this shard."""
 NAME_USE_CHANGING: NameUse.ValueType  # 3
@@ -47,7 +47,7 @@ Global___NameUse: _TypeAlias = NameUse  # noqa: Y015
 
 @_typing.final
 class GetNameUseRequest(_message.Message):
-    """Asks about one name."""
+    """The name to ask about."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -69,7 +69,7 @@ Global___GetNameUseRequest: _TypeAlias = GetNameUseRequest  # noqa: Y015
 
 @_typing.final
 class GetNameUseResponse(_message.Message):
-    """What the shard uses the name for."""
+    """The shard's use of the name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -78,7 +78,7 @@ class GetNameUseResponse(_message.Message):
     use: Global___NameUse.ValueType
     """Its use."""
     broker_shard: _builtins.int
-    """The broker shard that answers."""
+    """The broker shard that responds."""
     def __init__(
         self,
         *,

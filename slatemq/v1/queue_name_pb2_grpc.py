@@ -53,7 +53,7 @@ class QueueNameServiceServicer:
     """
 
     def GetNameUse(self, request, context):
-        """Says what this shard uses a queue's name for, as it is durable. The answer comes from the proven owner of the shard, so a commit precedes it.
+        """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
 
         Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
         """

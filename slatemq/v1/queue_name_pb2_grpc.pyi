@@ -38,7 +38,7 @@ class QueueNameServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueNameServiceAsyncStub: ...
     GetNameUse: _grpc.UnaryUnaryMultiCallable[_queue_name_pb2.GetNameUseRequest, _queue_name_pb2.GetNameUseResponse]
-    """Says what this shard uses a queue's name for, as it is durable. The answer comes from the proven owner of the shard, so a commit precedes it.
+    """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
 
     Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
     """
@@ -53,7 +53,7 @@ class QueueNameServiceAsyncStub(QueueNameServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNameUse: _aio.UnaryUnaryMultiCallable[_queue_name_pb2.GetNameUseRequest, _queue_name_pb2.GetNameUseResponse]  # type: ignore[assignment]
-    """Says what this shard uses a queue's name for, as it is durable. The answer comes from the proven owner of the shard, so a commit precedes it.
+    """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
 
     Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
     """
@@ -71,7 +71,7 @@ class QueueNameServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_name_pb2.GetNameUseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_name_pb2.GetNameUseResponse, _abc.Awaitable[_queue_name_pb2.GetNameUseResponse]]:
-        """Says what this shard uses a queue's name for, as it is durable. The answer comes from the proven owner of the shard, so a commit precedes it.
+        """Returns this shard's durable use of a queue's name. A commit precedes the response, to prove that this process owns the shard.
 
         Errors: INVALID_ARGUMENT (`queue_id`), UNAVAILABLE.
         """

@@ -31,9 +31,9 @@ class _EntryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryState
     ENTRY_STATE_AVAILABLE: _EntryState.ValueType  # 1
     """Can be claimed now."""
     ENTRY_STATE_DELAYED: _EntryState.ValueType  # 2
-    """Can be claimed from a later time on."""
+    """Can be claimed at a later time."""
     ENTRY_STATE_IN_FLIGHT: _EntryState.ValueType  # 3
-    """Claimed, the lease running."""
+    """Claimed, with a running lease."""
     ENTRY_STATE_DONE: _EntryState.ValueType  # 4
     """Acked, or moved to another queue by a transfer or a redrive."""
     ENTRY_STATE_FAILED: _EntryState.ValueType  # 5
@@ -49,9 +49,9 @@ ENTRY_STATE_UNSPECIFIED: EntryState.ValueType  # 0
 ENTRY_STATE_AVAILABLE: EntryState.ValueType  # 1
 """Can be claimed now."""
 ENTRY_STATE_DELAYED: EntryState.ValueType  # 2
-"""Can be claimed from a later time on."""
+"""Can be claimed at a later time."""
 ENTRY_STATE_IN_FLIGHT: EntryState.ValueType  # 3
-"""Claimed, the lease running."""
+"""Claimed, with a running lease."""
 ENTRY_STATE_DONE: EntryState.ValueType  # 4
 """Acked, or moved to another queue by a transfer or a redrive."""
 ENTRY_STATE_FAILED: EntryState.ValueType  # 5
@@ -62,7 +62,7 @@ Global___EntryState: _TypeAlias = EntryState  # noqa: Y015
 
 @_typing.final
 class Queue(_message.Message):
-    """A queue: a filter over all that is published, and how to deliver what it lets in."""
+    """A queue: a filter over all published messages, and the settings for their delivery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -92,17 +92,18 @@ class Queue(_message.Message):
     """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
     """A CEL expression over `headers` (map of string to string), `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
-    duration, 0 = for ever), `size` (payload bytes) and `message_id` (int) that is true for the messages that belong to the queue. An evaluation error (a missing header, say) means no match.
+    duration, 0 = for ever), `size` (payload bytes) and `message_id` (int) that is true for the messages of this queue. An evaluation
+    error, such as a missing header, means no match.
     Absent at creation: `headers["queue"] == "<queue_id>"`; set but empty is refused. At most 8,192 bytes.
     """
     priority: _builtins.str
-    """A CEL expression over the same variables that gives 0–255, 0 the most urgent; values outside are clamped. Absent or
-    empty: every message has 128. An evaluation error gives `fallback_priority`. At most 8,192 bytes.
+    """A CEL expression over the same variables that evaluates to 0–255, 0 the most urgent; other numbers are clamped. Absent or
+    empty: every message has 128. After an evaluation error the message has `fallback_priority`. At most 8,192 bytes.
     """
     max_attempts: _builtins.int
-    """How often a message may be claimed before it is moved to failed: 1–65,535; absent at creation: 5."""
+    """The number of claims after which a message becomes a dead letter: 1–65,535; absent at creation: 5."""
     lease_ms: _builtins.int
-    """How long a claim holds a message when the consumer does not say: 1,000–43,200,000 ms (12 h), and not above `max_lease_ms`;
+    """The lease of a claim that does not ask for one: 1,000–43,200,000 ms (12 h), and not above `max_lease_ms`;
     absent at creation: 30,000, or `max_lease_ms` where that is less.
     """
     max_lease_ms: _builtins.int
@@ -110,56 +111,54 @@ class Queue(_message.Message):
     43,200,000, or `max_total_lease_ms` where that is less.
     """
     done_retention_s: _builtins.int
-    """How long done messages are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 86,400 (1
-    day). Lists leave out what is older.
+    """How long done messages stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 86,400 (1 day).
+    Lists leave out older ones.
     """
     max_in_flight: _builtins.int
-    """How many messages may be in flight at once: 1–1,000,000; absent at creation: 100,000. Claims beyond it wait as for an empty
-    queue.
-    """
+    """The limit of messages in flight: 1–1,000,000; absent at creation: 100,000. Claims beyond it wait as they do on an empty queue."""
     broker_shard: _builtins.int
     """Output only. The broker shard that owns the queue, recorded at creation."""
     revision: _builtins.int
     """Output only. The shard's config revision with which this queue last changed."""
     etag: _builtins.str
-    """Output only at reads. In an update or delete: the etag last seen, so that nobody else's change is overwritten; empty = any."""
+    """Set in responses. In an update or delete: the etag last seen, so that no other change is overwritten; empty = any."""
     created_at_ms: _builtins.int
     """Output only. When the queue was created."""
     updated_at_ms: _builtins.int
     """Output only. When its settings last changed."""
     default_delay_ms: _builtins.int
-    """A delayed queue has this above 0: its messages are available only so long after their receipt, unless their own `delay_ms` says
-    otherwise. 0 up to the instance's largest delay (900,000 ms, 15 min, unless set otherwise); absent at creation: 0, a normal queue.
+    """Above 0 for a delayed queue: its messages become available this long after their receipt, unless they have a `delay_ms` of their
+    own. 0 up to the instance's largest delay (900,000 ms, 15 min, unless set otherwise); absent at creation: 0, a normal queue.
     """
     fallback_priority: _builtins.int
-    """The priority of messages for which `priority` gives an error or no integer: 0–255; absent at creation: 128."""
+    """The priority of messages for which `priority` fails or is not an integer: 0–255; absent at creation: 128."""
     max_total_lease_ms: _builtins.int
     """How long one claim may hold a message, all extensions included: 1,000–604,800,000 ms (7 days); absent at creation: 43,200,000
-    (12 h). Only what a lease gets after a restart of the broker comes on top.
+    (12 h). The grace that leases get after a restart of the broker is not counted.
     """
     failed_retention_s: _builtins.int
-    """How long dead letters are to stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0. Archived ones stay."""
+    """How long dead letters stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0. Archived ones stay."""
     paused: _builtins.bool
     """Output only. Whether the queue is paused; see PauseQueue."""
     @_builtins.property
     def counts(self) -> Global___QueueCounts:
-        """Output only. How many messages are in which state; not sent by WatchQueues."""
+        """Output only. The messages by state; WatchQueues does not send them."""
 
     @_builtins.property
     def backoff(self) -> Global___Backoff:
         """How long a message waits after a failed attempt; absent at creation: KIND_EXPONENTIAL, 1,000 ms, at most 600,000 ms, multiplier 5,
-        jitter 0.5, which keeps a message from its fifth attempt for at least 78 s. KIND_NONE: not at all. Always set in answers.
+        jitter 0.5: then the fifth attempt comes 78 s after the first failure, or later. KIND_NONE: it does not wait. Always set in responses.
         """
 
     @_builtins.property
     def replay(self) -> Global___Replay:
-        """Output only. How far the messages from before the queue's creation are brought in; absent when the queue began with its creation."""
+        """Output only. The replay of messages from before the queue's creation; absent when there is none."""
 
     @_builtins.property
     def quarantine(self) -> Global___Quarantine:
-        """Output only. Set while the queue is in quarantine: its filter or priority took so much of a router's time that others waited. It gets
-        no messages; those that come stay in the logs, as long as their retention lasts, and are judged, once, when the filter or priority
-        is changed or LiftQuarantine is called. Claims of what is in the queue go on.
+        """Output only. Set while the queue is in quarantine: its filter or priority took a router so long that other queues waited. Routing
+        leaves the queue out; new messages stay in the logs for their retention, and are judged once when the filter or priority changes or
+        LiftQuarantine is called. Messages in the queue can still be claimed.
         """
 
     def __init__(
@@ -248,9 +247,9 @@ class Quarantine(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """What its expressions took, in words."""
+    """The time that its expressions took, for people."""
     since_ms: _builtins.int
-    """Since when."""
+    """The beginning of the quarantine, in milliseconds since the Unix epoch."""
     def __init__(
         self,
         *,
@@ -268,7 +267,7 @@ Global___Quarantine: _TypeAlias = Quarantine  # noqa: Y015
 @_typing.final
 class Backoff(_message.Message):
     """How long a message waits after its n-th failed attempt (n from 1): a nack without a delay of its own, or a lease that ended. With
-    jitter j, the wait is a random part between (1 − j) and 1 of it.
+    jitter j, the wait is multiplied by a random number between 1 − j and 1.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -288,8 +287,8 @@ class Backoff(_message.Message):
         KIND_EXPONENTIAL: Backoff._Kind.ValueType  # 3
         """`initial_ms` × `multiplier`^(n − 1)."""
         KIND_NONE: Backoff._Kind.ValueType  # 4
-        """No wait at all; no other field is given with it. What a worker needs and is down for some seconds then makes dead letters of all
-        that waits: for work that fails by itself only.
+        """No wait; all other fields must be absent. Use it only where work fails for reasons of its own: when a service that workers need
+        is down for some seconds, all waiting messages become dead letters.
         """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
@@ -304,8 +303,8 @@ class Backoff(_message.Message):
     KIND_EXPONENTIAL: Backoff.Kind.ValueType  # 3
     """`initial_ms` × `multiplier`^(n − 1)."""
     KIND_NONE: Backoff.Kind.ValueType  # 4
-    """No wait at all; no other field is given with it. What a worker needs and is down for some seconds then makes dead letters of all
-    that waits: for work that fails by itself only.
+    """No wait; all other fields must be absent. Use it only where work fails for reasons of its own: when a service that workers need
+    is down for some seconds, all waiting messages become dead letters.
     """
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -318,11 +317,11 @@ class Backoff(_message.Message):
     initial_ms: _builtins.int
     """The first wait: 1–43,200,000 ms (12 h)."""
     max_ms: _builtins.int
-    """The longest wait: `initial_ms`–43,200,000 ms; 0 = 43,200,000. Of no effect with KIND_FIXED."""
+    """The longest wait: `initial_ms`–43,200,000 ms; 0 = 43,200,000. Has no effect with KIND_FIXED."""
     multiplier: _builtins.float
-    """For KIND_EXPONENTIAL, and refused with the others: 1–100; 0 = 2."""
+    """For KIND_EXPONENTIAL: 1–100; 0 = 2. Refused with other kinds."""
     jitter: _builtins.float
-    """0–1; 0 = none. Only half and full jitter have names elsewhere: 0.5 and 1."""
+    """0–1; 0 = none. "Half jitter" is 0.5, "full jitter" is 1."""
     def __init__(
         self,
         *,
@@ -342,8 +341,8 @@ Global___Backoff: _TypeAlias = Backoff  # noqa: Y015
 
 @_typing.final
 class Replay(_message.Message):
-    """The parts of the logs that a queue's filter judges later than others do: what is older than the queue, and what came during a
-    quarantine that was lifted.
+    """The parts of the logs that a queue's filter judges late: messages older than the queue, and those that came during a quarantine that
+    was lifted.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -353,14 +352,14 @@ class Replay(_message.Message):
     REPLAYED_COUNT_FIELD_NUMBER: _builtins.int
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
-    """Whether all of it is done."""
+    """Whether all ranges are done."""
     replayed_count: _builtins.int
-    """How many messages were judged so far, whether or not they matched: the sum of the ranges'."""
+    """Messages judged so far, whether or not they matched: the sum over the ranges."""
     message_count: _builtins.int
-    """How many there are in all: the sum of the ranges'; absent as long as one of them has none."""
+    """All messages: the sum over the ranges; absent while one of them has none."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayRange]:
-        """Those of each ingest shard whose log has something to bring in, in ascending order; they do not overlap."""
+        """By ingest shard in ascending order, for each log with messages to judge; they do not overlap."""
 
     def __init__(
         self,
@@ -396,18 +395,18 @@ class ReplayRange(_message.Message):
     ingest_shard: _builtins.int
     """The log's ingest shard."""
     start_sequence: _builtins.int
-    """The ID of the message after which it began."""
+    """The range begins after the message with this ID."""
     cursor: _builtins.int
-    """The ID of the message up to which it is done."""
+    """The last message judged."""
     end_sequence: _builtins.int
-    """The ID of the message with which it is complete: where live routing began to judge by the queue's filter."""
+    """The last message of the range, after which live routing judges by the queue's filter."""
     waits_for_ingest: _builtins.bool
-    """Its ingest could not be asked where the start is, and is asked when it answers: until then the start and the cursor are 0."""
+    """The ingest of the log is down: start and cursor are 0 until it is up and returns where the range starts."""
     replayed_count: _builtins.int
-    """How many of its messages were judged so far, whether or not they matched."""
+    """Messages judged so far, whether or not they matched."""
     message_count: _builtins.int
-    """How many messages it has in all. Those that were removed since may be counted in until the replay has passed them; so it may get
-    smaller, and equals `replayed_count` at the end. Absent until the first messages are in, and after the end was moved along.
+    """All messages of the range. Messages removed meanwhile may be counted until the replay has passed them, so the number may get smaller;
+    at the end it equals `replayed_count`. Absent until the first messages are judged, and after the end has moved.
     """
     def __init__(
         self,
@@ -432,7 +431,7 @@ Global___ReplayRange: _TypeAlias = ReplayRange  # noqa: Y015
 
 @_typing.final
 class QueueCounts(_message.Message):
-    """How many messages of a queue are in which state. A message whose retention is over counts until a claim passes over it."""
+    """The messages of a queue by state. A message past its retention counts until a claim skips it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -445,13 +444,13 @@ class QueueCounts(_message.Message):
     BY_PRIORITY_FIELD_NUMBER: _builtins.int
     OLDEST_CLAIMABLE_AGE_MS_FIELD_NUMBER: _builtins.int
     available_count: _builtins.int
-    """Can be claimed now, but for those counted as delayed."""
+    """Can be claimed now, except those still counted as delayed."""
     delayed_count: _builtins.int
-    """Available at a later time: delayed, scheduled, or waiting after a failed attempt. Of those whose time has come, the ones that
-    nobody has looked for yet may count here for some seconds when they are very many.
+    """Available at a later time: delayed, scheduled, or waiting after a failed attempt. Where very many
+    become available together, some may count here for some seconds more.
     """
     in_flight_count: _builtins.int
-    """Claimed, the lease running."""
+    """Claimed, with a running lease."""
     done_count: _builtins.int
     """Done, and still listed."""
     failed_count: _builtins.int
@@ -459,8 +458,8 @@ class QueueCounts(_message.Message):
     archived_count: _builtins.int
     """Dead letters whose content was moved into the archive."""
     oldest_claimable_age_ms: _builtins.int
-    """How long the message that waits longest has been claimable, delayed ones excluded; absent when none is claimable. Of the
-    messages that came together the time of the first counts, so it may be some milliseconds off.
+    """The longest time that a message has been claimable, delayed ones excluded; absent when none is claimable. Messages that were routed
+    together have the time of the first one, so it may be some milliseconds off.
     """
     @_builtins.property
     def by_priority(self) -> _containers.RepeatedCompositeFieldContainer[Global___PriorityCounts]:
@@ -490,7 +489,7 @@ Global___QueueCounts: _TypeAlias = QueueCounts  # noqa: Y015
 
 @_typing.final
 class PriorityCounts(_message.Message):
-    """How many messages of one priority wait."""
+    """The waiting messages of one priority."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -533,13 +532,11 @@ class CreateQueueRequest(_message.Message):
     NOT_FOUND when this shard has no such queue: ask the broker that has it.
     """
     start_from_ms: _builtins.int
-    """Those received at or after this time, in milliseconds since the Unix epoch; a time before the instance's replay window is taken as
-    its beginning. Not negative, and not later than now (a minute is allowed for clocks that differ, and is the same as now).
+    """Those received at or after this time, in milliseconds since the Unix epoch; a time before the instance's replay window means its
+    beginning. Not negative, and at most a minute in the future, which means now.
     """
     start_from_beginning: _builtins.bool
-    """Those of the whole replay window: what ingest received in the last 7 days, or as long as the setting `replay_window_s` says; 0 there
-    is for ever.
-    """
+    """Those of the whole replay window: received in the last 7 days, or in the instance's `replay_window_s` seconds (0 = ever)."""
     @_builtins.property
     def queue(self) -> Global___Queue:
         """`queue_id` is required, the output-only fields are ignored."""
@@ -564,7 +561,7 @@ Global___CreateQueueRequest: _TypeAlias = CreateQueueRequest  # noqa: Y015
 
 @_typing.final
 class CreateQueueResponse(_message.Message):
-    """The queue created."""
+    """The new queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -634,7 +631,7 @@ Global___GetQueueResponse: _TypeAlias = GetQueueResponse  # noqa: Y015
 
 @_typing.final
 class ListQueuesRequest(_message.Message):
-    """Which page of queues."""
+    """A page of queues to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -642,7 +639,7 @@ class ListQueuesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most this many queues; 0 = 100, more than 1,000 is taken as 1,000."""
+    """At most this many queues; 0 = 100, more than 1,000 means 1,000."""
     page_token: _builtins.str
     """The `next_page_token` of the page before; empty = the first page."""
     prefix: _builtins.str
@@ -700,12 +697,13 @@ class UpdateQueueRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queue(self) -> Global___Queue:
-        """`queue_id` says which, `etag` which version (empty = any); of the rest, what the mask names."""
+        """`queue_id` and `etag` (empty = any) select the queue; of the other fields those that the mask names are read."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
         """Paths of Queue: `filter`, `priority`, `max_attempts`, `lease_ms`, `max_lease_ms`, `done_retention_s`, `max_in_flight`,
-        `default_delay_ms`, `backoff`, `fallback_priority`, `max_total_lease_ms`, `failed_retention_s`; at least one. A setting named whose field is absent goes back to the default.
+        `default_delay_ms`, `backoff`, `fallback_priority`, `max_total_lease_ms`, `failed_retention_s`; at least one. A named setting whose field is
+        absent is reset to its default.
         """
 
     def __init__(
@@ -724,7 +722,7 @@ Global___UpdateQueueRequest: _TypeAlias = UpdateQueueRequest  # noqa: Y015
 
 @_typing.final
 class UpdateQueueResponse(_message.Message):
-    """The queue as changed."""
+    """The changed queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -774,7 +772,7 @@ Global___DeleteQueueRequest: _TypeAlias = DeleteQueueRequest  # noqa: Y015
 
 @_typing.final
 class DeleteQueueResponse(_message.Message):
-    """The queue is gone."""
+    """The queue is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -791,14 +789,14 @@ Global___DeleteQueueResponse: _TypeAlias = DeleteQueueResponse  # noqa: Y015
 
 @_typing.final
 class WatchQueuesRequest(_message.Message):
-    """From where to watch."""
+    """The revision to watch from."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_REVISION_FIELD_NUMBER: _builtins.int
     after_revision: _builtins.int
-    """Queues that changed after this revision are sent first; 0 = all. Of deleted queues at least the last 10,000 are
-    remembered: a revision before what was forgotten is refused with INVALID_ARGUMENT (REVISION_FORGOTTEN).
+    """Queues that changed after this revision are sent first; 0 = all. At least the last 10,000
+    deleted queues are remembered: an older revision is refused with INVALID_ARGUMENT (REVISION_FORGOTTEN).
     """
     def __init__(
         self,
@@ -823,12 +821,12 @@ class WatchQueuesResponse(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """The shard's revision that is reached with the last answer that has these changes: watch again from here then."""
+    """The shard's revision after these changes. Watch again from here once `more` is false."""
     more: _builtins.bool
-    """Whether the next answer has more of the changes up to `revision`."""
+    """Whether the next response has more changes up to `revision`."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueChange]:
-        """In ascending order of revision; may be empty in the first answer."""
+        """In ascending order of revision; may be empty in the first response."""
 
     def __init__(
         self,
@@ -969,7 +967,7 @@ Global___ResumeQueueResponse: _TypeAlias = ResumeQueueResponse  # noqa: Y015
 
 @_typing.final
 class PurgeQueueRequest(_message.Message):
-    """What to remove."""
+    """The messages to remove."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -979,7 +977,7 @@ class PurgeQueueRequest(_message.Message):
     """The queue's ID."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___EntryState.ValueType]:
-        """The states whose messages go, each once; empty = AVAILABLE and DELAYED, which always go together. IN_FLIGHT ends the leases."""
+        """The states of the messages to remove, each once; empty = AVAILABLE and DELAYED, which always go together. IN_FLIGHT ends the leases."""
 
     def __init__(
         self,
@@ -997,7 +995,7 @@ Global___PurgeQueueRequest: _TypeAlias = PurgeQueueRequest  # noqa: Y015
 
 @_typing.final
 class PurgeQueueResponse(_message.Message):
-    """What was removed."""
+    """The number of messages removed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -34,57 +34,62 @@ class QueueServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     CreateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]
-    """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-    before, the ones that are not routed yet may be, too.
+    """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+    messages that are not routed yet.
 
-    With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
-    instance's replay window the result is as if the queue had existed: each message once.
+    With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
+    Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
 
-    Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
-    `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-    deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
-    queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
-    whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
-    then (`ReplayRange.waits_for_ingest`).
+    Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
+    and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
+    created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
+    RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
+
+    - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
+    - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
+    - BROKER_AWAY: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
+      still has. Names that were never used, or whose queue was deleted, need no other broker.
+
+    An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
+    (`ReplayRange.waits_for_ingest`).
     """
     GetQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]
     """Reads one queue, with the counts of its messages.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ListQueues: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ListQueuesRequest, _queue_pb2.ListQueuesResponse]
-    """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
+    """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not all at the same moment.
 
-    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not return), UNAVAILABLE.
     """
     UpdateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]
-    """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-    later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+    """Changes the settings that the update mask names. A new filter, priority or default delay applies to messages that are routed later;
+    a lower `max_attempts` applies to a message at its next claim, nack or end of a lease; a new lease at the next claim.
 
     Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
-    which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
+    which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too many changes wait to be stored),
     UNAVAILABLE.
     """
     DeleteQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]
-    """Deletes a queue with everything in it, at once, however much that is; its rows are removed in the background. Its leases
-    end: acks on them get NOT_FOUND, waiting claims and streams too. The messages themselves stay stored. Creating a queue of
-    the same name starts an empty one.
+    """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
+    leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
+    starts empty.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
     WatchQueues: _grpc.UnaryStreamMultiCallable[_queue_pb2.WatchQueuesRequest, _queue_pb2.WatchQueuesResponse]
-    """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Several changes
-    of one queue may arrive as the last one.
+    """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
+    one queue, only the last may arrive.
 
     Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
     RESOURCE_EXHAUSTED (1,000 streams are open).
     """
     PauseQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]
-    """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
-    on, running leases can be finished. Pausing a paused queue is OK.
+    """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing continue, and running
+    leases can be acked, nacked and extended. Pausing a paused queue is OK.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ResumeQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ResumeQueueRequest, _queue_pb2.ResumeQueueResponse]
     """Ends a pause. Resuming a queue that is not paused is OK.
@@ -92,18 +97,18 @@ class QueueServiceStub:
     Errors: as of PauseQueue.
     """
     PurgeQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PurgeQueueRequest, _queue_pb2.PurgeQueueResponse]
-    """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
-    Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+    """Removes all messages of a queue that are in certain states. The call takes no longer for many: rows are removed in the background.
+    Messages that are routed later stay, and so do the stored messages, and their entries in other queues.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
-    purges are still being swept away: retry).
+    Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+    purges are still being removed; retry).
     """
     LiftQuarantine: _grpc.UnaryUnaryMultiCallable[_queue_pb2.LiftQuarantineRequest, _queue_pb2.LiftQuarantineResponse]
-    """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
-    take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
-    that there is not is OK.
+    """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages that waited are judged once. A queue whose
+    expressions still take too long is quarantined again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a
+    queue that is not in quarantine.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
 
 @_typing.type_check_only
@@ -112,57 +117,62 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]  # type: ignore[assignment]
-    """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-    before, the ones that are not routed yet may be, too.
+    """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+    messages that are not routed yet.
 
-    With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
-    instance's replay window the result is as if the queue had existed: each message once.
+    With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
+    Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
 
-    Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-    `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
-    `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-    deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
-    queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
-    whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
-    then (`ReplayRange.waits_for_ingest`).
+    Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
+    and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
+    created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
+    RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
+
+    - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
+    - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
+    - BROKER_AWAY: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
+      still has. Names that were never used, or whose queue was deleted, need no other broker.
+
+    An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
+    (`ReplayRange.waits_for_ingest`).
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]  # type: ignore[assignment]
     """Reads one queue, with the counts of its messages.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ListQueues: _aio.UnaryUnaryMultiCallable[_queue_pb2.ListQueuesRequest, _queue_pb2.ListQueuesResponse]  # type: ignore[assignment]
-    """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
+    """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not all at the same moment.
 
-    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not return), UNAVAILABLE.
     """
     UpdateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateQueueRequest, _queue_pb2.UpdateQueueResponse]  # type: ignore[assignment]
-    """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-    later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+    """Changes the settings that the update mask names. A new filter, priority or default delay applies to messages that are routed later;
+    a lower `max_attempts` applies to a message at its next claim, nack or end of a lease; a new lease at the next claim.
 
     Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
-    which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
+    which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too many changes wait to be stored),
     UNAVAILABLE.
     """
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]  # type: ignore[assignment]
-    """Deletes a queue with everything in it, at once, however much that is; its rows are removed in the background. Its leases
-    end: acks on them get NOT_FOUND, waiting claims and streams too. The messages themselves stay stored. Creating a queue of
-    the same name starts an empty one.
+    """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
+    leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
+    starts empty.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
     WatchQueues: _aio.UnaryStreamMultiCallable[_queue_pb2.WatchQueuesRequest, _queue_pb2.WatchQueuesResponse]  # type: ignore[assignment]
-    """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Several changes
-    of one queue may arrive as the last one.
+    """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
+    one queue, only the last may arrive.
 
     Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
     RESOURCE_EXHAUSTED (1,000 streams are open).
     """
     PauseQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]  # type: ignore[assignment]
-    """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
-    on, running leases can be finished. Pausing a paused queue is OK.
+    """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing continue, and running
+    leases can be acked, nacked and extended. Pausing a paused queue is OK.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
     ResumeQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.ResumeQueueRequest, _queue_pb2.ResumeQueueResponse]  # type: ignore[assignment]
     """Ends a pause. Resuming a queue that is not paused is OK.
@@ -170,18 +180,18 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Errors: as of PauseQueue.
     """
     PurgeQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PurgeQueueRequest, _queue_pb2.PurgeQueueResponse]  # type: ignore[assignment]
-    """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
-    Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+    """Removes all messages of a queue that are in certain states. The call takes no longer for many: rows are removed in the background.
+    Messages that are routed later stay, and so do the stored messages, and their entries in other queues.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
-    purges are still being swept away: retry).
+    Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+    purges are still being removed; retry).
     """
     LiftQuarantine: _aio.UnaryUnaryMultiCallable[_queue_pb2.LiftQuarantineRequest, _queue_pb2.LiftQuarantineResponse]  # type: ignore[assignment]
-    """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
-    take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
-    that there is not is OK.
+    """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages that waited are judged once. A queue whose
+    expressions still take too long is quarantined again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a
+    queue that is not in quarantine.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
     """
 
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -193,19 +203,24 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.CreateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.CreateQueueResponse, _abc.Awaitable[_queue_pb2.CreateQueueResponse]]:
-        """Creates a queue. Every message whose publish begins after this answered is judged by the queue's filter; of those published
-        before, the ones that are not routed yet may be, too.
+        """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+        messages that are not routed yet.
 
-        With a start in the past, the stored messages are brought in behind the back of live traffic; `Queue.replay` tells how far. Over the
-        instance's replay window the result is as if the queue had existed: each message once.
+        With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
+        Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
 
-        Errors: INVALID_ARGUMENT (the field is named; for a bad filter or priority, INVALID_EXPRESSION, the ErrorInfo's metadata has
-        `line` and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (on this shard or another one: then the ErrorInfo's metadata has
-        `broker_shard`; also when a repeat of your own call finds the queue that the first one made), DATA_LOSS (NAME_DAMAGED), RESOURCE_EXHAUSTED (too much waits to be stored), UNAVAILABLE (QUEUE_BEING_REMOVED: the last queue of this name was just
-        deleted and is still being swept away: retry; QUEUE_CHANGING: another shard is creating a queue of this name now: retry; BROKER_AWAY: another shard had a
-        queue of this name, and its broker, `broker_shard` in the metadata, cannot be asked whether it still has. No other broker is needed for a name that was never used, or
-        whose queue was deleted). An ingest that is down refuses nothing: the replay of its log begins when it is back, with what is stored by
-        then (`ReplayRange.waits_for_ingest`).
+        Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
+        and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
+        created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
+        RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
+
+        - QUEUE_BEING_REMOVED: a queue of this name was just deleted, and its rows are still being removed; retry.
+        - QUEUE_CHANGING: another shard is creating a queue of this name; retry.
+        - BROKER_AWAY: another shard had a queue of this name, and its broker (`broker_shard` in the metadata) does not answer whether it
+          still has. Names that were never used, or whose queue was deleted, need no other broker.
+
+        An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
+        (`ReplayRange.waits_for_ingest`).
         """
 
     @_abc_1.abstractmethod
@@ -216,7 +231,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_queue_pb2.GetQueueResponse, _abc.Awaitable[_queue_pb2.GetQueueResponse]]:
         """Reads one queue, with the counts of its messages.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -225,9 +240,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.ListQueuesResponse, _abc.Awaitable[_queue_pb2.ListQueuesResponse]]:
-        """Lists the queues in ascending order of ID, in pages. Each queue is told as it is at one moment of the call, not all at the same one.
+        """Lists the queues in ascending order of ID, in pages. The queues are read one after another, not all at the same moment.
 
-        Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not give), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (negative page size; INVALID_PAGE_TOKEN: a token that this service did not return), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -236,11 +251,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.UpdateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.UpdateQueueResponse, _abc.Awaitable[_queue_pb2.UpdateQueueResponse]]:
-        """Changes the settings that the update mask names. A new filter or priority judges the messages that are routed
-        later, and so does a new default delay; a lower `max_attempts` counts at a message's next claim or return; a new lease at the next claim.
+        """Changes the settings that the update mask names. A new filter, priority or default delay applies to messages that are routed later;
+        a lower `max_attempts` applies to a message at its next claim, nack or end of a lease; a new lease at the next claim.
 
         Errors: INVALID_ARGUMENT (empty mask, unknown path in it, bad value), NOT_FOUND, ABORTED (the etag is not the current one,
-        which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too much waits to be stored),
+        which the ErrorInfo's metadata has as `etag`: read the queue again), RESOURCE_EXHAUSTED (too many changes wait to be stored),
         UNAVAILABLE.
         """
 
@@ -250,11 +265,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.DeleteQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.DeleteQueueResponse, _abc.Awaitable[_queue_pb2.DeleteQueueResponse]]:
-        """Deletes a queue with everything in it, at once, however much that is; its rows are removed in the background. Its leases
-        end: acks on them get NOT_FOUND, waiting claims and streams too. The messages themselves stay stored. Creating a queue of
-        the same name starts an empty one.
+        """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
+        leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
+        starts empty.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -263,8 +278,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.WatchQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.WatchQueuesResponse], _abc.AsyncIterator[_queue_pb2.WatchQueuesResponse]]:
-        """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Several changes
-        of one queue may arrive as the last one.
+        """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
+        one queue, only the last may arrive.
 
         Errors: INVALID_ARGUMENT (negative revision, or one that this shard has not reached), UNAVAILABLE (draining: watch again),
         RESOURCE_EXHAUSTED (1,000 streams are open).
@@ -276,10 +291,10 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.PauseQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.PauseQueueResponse, _abc.Awaitable[_queue_pb2.PauseQueueResponse]]:
-        """Stops the handing out of a queue's messages: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing go
-        on, running leases can be finished. Pausing a paused queue is OK.
+        """Stops deliveries of a queue: claims and streams get FAILED_PRECONDITION (QUEUE_PAUSED). Publishing and routing continue, and running
+        leases can be acked, nacked and extended. Pausing a paused queue is OK.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -299,11 +314,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.PurgeQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.PurgeQueueResponse, _abc.Awaitable[_queue_pb2.PurgeQueueResponse]]:
-        """Removes all messages of a queue that are in certain states, at once, however many; their rows are removed in the background.
-        Messages routed later are not touched. The messages themselves stay stored, and in other queues.
+        """Removes all messages of a queue that are in certain states. The call takes no longer for many: rows are removed in the background.
+        Messages that are routed later stay, and so do the stored messages, and their entries in other queues.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
-        purges are still being swept away: retry).
+        Errors: INVALID_ARGUMENT (not a valid queue ID, an unknown state), NOT_FOUND, UNAVAILABLE (QUEUE_BEING_REMOVED: too many earlier
+        purges are still being removed; retry).
         """
 
     @_abc_1.abstractmethod
@@ -312,11 +327,11 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.LiftQuarantineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.LiftQuarantineResponse, _abc.Awaitable[_queue_pb2.LiftQuarantineResponse]]:
-        """Ends a quarantine (see `Queue.quarantine`) with the expressions that the queue has: what waited is judged by them, once. Where they still
-        take too long the queue comes into quarantine again. A change of `filter` or `priority` ends a quarantine, too. Lifting one
-        that there is not is OK.
+        """Ends a quarantine (see `Queue.quarantine`) with the queue's present expressions: the messages that waited are judged once. A queue whose
+        expressions still take too long is quarantined again. A change of `filter` or `priority` also ends a quarantine. The call is OK for a
+        queue that is not in quarantine.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID), NOT_FOUND, UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, UNAVAILABLE.
         """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

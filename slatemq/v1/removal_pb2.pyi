@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RemoveEntriesRequest(_message.Message):
-    """What is to go."""
+    """The entries to remove."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -35,8 +35,8 @@ class RemoveEntriesRequest(_message.Message):
     queue_id: _builtins.str
     """The queue."""
     created_revision: _builtins.int
-    """Which queue of that name: the column `created_revision` of the table `queues` (Queue does not tell it). Of `archived` alone it may be 0:
-    whichever queue has that name now.
+    """The column `created_revision` of the table `queues`, which distinguishes queues of the same name. For `archived` it may be 0: the queue
+    that has the name now.
     """
     @_builtins.property
     def expired(self) -> Global___ExpiredRemoval:
@@ -56,7 +56,7 @@ class RemoveEntriesRequest(_message.Message):
 
     @_builtins.property
     def archived(self) -> Global___ArchivedRemoval:
-        """Archived entries that nobody wants back."""
+        """Archived entries to drop."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ Global___WaitingRow: _TypeAlias = WaitingRow  # noqa: Y015
 
 @_typing.final
 class DoneRemoval(_message.Message):
-    """What was done long enough ago: both before `done_before_ms`, and, with the grace period, longer ago than the queue's `done_retention_s`."""
+    """Done entries that finished before `done_before_ms`, and longer ago than the queue's `done_retention_s` and the grace period."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -172,7 +172,7 @@ class ArchiveRemoval(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """Where their content is: names the archive's part to those who read it. 1–255 bytes."""
+    """The run that archived their content, which names the part of the archive. 1–255 bytes."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedRow]:
         """1 to 10,000, in any order; those of one bucket together cost least."""
@@ -193,7 +193,7 @@ Global___ArchiveRemoval: _TypeAlias = ArchiveRemoval  # noqa: Y015
 
 @_typing.final
 class FailedExpiredRemoval(_message.Message):
-    """Failed entries whose time has come."""
+    """Failed entries past the retention."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -271,7 +271,7 @@ Global___ArchivedRemoval: _TypeAlias = ArchivedRemoval  # noqa: Y015
 
 @_typing.final
 class RemoveEntriesResponse(_message.Message):
-    """What has become of the rows: each is removed, gone or refused."""
+    """The outcome of the rows: each is removed, gone or refused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -281,18 +281,18 @@ class RemoveEntriesResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     GONE_ROWS_FIELD_NUMBER: _builtins.int
     removed_count: _builtins.int
-    """How many this call removed."""
+    """Entries that this call removed."""
     gone_count: _builtins.int
-    """How many were not there any more."""
+    """Entries that were gone before."""
     more: _builtins.bool
-    """Of DONE: there is more to remove; repeat the call."""
+    """DONE: there is more to remove; repeat the call."""
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRemoval]:
         """Those that stay, in the order of the request."""
 
     @_builtins.property
     def gone_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of ARCHIVED: where in the rows of the request those are that were gone, from 0, ascending."""
+        """ARCHIVED: the places of gone entries in the rows of the request, from 0, ascending."""
 
     def __init__(
         self,
@@ -326,11 +326,11 @@ class RefusedRemoval(_message.Message):
         REASON_UNSPECIFIED: RefusedRemoval._Reason.ValueType  # 0
         """Not given."""
         REASON_NOT_EXPIRED: RefusedRemoval._Reason.ValueType  # 1
-        """Its time has not come by the broker's clock, grace period included; or the queue keeps such entries for ever."""
+        """Its retention and the grace period are not over by the broker's clock, or the queue keeps such entries for ever."""
         REASON_IN_FLIGHT: RefusedRemoval._Reason.ValueType  # 2
-        """It is in flight, and its lease can still be acked. If the lease ends otherwise, the broker drops it."""
+        """It is in flight, and can still be acked. The broker drops it when its lease ends in another way."""
         REASON_EXPIRED: RefusedRemoval._Reason.ValueType  # 3
-        """RedriveArchived: the message is past its retention, nobody would get it."""
+        """RedriveArchived: the message is past its retention, and would not be delivered."""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Why it stays."""
@@ -338,11 +338,11 @@ class RefusedRemoval(_message.Message):
     REASON_UNSPECIFIED: RefusedRemoval.Reason.ValueType  # 0
     """Not given."""
     REASON_NOT_EXPIRED: RefusedRemoval.Reason.ValueType  # 1
-    """Its time has not come by the broker's clock, grace period included; or the queue keeps such entries for ever."""
+    """Its retention and the grace period are not over by the broker's clock, or the queue keeps such entries for ever."""
     REASON_IN_FLIGHT: RefusedRemoval.Reason.ValueType  # 2
-    """It is in flight, and its lease can still be acked. If the lease ends otherwise, the broker drops it."""
+    """It is in flight, and can still be acked. The broker drops it when its lease ends in another way."""
     REASON_EXPIRED: RefusedRemoval.Reason.ValueType  # 3
-    """RedriveArchived: the message is past its retention, nobody would get it."""
+    """RedriveArchived: the message is past its retention, and would not be delivered."""
 
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -352,7 +352,7 @@ class RefusedRemoval(_message.Message):
     reason: Global___RefusedRemoval.Reason.ValueType
     """Why it stays."""
     row: _builtins.int
-    """Where in the rows of the request it is, from 0."""
+    """Its place in the rows of the request, from 0."""
     def __init__(
         self,
         *,
@@ -370,7 +370,7 @@ Global___RefusedRemoval: _TypeAlias = RefusedRemoval  # noqa: Y015
 
 @_typing.final
 class RedriveArchivedRequest(_message.Message):
-    """Which archived entries to push."""
+    """The archived entries to push."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -379,11 +379,11 @@ class RedriveArchivedRequest(_message.Message):
     TARGET_QUEUE_ID_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
-    """The queue in whose list they are."""
+    """The queue that lists them."""
     created_revision: _builtins.int
-    """As in RemoveEntriesRequest; 0 = whichever queue has that name now."""
+    """As in RemoveEntriesRequest; 0 = the queue that has the name now."""
     target_queue_id: _builtins.str
-    """Where they go; empty = back into the same queue. It may be of another shard."""
+    """The target, on any shard; empty = the same queue."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArchivedRow]:
         """1 to 1,000; their payloads together at most 64 MiB."""
@@ -470,7 +470,7 @@ Global___ArchivedRow: _TypeAlias = ArchivedRow  # noqa: Y015
 
 @_typing.final
 class RedriveArchivedResponse(_message.Message):
-    """What has become of the rows: each is redriven, gone or refused."""
+    """The outcome of the rows: each is redriven, gone or refused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -479,16 +479,16 @@ class RedriveArchivedResponse(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     GONE_ROWS_FIELD_NUMBER: _builtins.int
     redriven_count: _builtins.int
-    """How many this call pushed."""
+    """Entries that this call pushed."""
     gone_count: _builtins.int
-    """How many were not there any more: redriven before, or purged."""
+    """Entries that were redriven or dropped before."""
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRemoval]:
         """Those that stay, in the order of the request."""
 
     @_builtins.property
     def gone_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where in the rows of the request those are that were gone, from 0, ascending."""
+        """The places of gone entries in the rows of the request, from 0, ascending."""
 
     def __init__(
         self,

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class RemovalServiceStub:
-    """Removes entries from the lists of queues for good, and keeps track of archived ones. Every broker serves it for the queues of its shard.
-    For the janitor, whose jobs find out from snapshots (SnapshotService) what may go; the broker checks each entry again by its own state
-    and clock, and refuses what is not, or no longer, true. What is answered is durable, and a call can be repeated: what is gone already
-    counts as gone. Claims, acks and redrives go on meanwhile.
+    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
+    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
+    longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     def __init__(self, channel):
@@ -51,19 +51,19 @@ class RemovalServiceStub:
 
 
 class RemovalServiceServicer:
-    """Removes entries from the lists of queues for good, and keeps track of archived ones. Every broker serves it for the queues of its shard.
-    For the janitor, whose jobs find out from snapshots (SnapshotService) what may go; the broker checks each entry again by its own state
-    and clock, and refuses what is not, or no longer, true. What is answered is durable, and a call can be repeated: what is gone already
-    counts as gone. Claims, acks and redrives go on meanwhile.
+    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
+    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
+    longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     def RemoveEntries(self, request, context):
-        """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
+        """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
-        an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-        (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
-        for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
+        an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
+        (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
+        holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,11 +71,11 @@ class RemovalServiceServicer:
 
     def RedriveArchived(self, request, context):
         """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: who repeats a call pushes nothing twice. Archived entries are listed by ListEntries
-        (ENTRY_STATE_ARCHIVED); their content is in the archive of the job that made them.
+        archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
+        (ENTRY_STATE_ARCHIVED); their content is in the archive.
 
         Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-        NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the shard of the target is not known to be up).
+        NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,10 +103,10 @@ def add_RemovalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RemovalService:
-    """Removes entries from the lists of queues for good, and keeps track of archived ones. Every broker serves it for the queues of its shard.
-    For the janitor, whose jobs find out from snapshots (SnapshotService) what may go; the broker checks each entry again by its own state
-    and clock, and refuses what is not, or no longer, true. What is answered is durable, and a call can be repeated: what is gone already
-    counts as gone. Claims, acks and redrives go on meanwhile.
+    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
+    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
+    longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     @staticmethod

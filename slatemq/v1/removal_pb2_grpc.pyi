@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RemovalServiceStub:
-    """Removes entries from the lists of queues for good, and keeps track of archived ones. Every broker serves it for the queues of its shard.
-    For the janitor, whose jobs find out from snapshots (SnapshotService) what may go; the broker checks each entry again by its own state
-    and clock, and refuses what is not, or no longer, true. What is answered is durable, and a call can be repeated: what is gone already
-    counts as gone. Claims, acks and redrives go on meanwhile.
+    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
+    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
+    longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     @_typing.overload
@@ -38,53 +38,53 @@ class RemovalServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RemovalServiceAsyncStub: ...
     RemoveEntries: _grpc.UnaryUnaryMultiCallable[_removal_pb2.RemoveEntriesRequest, _removal_pb2.RemoveEntriesResponse]
-    """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
+    """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
-    an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-    (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
-    for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
+    an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
+    (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
+    holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
     """
     RedriveArchived: _grpc.UnaryUnaryMultiCallable[_removal_pb2.RedriveArchivedRequest, _removal_pb2.RedriveArchivedResponse]
     """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: who repeats a call pushes nothing twice. Archived entries are listed by ListEntries
-    (ENTRY_STATE_ARCHIVED); their content is in the archive of the job that made them.
+    archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
+    (ENTRY_STATE_ARCHIVED); their content is in the archive.
 
     Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-    NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the shard of the target is not known to be up).
+    NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
     """
 
 @_typing.type_check_only
 class RemovalServiceAsyncStub(RemovalServiceStub):
-    """Removes entries from the lists of queues for good, and keeps track of archived ones. Every broker serves it for the queues of its shard.
-    For the janitor, whose jobs find out from snapshots (SnapshotService) what may go; the broker checks each entry again by its own state
-    and clock, and refuses what is not, or no longer, true. What is answered is durable, and a call can be repeated: what is gone already
-    counts as gone. Claims, acks and redrives go on meanwhile.
+    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
+    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
+    longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RemoveEntries: _aio.UnaryUnaryMultiCallable[_removal_pb2.RemoveEntriesRequest, _removal_pb2.RemoveEntriesResponse]  # type: ignore[assignment]
-    """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
+    """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
 
-    Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
-    an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-    (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
-    for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.
+    Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
+    an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
+    (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
+    holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
     """
     RedriveArchived: _aio.UnaryUnaryMultiCallable[_removal_pb2.RedriveArchivedRequest, _removal_pb2.RedriveArchivedResponse]  # type: ignore[assignment]
     """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: who repeats a call pushes nothing twice. Archived entries are listed by ListEntries
-    (ENTRY_STATE_ARCHIVED); their content is in the archive of the job that made them.
+    archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
+    (ENTRY_STATE_ARCHIVED); their content is in the archive.
 
     Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-    NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the shard of the target is not known to be up).
+    NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
     """
 
 class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Removes entries from the lists of queues for good, and keeps track of archived ones. Every broker serves it for the queues of its shard.
-    For the janitor, whose jobs find out from snapshots (SnapshotService) what may go; the broker checks each entry again by its own state
-    and clock, and refuses what is not, or no longer, true. What is answered is durable, and a call can be repeated: what is gone already
-    counts as gone. Claims, acks and redrives go on meanwhile.
+    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
+    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
+    longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     @_abc_1.abstractmethod
@@ -93,12 +93,12 @@ class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _removal_pb2.RemoveEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_removal_pb2.RemoveEntriesResponse, _abc.Awaitable[_removal_pb2.RemoveEntriesResponse]]:
-        """Removes entries of one queue that are in one state. Of DONE, a call may do a part and say so with `more`: repeat it.
+        """Removes entries of one queue that are in one state. A call for DONE may remove only a part, and set `more`: repeat it.
 
-        Errors: INVALID_ARGUMENT (no possible queue ID; `created_revision` below what it may be; nothing to remove; no rows, or more than 10,000; of a row,
-        an impossible message ID, order, priority or time; no or too long a run), NOT_FOUND (no such queue), FAILED_PRECONDITION
-        (QUEUE_CHANGED: the queue was deleted and made anew since), RESOURCE_EXHAUSTED, UNAVAILABLE (also when a redrive holds the dead letters
-        for too long: ROWS_BUSY). After UNAVAILABLE some of the entries may be gone.
+        Errors: INVALID_ARGUMENT (not a valid queue ID; `created_revision` too small; nothing to remove; no rows, or more than 10,000; of a row,
+        an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
+        (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
+        holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
         """
 
     @_abc_1.abstractmethod
@@ -108,11 +108,11 @@ class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_removal_pb2.RedriveArchivedResponse, _abc.Awaitable[_removal_pb2.RedriveArchivedResponse]]:
         """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: who repeats a call pushes nothing twice. Archived entries are listed by ListEntries
-        (ENTRY_STATE_ARCHIVED); their content is in the archive of the job that made them.
+        archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
+        (ENTRY_STATE_ARCHIVED); their content is in the archive.
 
         Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-        NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the shard of the target is not known to be up).
+        NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
         """
 
 def add_RemovalServiceServicer_to_server(servicer: RemovalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -60,18 +60,18 @@ class ExplainRequest(_message.Message):
     payload_bytes: _builtins.int
     """The payload's length, which filters see as `size`; not negative."""
     visible_at_ms: _builtins.int
-    """The time from which the message is visible, as in PublishRun; 0 = none. Filters see as `visible_at` this time, or the receipt with
-    the delay added.
+    """The time from which the message is visible, as in PublishRun; 0 = none. For filters, `visible_at` is this time, or the
+    receipt plus the delay.
     """
     delay_ms: _builtins.int
-    """The message's own delay, as in PublishRun; not beside `visible_at_ms`."""
+    """The message's own delay, as in PublishRun; not with `visible_at_ms`."""
     retention_s: _builtins.int
     """As in PublishRun, in seconds; 0 = for ever."""
     message_id: _builtins.int
-    """Which ID the message has; ingest gives it to real ones. Not negative."""
+    """The ID of the message, for filters; not negative."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """As in PublishRun; may be none."""
+        """As in PublishRun; may be empty."""
 
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -126,7 +126,7 @@ class QueueExplanation(_message.Message):
     priority: _builtins.int
     """The priority it would have there: 0–255; 128 when it does not match."""
     reason: _builtins.str
-    """Why, in words: the filter, and what an evaluation error was about."""
+    """The reason, for people: the filter, and any evaluation error."""
     def __init__(
         self,
         *,
@@ -210,7 +210,7 @@ Global___GetRoutingStatusResponse: _TypeAlias = GetRoutingStatusResponse  # noqa
 
 @_typing.final
 class RouteProgress(_message.Message):
-    """How far one log is routed to one broker shard."""
+    """The progress of routing one log to one broker shard."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -224,7 +224,7 @@ class RouteProgress(_message.Message):
     broker_shard: _builtins.int
     """The broker shard."""
     cursor: _builtins.int
-    """The broker's cursor, as last told."""
+    """The broker's cursor, as last read."""
     durable_sequence: _builtins.int
     """The ID of the last durable message of the log, as last read. Equal to `cursor` when everything is routed."""
     pending_count: _builtins.int

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """Tells what the router does and would do. Served by every router.
+    """Explains routing, and reports its progress. Served by every router.
     """
 
     def __init__(self, channel):
@@ -48,22 +48,22 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """Tells what the router does and would do. Served by every router.
+    """Explains routing, and reports its progress. Served by every router.
     """
 
     def Explain(self, request, context):
-        """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
+        """Judges a message that was not published by the filters of all queues, and returns which it would reach and why.
         Nothing is stored.
 
-        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
-        UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
+        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (one of
+        `queue_ids` does not exist), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRoutingStatus(self, request, context):
-        """Tells how far each log is routed to each broker shard.
+        """Returns how far each log is routed to each broker shard.
 
         Errors: UNAVAILABLE (no log or no broker is known yet).
         """
@@ -93,7 +93,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """Tells what the router does and would do. Served by every router.
+    """Explains routing, and reports its progress. Served by every router.
     """
 
     @staticmethod

@@ -27,45 +27,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterServiceStub:
-    """Tells what the router does and would do. Served by every router."""
+    """Explains routing, and reports its progress. Served by every router."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
-    """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
+    """Judges a message that was not published by the filters of all queues, and returns which it would reach and why.
     Nothing is stored.
 
-    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
-    UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
+    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (one of
+    `queue_ids` does not exist), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
     """
     GetRoutingStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]
-    """Tells how far each log is routed to each broker shard.
+    """Returns how far each log is routed to each broker shard.
 
     Errors: UNAVAILABLE (no log or no broker is known yet).
     """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
-    """Tells what the router does and would do. Served by every router."""
+    """Explains routing, and reports its progress. Served by every router."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
-    """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
+    """Judges a message that was not published by the filters of all queues, and returns which it would reach and why.
     Nothing is stored.
 
-    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
-    UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
+    Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (one of
+    `queue_ids` does not exist), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
     """
     GetRoutingStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRoutingStatusRequest, _router_pb2.GetRoutingStatusResponse]  # type: ignore[assignment]
-    """Tells how far each log is routed to each broker shard.
+    """Returns how far each log is routed to each broker shard.
 
     Errors: UNAVAILABLE (no log or no broker is known yet).
     """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells what the router does and would do. Served by every router."""
+    """Explains routing, and reports its progress. Served by every router."""
 
     @_abc_1.abstractmethod
     def Explain(
@@ -73,11 +73,11 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
-        """Judges a message that was not published by the filters of the queues there are, and tells which it would reach and why.
+        """Judges a message that was not published by the filters of all queues, and returns which it would reach and why.
         Nothing is stored.
 
-        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (a queue asked for does not exist),
-        UNAVAILABLE (no broker's configs are known yet; or a queue asked for may be at a broker that does not answer).
+        Errors: INVALID_ARGUMENT (headers beyond their limits, a negative number, both a delay and a time), NOT_FOUND (one of
+        `queue_ids` does not exist), UNAVAILABLE (the queues of no broker are known yet, or the broker that may have one of `queue_ids` is down).
         """
 
     @_abc_1.abstractmethod
@@ -86,7 +86,7 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.GetRoutingStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetRoutingStatusResponse, _abc.Awaitable[_router_pb2.GetRoutingStatusResponse]]:
-        """Tells how far each log is routed to each broker shard.
+        """Returns how far each log is routed to each broker shard.
 
         Errors: UNAVAILABLE (no log or no broker is known yet).
         """

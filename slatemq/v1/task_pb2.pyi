@@ -26,25 +26,25 @@ class _TaskState:
 class _TaskStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TASK_STATE_UNSPECIFIED: _TaskState.ValueType  # 0
-    """Never told."""
+    """Never returned."""
     TASK_STATE_PENDING: _TaskState.ValueType  # 1
-    """It waits in the backend, to be applied or to be tried again. Told of any possible ID of which nothing else is known."""
+    """It waits in the backend to be applied or retried. Also returned for any valid ID of which nothing else is known."""
     TASK_STATE_APPLIED: _TaskState.ValueType  # 2
-    """Its messages are durable, as after a publish that was answered directly."""
+    """Its messages are durable, as after a publish without a task."""
     TASK_STATE_FAILED: _TaskState.ValueType  # 3
-    """It has failed for the last time, and is in the dead-letter place until somebody retries it. Nothing of it is stored."""
+    """It failed permanently, and waits for RetryFailedTasks. None of its messages is stored."""
 
 class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
-    """Where a task is."""
+    """The state of a task."""
 
 TASK_STATE_UNSPECIFIED: TaskState.ValueType  # 0
-"""Never told."""
+"""Never returned."""
 TASK_STATE_PENDING: TaskState.ValueType  # 1
-"""It waits in the backend, to be applied or to be tried again. Told of any possible ID of which nothing else is known."""
+"""It waits in the backend to be applied or retried. Also returned for any valid ID of which nothing else is known."""
 TASK_STATE_APPLIED: TaskState.ValueType  # 2
-"""Its messages are durable, as after a publish that was answered directly."""
+"""Its messages are durable, as after a publish without a task."""
 TASK_STATE_FAILED: TaskState.ValueType  # 3
-"""It has failed for the last time, and is in the dead-letter place until somebody retries it. Nothing of it is stored."""
+"""It failed permanently, and waits for RetryFailedTasks. None of its messages is stored."""
 Global___TaskState: _TypeAlias = TaskState  # noqa: Y015
 
 @_typing.final
@@ -63,19 +63,19 @@ class Task(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ATTEMPTS_COUNT_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
-    """As Publish answered it: `task_` and a ULID, which names the ingest shard."""
+    """As returned by Publish: `task_` and a ULID, which contains the ingest shard."""
     state: Global___TaskState.ValueType
-    """Where it is."""
+    """Its state."""
     accepted_at_ms: _builtins.int
     """When it was accepted, by the ingest's clock."""
     ended_at_ms: _builtins.int
-    """When it was applied, or failed for the last time; 0 = neither."""
+    """When it was applied or failed permanently; 0 = neither."""
     received_at_ms: _builtins.int
     """Of an applied task, as in PublishResponse."""
     error: _builtins.str
-    """Of a failed task the error of its last attempt; of a pending one, that of the attempt before, if this process made it."""
+    """The error of the last attempt; of a pending task only if this process made the attempt."""
     attempts_count: _builtins.int
-    """How many attempts have failed, as far as `error` is known."""
+    """The number of failed attempts, where `error` is known."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an applied task, the IDs of its messages in the order of the request, as in PublishResponse."""
@@ -107,13 +107,13 @@ Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
 class GetTaskRequest(_message.Message):
-    """Which task to look at."""
+    """The task to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TASK_ID_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
-    """As Publish answered it."""
+    """As returned by Publish."""
     def __init__(
         self,
         *,
@@ -153,13 +153,13 @@ Global___GetTaskResponse: _TypeAlias = GetTaskResponse  # noqa: Y015
 
 @_typing.final
 class WaitTaskRequest(_message.Message):
-    """Which task to wait for."""
+    """The task to wait for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TASK_ID_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
-    """As Publish answered it."""
+    """As returned by Publish."""
     def __init__(
         self,
         *,
@@ -199,7 +199,7 @@ Global___WaitTaskResponse: _TypeAlias = WaitTaskResponse  # noqa: Y015
 
 @_typing.final
 class ListFailedTasksRequest(_message.Message):
-    """How many to list."""
+    """The tasks to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -221,7 +221,7 @@ Global___ListFailedTasksRequest: _TypeAlias = ListFailedTasksRequest  # noqa: Y0
 
 @_typing.final
 class ListFailedTasksResponse(_message.Message):
-    """The tasks that failed."""
+    """The failed tasks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -245,7 +245,7 @@ Global___ListFailedTasksResponse: _TypeAlias = ListFailedTasksResponse  # noqa: 
 
 @_typing.final
 class RetryFailedTasksRequest(_message.Message):
-    """Asks to retry what failed."""
+    """Retries all failed tasks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -262,13 +262,13 @@ Global___RetryFailedTasksRequest: _TypeAlias = RetryFailedTasksRequest  # noqa: 
 
 @_typing.final
 class RetryFailedTasksResponse(_message.Message):
-    """The tasks wait again."""
+    """The tasks are pending again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RETRIED_COUNT_FIELD_NUMBER: _builtins.int
     retried_count: _builtins.int
-    """How many."""
+    """The number of tasks."""
     def __init__(
         self,
         *,

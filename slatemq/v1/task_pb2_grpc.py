@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class TaskServiceStub:
-    """What became of publishes that were accepted as tasks. On every ingest whose event queues have the consistency `async` or `sync`, for the
-    tasks that it accepted; elsewhere UNIMPLEMENTED. What any call may get beside its own errors is told with IngestService.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
+    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
 
-    An ingest writes such a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and answers with the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend gives them out; what became of one is stored with its messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
+    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
     """
 
     def __init__(self, channel):
@@ -62,26 +62,25 @@ class TaskServiceStub:
 
 
 class TaskServiceServicer:
-    """What became of publishes that were accepted as tasks. On every ingest whose event queues have the consistency `async` or `sync`, for the
-    tasks that it accepted; elsewhere UNIMPLEMENTED. What any call may get beside its own errors is told with IngestService.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
+    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
 
-    An ingest writes such a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and answers with the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend gives them out; what became of one is stored with its messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
+    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
     """
 
     def GetTask(self, request, context):
-        """What became of a task.
+        """Returns a task.
 
-        Errors: INVALID_ARGUMENT (`task_id`: no possible ID, or one of another shard: WRONG_SHARD, the ErrorInfo's metadata has
-        `shard`), NOT_FOUND (accepted over seven days ago, and nothing is known of it any more), UNAVAILABLE (the store is away).
+        Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
+        metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitTask(self, request, context):
-        """Waits until a task is applied or has failed; a second before the call's deadline it answers with what is known then. A task that
-        has failed already is answered at once.
+        """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
 
         Errors: as of GetTask.
         """
@@ -90,8 +89,8 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListFailedTasks(self, request, context):
-        """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
-        `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
+        """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
+        empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
         """
@@ -100,9 +99,9 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetryFailedTasks(self, request, context):
-        """Moves every task of the dead-letter place back, as if new: its attempts count from 0. Repeat it safely.
+        """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
 
-        Errors: UNAVAILABLE (BACKEND_DOWN; the store is away).
+        Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,11 +139,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService:
-    """What became of publishes that were accepted as tasks. On every ingest whose event queues have the consistency `async` or `sync`, for the
-    tasks that it accepted; elsewhere UNIMPLEMENTED. What any call may get beside its own errors is told with IngestService.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
+    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
 
-    An ingest writes such a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and answers with the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend gives them out; what became of one is stored with its messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
+    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
     """
 
     @staticmethod

@@ -27,11 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TaskServiceStub:
-    """What became of publishes that were accepted as tasks. On every ingest whose event queues have the consistency `async` or `sync`, for the
-    tasks that it accepted; elsewhere UNIMPLEMENTED. What any call may get beside its own errors is told with IngestService.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
+    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
 
-    An ingest writes such a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and answers with the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend gives them out; what became of one is stored with its messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
+    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
     """
 
     @_typing.overload
@@ -39,69 +39,67 @@ class TaskServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TaskServiceAsyncStub: ...
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_pb2.GetTaskRequest, _task_pb2.GetTaskResponse]
-    """What became of a task.
+    """Returns a task.
 
-    Errors: INVALID_ARGUMENT (`task_id`: no possible ID, or one of another shard: WRONG_SHARD, the ErrorInfo's metadata has
-    `shard`), NOT_FOUND (accepted over seven days ago, and nothing is known of it any more), UNAVAILABLE (the store is away).
+    Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
+    metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
     """
     WaitTask: _grpc.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]
-    """Waits until a task is applied or has failed; a second before the call's deadline it answers with what is known then. A task that
-    has failed already is answered at once.
+    """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
 
     Errors: as of GetTask.
     """
     ListFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]
-    """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
-    `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
+    """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
+    empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
     RetryFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.RetryFailedTasksRequest, _task_pb2.RetryFailedTasksResponse]
-    """Moves every task of the dead-letter place back, as if new: its attempts count from 0. Repeat it safely.
+    """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
 
-    Errors: UNAVAILABLE (BACKEND_DOWN; the store is away).
+    Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
 
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
-    """What became of publishes that were accepted as tasks. On every ingest whose event queues have the consistency `async` or `sync`, for the
-    tasks that it accepted; elsewhere UNIMPLEMENTED. What any call may get beside its own errors is told with IngestService.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
+    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
 
-    An ingest writes such a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and answers with the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend gives them out; what became of one is stored with its messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
+    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTask: _aio.UnaryUnaryMultiCallable[_task_pb2.GetTaskRequest, _task_pb2.GetTaskResponse]  # type: ignore[assignment]
-    """What became of a task.
+    """Returns a task.
 
-    Errors: INVALID_ARGUMENT (`task_id`: no possible ID, or one of another shard: WRONG_SHARD, the ErrorInfo's metadata has
-    `shard`), NOT_FOUND (accepted over seven days ago, and nothing is known of it any more), UNAVAILABLE (the store is away).
+    Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
+    metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
     """
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_pb2.WaitTaskRequest, _task_pb2.WaitTaskResponse]  # type: ignore[assignment]
-    """Waits until a task is applied or has failed; a second before the call's deadline it answers with what is known then. A task that
-    has failed already is answered at once.
+    """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
 
     Errors: as of GetTask.
     """
     ListFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.ListFailedTasksRequest, _task_pb2.ListFailedTasksResponse]  # type: ignore[assignment]
-    """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
-    `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
+    """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
+    empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
     RetryFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.RetryFailedTasksRequest, _task_pb2.RetryFailedTasksResponse]  # type: ignore[assignment]
-    """Moves every task of the dead-letter place back, as if new: its attempts count from 0. Repeat it safely.
+    """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
 
-    Errors: UNAVAILABLE (BACKEND_DOWN; the store is away).
+    Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What became of publishes that were accepted as tasks. On every ingest whose event queues have the consistency `async` or `sync`, for the
-    tasks that it accepted; elsewhere UNIMPLEMENTED. What any call may get beside its own errors is told with IngestService.
+    """Reports on publishes that were accepted as tasks. Served by every ingest whose event queues have the consistency `async` or `sync`, for
+    the tasks that it accepted; UNIMPLEMENTED elsewhere. IngestService lists the errors that any call may return.
 
-    An ingest writes such a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and answers with the task's ID. It applies its tasks itself,
-    each exactly once, in the order in which the backend gives them out; what became of one is stored with its messages for seven days.
+    Such an ingest writes a publish to a queue backend (Redis, RabbitMQ, Kafka, …) and returns the task's ID. It applies its tasks itself,
+    each exactly once, in the order in which the backend delivers them; the outcome is stored with the messages for seven days.
     """
 
     @_abc_1.abstractmethod
@@ -110,10 +108,10 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.GetTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.GetTaskResponse, _abc.Awaitable[_task_pb2.GetTaskResponse]]:
-        """What became of a task.
+        """Returns a task.
 
-        Errors: INVALID_ARGUMENT (`task_id`: no possible ID, or one of another shard: WRONG_SHARD, the ErrorInfo's metadata has
-        `shard`), NOT_FOUND (accepted over seven days ago, and nothing is known of it any more), UNAVAILABLE (the store is away).
+        Errors: INVALID_ARGUMENT (`task_id`: not a valid ID; WRONG_SHARD: the ID of another shard, `shard` in the ErrorInfo's
+        metadata), NOT_FOUND (accepted over seven days ago, and forgotten), UNAVAILABLE (the store is down).
         """
 
     @_abc_1.abstractmethod
@@ -122,8 +120,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.WaitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.WaitTaskResponse, _abc.Awaitable[_task_pb2.WaitTaskResponse]]:
-        """Waits until a task is applied or has failed; a second before the call's deadline it answers with what is known then. A task that
-        has failed already is answered at once.
+        """Waits until a task is applied or has failed, and until a second before the call's deadline at most; returns the task as it is then.
 
         Errors: as of GetTask.
         """
@@ -134,8 +131,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.ListFailedTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.ListFailedTasksResponse, _abc.Awaitable[_task_pb2.ListFailedTasksResponse]]:
-        """Lists the tasks in this ingest's dead-letter place of the backend, the oldest first. What lies there and is no task is listed too: its
-        `task_id` is empty, and its `error` begins with `unreadable` and names its place. It is never retried.
+        """Lists this ingest's failed tasks, which the backend keeps as dead letters, the oldest first. An item there that is not a task has an
+        empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
         """
@@ -146,9 +143,9 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_pb2.RetryFailedTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_pb2.RetryFailedTasksResponse, _abc.Awaitable[_task_pb2.RetryFailedTasksResponse]]:
-        """Moves every task of the dead-letter place back, as if new: its attempts count from 0. Repeat it safely.
+        """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
 
-        Errors: UNAVAILABLE (BACKEND_DOWN; the store is away).
+        Errors: UNAVAILABLE (BACKEND_DOWN; the store is down).
         """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -86,9 +86,9 @@ class Endpoint(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
-    """Its shard; of routers and janitors, a number to tell them apart."""
+    """Its shard; of routers and janitors, a number that distinguishes them."""
     address: _builtins.str
-    """`host:port`: the advertised address, a setting of each process, which is the address it listens on unless set."""
+    """`host:port`: the advertised address, a setting of each process; by default the address that it listens on."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TopologyServiceStub:
-    """Tells where everybody is. Served by every process, so that a client needs one address only.
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one address.
     """
 
     def __init__(self, channel):
@@ -43,15 +43,15 @@ class TopologyServiceStub:
 
 
 class TopologyServiceServicer:
-    """Tells where everybody is. Served by every process, so that a client needs one address only.
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one address.
     """
 
     def GetTopology(self, request, context):
         """Lists the processes of the instance with the addresses under which clients reach them.
 
-        A process that is away keeps its place in the list; an answer may be 5 seconds old.
+        A process that is down stays in the list. A response may be 5 seconds old.
 
-        Errors: UNAVAILABLE (the store is away and was never read).
+        Errors: UNAVAILABLE (the store is down and was never read).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +74,7 @@ def add_TopologyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TopologyService:
-    """Tells where everybody is. Served by every process, so that a client needs one address only.
+    """Returns the addresses of all processes. Served by every process, so that a client needs only one address.
     """
 
     @staticmethod
