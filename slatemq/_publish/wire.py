@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, Final
 
 from slatemq._checks import check_field, check_text, wrong
-from slatemq._rpc.wire_format import framed, framed_each, tag_of, varint
+from slatemq._rpc.wire_format import (
+    SHORT_CONTENT,
+    SHORT_LENGTH,
+    framed,
+    framed_each,
+    tag_of,
+    varint,
+)
 from slatemq.errors import InvalidArgument
 from slatemq.models import OutgoingMessage
 from slatemq.v1 import ingest_pb2
@@ -270,7 +277,7 @@ _HEADERS: Final = tag_of(ingest_pb2.PublishRun, "headers")
 _NAME: Final = tag_of(ingest_pb2.PublishRun.HeadersEntry, "key")
 _VALUE: Final = tag_of(ingest_pb2.PublishRun.HeadersEntry, "value")
 
-_SHORT_HEADER: Final = _HEADERS + b"%c" + _NAME + b"%c%b" + _VALUE + b"%c%b"
+_SHORT_HEADER: Final = _HEADERS + SHORT_LENGTH + _NAME + SHORT_CONTENT + _VALUE + SHORT_CONTENT
 _SHORT_HEADER_BYTES: Final = 0x80 - 4
 """Lengths below 0x80 take one byte, and four bytes stand around name and value."""
 _NUMBER: Final = tag_of(ingest_pb2.PublishStreamRequest, "number")

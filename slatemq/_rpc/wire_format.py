@@ -22,6 +22,8 @@ __all__ = [
     "I32",
     "I64",
     "LEN",
+    "SHORT_CONTENT",
+    "SHORT_LENGTH",
     "VARINT",
     "framed",
     "framed_each",
@@ -56,6 +58,12 @@ _SHORT: Final = _LAST + [low + high for high in _LAST[1:] for low in _CONTINUED]
 
 _MORE: Final = [low + high for high in _CONTINUED for low in _CONTINUED]
 """The first two bytes of longer ones, by the number's lower 14 bits."""
+
+
+SHORT_LENGTH: Final = b"%c"
+SHORT_CONTENT: Final = SHORT_LENGTH + b"%b"
+"""Formats of a length below 0x80, which is one byte, without and with what has this length: for
+small fields that are put together in one step."""
 
 
 def varint(number: int) -> bytes:
