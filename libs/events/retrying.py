@@ -36,7 +36,6 @@ class Outage:
         self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
 
     def end(self) -> None:
-        """A call succeeded."""
         if self._warned and self._began is not None:
             self._log.warning("%s is back after %.0f s", self._what, time.monotonic() - self._began)
         self._began = None

@@ -271,7 +271,6 @@ def _put(values: dict[str, Any], path: list[str], value: object) -> None:
 
 
 def _choices(path: str) -> list[str]:
-    """What a key with a fixed set of values may be."""
     kind: Any = QueueSettings
     for name in path.split(".")[1:]:
         kind = get_type_hints(kind)[name]

@@ -62,15 +62,12 @@ class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def has_retries_left(self) -> bool:
-        """Whether one more failure leads to another attempt."""
         return self.attempts < self.max_retries
 
     def after_failure(self) -> WriteTask:
-        """The task with one more failed attempt."""
         return msgspec.structs.replace(self, attempts=self.attempts + 1)
 
     def renewed(self) -> WriteTask:
-        """The task as it was before its first attempt."""
         return msgspec.structs.replace(self, attempts=0)
 
 
@@ -122,7 +119,6 @@ def cut_error(error: str) -> str:
 
 
 def encode_failed_task(failed: FailedTask) -> bytes:
-    """A dead letter as JSON."""
     return msgspec.json.encode(failed)
 
 

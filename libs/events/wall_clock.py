@@ -6,5 +6,4 @@ import time
 
 
 def now_ms() -> int:
-    """Milliseconds since the Unix epoch."""
     return time.time_ns() // 1_000_000

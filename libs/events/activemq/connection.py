@@ -152,7 +152,6 @@ class Connection:
                 await self._sender(engine, address)
 
     async def receive(self, address: str, browse: bool = False) -> Receiver:
-        """A receiver without credit."""
         engine = await self.engine()
         try:
             async with asyncio.timeout(OPERATION_S):
@@ -168,7 +167,6 @@ class Connection:
 
 
 def message_of(body: bytes, message_id: str, **properties: Any) -> Message:
-    """A durable message with application properties."""
     return Message(
         body=body,
         inferred=True,

@@ -200,7 +200,6 @@ class Engine(asyncio.Protocol):
         self.check()
 
     def forget(self, receiver: Receiver) -> None:
-        """Deliver to it no more."""
         self._receivers.pop(receiver.name, None)
 
     def _next_name(self) -> str:

@@ -27,7 +27,6 @@ class Events:
         self._receiver: Receiver | None = None
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Publish in order; returns once all are accepted."""
         await self._connection.send(
             self._addresses.events,
             *(message_of(encode_event(event), event.id, type=event.type) for event in events),
@@ -40,7 +39,6 @@ class Events:
         self._receiver = receiver
 
     async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
         outage = Outage(log, "ActiveMQ")
         while True:
             redeliveries = Redeliveries(
@@ -60,7 +58,6 @@ class Events:
                 self._held.clear()
 
     async def acknowledge(self, event_id: str) -> None:
-        """Finish a delivered event."""
         for message in self._held.pop(event_id, ()):
             message.accept()
 

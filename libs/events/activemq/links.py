@@ -130,16 +130,13 @@ class Receiver:
             await self._engine.close_link(self._link)
 
     def arrive(self, message: Received) -> None:
-        """The engine has a message."""
         self._arrived.append(message)
         self._changed.set()
 
     def look(self) -> None:
-        """The engine saw the credit change."""
         self._changed.set()
 
     def end(self, error: Exception) -> None:
-        """The engine lost the link."""
         self._ended = self._ended or error
         self._engine.forget(self)
         self._changed.set()

@@ -47,13 +47,11 @@ class Tasks:
         self._unreadable: Received | None = None
 
     async def enqueue(self, task: WriteTask) -> None:
-        """Send a task to its queue."""
         await self._connection.send(
             self._addresses.tasks, message_of(encode_task(task), task.task_id)
         )
 
     async def dequeue(self) -> WriteTask | None:
-        """The next task that is due, or None when none comes within a second."""
         waiting, retrying = await self._receivers()
         end_ms = now_ms() + round(WAIT_S * 1000)
         while (message := self._unreadable or await self._due(waiting, retrying)) is None:
@@ -107,14 +105,12 @@ class Tasks:
         return waiting, retrying
 
     async def complete(self, task_id: str) -> None:
-        """Remove a task."""
         message = self._held.first(task_id)
         if message is not None:
             self._held.drop(task_id)
             message.accept()
 
     async def fail(self, task_id: str, error: str) -> None:
-        """Put a task behind its delay, or among the dead letters."""
         held = self._held.first(task_id)
         if held is None:
             return
@@ -148,7 +144,6 @@ class Tasks:
         """Nothing to do: what was not accepted goes back with the connection."""
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
-        """Each task among the dead letters once, with its last error; they stay there."""
         found: dict[str, FailedTask | UnreadableTask] = {}
         for number, message in enumerate(await self._browse(self._addresses.dead, BROWSED_MAX)):
             if message.properties.get("kind") != "event":
@@ -170,7 +165,6 @@ class Tasks:
         )
 
     async def retry_all(self) -> int:
-        """Move every task among the dead letters back to the tasks; returns how many."""
         count, limit = 0, BROWSED_MAX
         while True:
             seen, moved = await self._retry(limit)

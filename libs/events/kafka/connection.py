@@ -77,7 +77,6 @@ class Connection:
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Start the producer."""
         producer = AIOKafkaProducer(
             bootstrap_servers=list(self.settings.brokers),
             acks=self.settings.acks,
@@ -126,7 +125,6 @@ class Connection:
                 return
 
     async def partitions(self, topic: str) -> list[int]:
-        """The numbers of a topic's partitions."""
         return sorted(await self._producer.partitions_for(topic))
 
     def consumer(self, group: str, **options: Any) -> Any:

@@ -43,11 +43,9 @@ class DeadLetters:
 
     @property
     def topics(self) -> tuple[str, str]:
-        """The names of both."""
         return self._topic, self._others
 
     async def add(self, failed: FailedTask) -> None:
-        """Add a task."""
         await self._connection.send([{"topic": self._topic, "value": encode_failed_task(failed)}])
 
     async def add_unreadable(self, raw: bytes | None, error: str) -> None:

@@ -39,7 +39,6 @@ class Events:
         self._held: dict[str, list[tuple[TopicPartition, int]]] = {}
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Send events in order; returns once all are acknowledged."""
         types = {event.type for event in events}
         compacted = types.intersection(self._settings.compacted)
         await self._connection.ensure_topics(map(self._topic, types - compacted))
@@ -70,14 +69,12 @@ class Events:
         self._consumer = consumer
 
     async def stop(self) -> None:
-        """Leave the group."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             async with asyncio.timeout(OPERATION_S):
                 await consumer.stop()
 
     async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
         outage = Outage(log, "Kafka")
         while True:
             redeliveries = Redeliveries(
@@ -97,7 +94,6 @@ class Events:
                 await redeliveries.stop()
 
     async def acknowledge(self, event_id: str) -> None:
-        """Finish a delivered event."""
         places = self._held.pop(event_id, ())
         for partition, offset in places:
             self._offsets.finish(partition, offset)

@@ -29,7 +29,6 @@ class Lookers:
                 raise
 
     async def close(self) -> None:
-        """Close what is open."""
         async with self._turn:
             for group in list(self._consumers):
                 await self._drop(group)

@@ -72,12 +72,10 @@ class Tasks:
         self._cannot_trim = False
 
     async def prepare(self) -> None:
-        """Create the topics."""
         topics = [self._topic, self._retry_topic, *self._dead.topics]
         await self._connection.ensure_topics(topics, KEPT)
 
     async def enqueue(self, task: WriteTask) -> None:
-        """Send a task."""
         await self._connection.send([self._record(task)])
 
     def _record(self, task: WriteTask) -> dict[str, Any]:
@@ -86,7 +84,6 @@ class Tasks:
     # --- Given out ----------------------------------------------------------
 
     async def dequeue(self) -> WriteTask | None:
-        """The next task that is due, or None when none comes within a second."""
         if self._consumer is None:
             await self._start()
         end_ms = now_ms() + int(WAIT_S * 1000)
@@ -178,7 +175,6 @@ class Tasks:
     # --- Their ends ---------------------------------------------------------
 
     async def complete(self, task_id: str) -> None:
-        """Finish a task."""
         held_tasks = self._held
         held = held_tasks.first(task_id)
         if held is not None:
@@ -187,7 +183,6 @@ class Tasks:
             held_tasks.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:
-        """Put a task behind its delay, or among the dead letters."""
         held = self._held.first(task_id)
         if held is None:
             return
@@ -215,11 +210,9 @@ class Tasks:
             await self._dead.add(FailedTask.now(task, error))
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
-        """Tasks among the dead letters; they stay there."""
         return await self._dead.tasks(limit)
 
     async def retry_all(self) -> int:
-        """Send every task among the dead letters again; returns how many."""
         return await self._dead.retry(self.enqueue)
 
     async def counts(self) -> tuple[int, int]:
@@ -261,7 +254,6 @@ class Tasks:
         return True
 
     async def stop(self) -> None:
-        """Give what is not finished to other consumers."""
         consumer, self._consumer = self._consumer, None
         self._held = HeldTasks[_Delivery]()
         for waiting in (self._fetched, self._ready, self._delayed):

@@ -10,7 +10,13 @@ from typing import Any, Final
 
 import aio_pika
 from aio_pika import exceptions
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractQueue
+from aio_pika.abc import (
+    AbstractChannel,
+    AbstractConnection,
+    AbstractExchange,
+    AbstractIncomingMessage,
+    AbstractQueue,
+)
 
 from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import RabbitmqSettings
@@ -81,7 +87,6 @@ class Connection:
             return channel
 
     async def publishing(self) -> AbstractChannel:
-        """The channel for publishing."""
         async with self._choosing:  # one opens it, not all at once
             channel = self._publishing
             if channel is None or channel.is_closed or not self._is_connected:
@@ -139,6 +144,19 @@ def message_of(body: bytes, settings: RabbitmqSettings, **properties: Any) -> ai
     return aio_pika.Message(body, content_type="application/json", delivery_mode=mode, **properties)
 
 
+async def acknowledge(message: AbstractIncomingMessage) -> None:
+    """Raises TimeoutError: an ack on a connection that was lost may never return."""
+    async with asyncio.timeout(OPERATION_S):
+        await message.ack()
+
+
+async def close_channel(channel: AbstractChannel) -> None:
+    """Close a channel, unless it is closed; raises as `acknowledge`."""
+    if not channel.is_closed:
+        async with asyncio.timeout(OPERATION_S):
+            await channel.close()
+
+
 class Names:
     """What the exchanges and queues are called."""
 
@@ -187,7 +205,6 @@ async def declare_queue(
     settings: RabbitmqSettings,
     arguments: dict[str, Any] | None = None,
 ) -> AbstractQueue:
-    """Create a queue where it is missing."""
     kind = (
         {"x-queue-type": "quorum", "x-delivery-limit": DELIVERIES_MAX} if settings.durable else {}
     )

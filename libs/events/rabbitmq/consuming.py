@@ -19,7 +19,6 @@ class Deliveries:
         channel.close_callbacks.add(self._on_close)
 
     async def start(self, queue: AbstractQueue) -> None:
-        """Begin to consume."""
         underlay = await self.channel.get_underlay_channel()
         # When the queue is deleted, the channel stays open, and no message comes any more.
         underlay.on_consumer_cancel_callbacks.add(self._on_close)

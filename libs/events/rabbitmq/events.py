@@ -13,6 +13,8 @@ from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
     Names,
+    acknowledge,
+    close_channel,
     declare_all,
     declare_queue,
     message_of,
@@ -39,7 +41,6 @@ class Events:
         self._deliveries: Deliveries | None = None
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Publish in order; returns once all are confirmed."""
         # All by one channel: if that is lost, none of them overtakes one that is sent again.
         channel = await self._connection.publishing()
         sent = [
@@ -70,7 +71,6 @@ class Events:
         self._deliveries = deliveries
 
     async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
         outage = Outage(log, "RabbitMQ")
         while True:
             redeliveries = Redeliveries(
@@ -98,15 +98,13 @@ class Events:
         if deliveries is not None and not deliveries.is_lost:
             try:
                 with translated():
-                    async with asyncio.timeout(OPERATION_S):
-                        await deliveries.channel.close()
+                    await close_channel(deliveries.channel)
             except (Unavailable, FailedPrecondition) as error:
                 log.info("the channel was lost: %s", error)
 
     async def acknowledge(self, event_id: str) -> None:
-        """Finish a delivered event."""
         for message in self._held.pop(event_id, ()):
-            await message.ack()
+            await acknowledge(message)
 
     async def stop(self) -> None:
         """Nothing to do: what was not acknowledged goes back with the connection."""
@@ -122,7 +120,7 @@ class Events:
             await self._bury(message, why)
             return
         if types and event.type not in types:
-            await message.ack()
+            await acknowledge(message)
             return
         self._held.setdefault(event.id, []).append(message)
 
@@ -142,7 +140,7 @@ class Events:
         )
         exchange = self._names.dead_exchange
         await self._connection.publish(exchange, self._names.dead, dead, is_kept=True)
-        await message.ack()
+        await acknowledge(message)
 
     def _binding_keys(self, types: frozenset[str]) -> list[str]:
         if types:

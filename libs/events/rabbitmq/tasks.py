@@ -15,6 +15,8 @@ from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
     Names,
+    acknowledge,
+    close_channel,
     declare_all,
     declare_queue,
     message_of,
@@ -54,12 +56,10 @@ class Tasks:
         self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
-        """Publish a task to its queue."""
         message = message_of(encode_task(task), self._settings, message_id=task.task_id)
         await self._connection.publish("", self._names.tasks, message, is_kept=True)
 
     async def dequeue(self) -> WriteTask | None:
-        """The next task, or None when none comes within a second."""
         if self._deliveries is None or self._deliveries.is_lost:
             await self._start()
         assert self._deliveries is not None
@@ -73,16 +73,16 @@ class Tasks:
             why = cut_error(str(error))
             log.error("what is not a task goes to the dead letters: %s", why)
             await self._bury(message.body, "unreadable", why, message.message_id)
-            await message.ack()
+            await acknowledge(message)
             self._unreadable = None
             return None
         self._held.add(task.task_id, message)
         return task
 
     async def _start(self) -> None:
-        if self._deliveries is not None and not self._deliveries.channel.is_closed:
-            await self._deliveries.channel.close()
-        self._deliveries = None
+        lost, self._deliveries = self._deliveries, None
+        if lost is not None:
+            await close_channel(lost.channel)
         self._held = HeldTasks[AbstractIncomingMessage]()  # they come again
         self._unreadable = None
         channel = await self._connection.open_channel(self._settings.prefetch_count)
@@ -101,15 +101,13 @@ class Tasks:
         return self._held.first(task_id)
 
     async def complete(self, task_id: str) -> None:
-        """Remove a task."""
         held = self._held
         message = self._first_held(task_id)
         if message is not None:
-            await message.ack()
+            await acknowledge(message)
             held.drop(task_id)
 
     async def fail(self, task_id: str, error: str) -> None:
-        """Put a task behind its delay, or among the dead letters."""
         message = self._first_held(task_id)
         if message is None:
             return
@@ -155,7 +153,6 @@ class Tasks:
         return queue.declaration_result.message_count or 0
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
-        """Each task among the dead letters once, with its last error; they stay there."""
         found: dict[str, FailedTask | UnreadableTask] = {}
         async with aclosing(self._dead_letters()) as dead_letters:
             async for dead_letter in dead_letters:
@@ -193,7 +190,7 @@ class Tasks:
                 if isinstance(dead, FailedTask):
                     await self.enqueue(dead.task.renewed())
                     retried.add(dead.task.task_id)
-                    await dead_letter.ack()
+                    await acknowledge(dead_letter)
         return len(retried)
 
     async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
@@ -211,7 +208,7 @@ class Tasks:
                     yield dead_letter
                     left -= dead_letter.processed
             finally:
-                await channel.close()
+                await close_channel(channel)
                 await self._until_back(left)
 
     async def _until_back(self, count: int) -> None:

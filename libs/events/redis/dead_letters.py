@@ -36,7 +36,6 @@ class DeadLetters:
         pipeline.xadd(self.key, {"kind": "task", "data": encode_failed_task(failed)})
 
     def add_event(self, pipeline: Pipeline, event: bytes, deliveries: int) -> None:
-        """Add an event, as a part of a transaction."""
         pipeline.xadd(self.key, {"kind": "event", "data": event, "deliveries": str(deliveries)})
 
     def add_unreadable(self, pipeline: Pipeline, raw: bytes, error: str) -> None:

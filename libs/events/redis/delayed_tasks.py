@@ -126,12 +126,10 @@ class DelayedTasks(ABC, Generic[D]):
         """Tasks that are waiting or delivered."""
 
     async def enqueue(self, task: WriteTask) -> None:
-        """Append a task."""
         encoded = encode_task(task)
         await self._enqueues.execute(encoded, len(encoded))
 
     async def dequeue(self) -> WriteTask | None:
-        """The next task that is due, or None when none comes within a second."""
         await self._keep()
         if not self._read:
             await self._read_some()
@@ -168,7 +166,6 @@ class DelayedTasks(ABC, Generic[D]):
             await pipeline.execute()
 
     async def fail(self, task_id: str, error: str) -> None:
-        """Put a task behind its delay, or among the dead letters."""
         delivery = self._held.first(task_id)
         if delivery is None:
             return
@@ -205,7 +202,6 @@ class DelayedTasks(ABC, Generic[D]):
         return max(1, min(BLOCK_MS, self._promote_at_ms - now_ms()))
 
     async def retry_all(self) -> int:
-        """Move every task among the dead letters back; returns how many."""
         return await self._dead.retry_tasks(self._retry)
 
     async def _retry(self, task: WriteTask, dead_letter: bytes) -> None:
@@ -215,7 +211,6 @@ class DelayedTasks(ABC, Generic[D]):
             await pipeline.execute()
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
-        """Tasks among the dead letters, and unreadable ones; they stay there."""
         return await self._dead.tasks(limit)
 
     async def counts(self) -> tuple[int, int]:

@@ -41,7 +41,6 @@ class EventStream:
         self._finished_count = 0
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Append events, in order."""
         await self._add.append([(event.type, encode_event(event)) for event in events])
 
     async def start(self, types: frozenset[str]) -> None:
@@ -49,7 +48,6 @@ class EventStream:
         await self._group.create("$")
 
     async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
         outage = Outage(log, "Redis")
         while True:
             try:
@@ -97,7 +95,6 @@ class EventStream:
         await run_handler(handler, event, keep)
 
     async def acknowledge(self, event_id: str) -> None:
-        """Finish a delivered event."""
         entry_id = self._held.pop(event_id, None)
         if entry_id is not None:
             await self._finish(entry_id)

@@ -52,7 +52,6 @@ class Events:
         await release([*self._held.values()])
 
     async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
         client, outage = self._queues.client, Outage(log, "SlateMQ")
         while True:
             try:

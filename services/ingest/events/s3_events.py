@@ -56,7 +56,6 @@ class S3Events:
         self.post = HttpPost(PATH, BODY_BYTES_MAX, self._answer, self._check)
 
     async def close(self) -> None:
-        """Close the channels."""
         await self._channels.close()
 
     def _check(self, headers: Mapping[str, str]) -> HttpReply | None:
@@ -84,7 +83,6 @@ class S3Events:
         return HttpReply(HTTPStatus.ACCEPTED, fields)
 
     async def _publish(self, messages: Sequence[OutgoingMessage]) -> list[PublishResponse]:
-        """Publish all, by shard."""
         try:
             return await self._publish_by(messages, await self._shards())
         except InvalidArgument as error:

@@ -40,12 +40,10 @@ class ShardEvents:
 
     @property
     def end(self) -> int:
-        """The last durable message."""
         return self._published.end
 
     @property
     def lag(self) -> int:
-        """How many events wait."""
         return self._published.lag + self._edited.lag
 
     def save(self) -> None:
@@ -111,7 +109,6 @@ class _Lookahead(Generic[T]):
         return self._task.result() if self._task is not None and self._task.done() else None
 
     def take(self) -> T:
-        """The next one, which must be here."""
         assert self._task is not None, "begun"
         found = self._task.result()
         self._task = None
@@ -122,7 +119,6 @@ class _Lookahead(Generic[T]):
         self._task = asyncio.create_task(_given(one))
 
     async def close(self) -> None:
-        """End the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -97,7 +97,6 @@ class TaskConsumer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no task is being applied."""
         return not self._running
 
     def is_running(self, task_id: str) -> bool:

@@ -197,7 +197,6 @@ class TaskOutcomes:
         self._attempts[task_id] = attempt
 
     def last_attempt(self, task_id: str) -> Attempt | None:
-        """The last failed attempt that this process knows."""
         return self._attempts.get(task_id)
 
     # --- Their end ----------------------------------------------------------

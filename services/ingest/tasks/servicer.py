@@ -47,21 +47,15 @@ class KnownTask(NamedTuple):
 class TaskLedger(Protocol):
     """The tasks of this shard; see services.ingest.tasks.queued."""
 
-    async def get(self, task_id: str) -> KnownTask:
-        """What is known of a task."""
-        ...
+    async def get(self, task_id: str) -> KnownTask: ...
 
     async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
         """The same once it is applied or has failed, or when the time is over."""
         ...
 
-    async def failed(self, limit: int) -> Sequence[KnownTask]:
-        """The tasks among the dead letters."""
-        ...
+    async def failed(self, limit: int) -> Sequence[KnownTask]: ...
 
-    async def retry_failed(self) -> int:
-        """Move all dead letters back; gives how many."""
-        ...
+    async def retry_failed(self) -> int: ...
 
 
 class TaskServicer(task_pb2_grpc.TaskServiceServicer):

@@ -6,10 +6,13 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 import pytest
+from aio_pika import IncomingMessage
 
+from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event
@@ -19,6 +22,7 @@ from tests.integration.events.backends.test_conformance import (
     Subscriber,
     a_task,
     created,
+    eventually_stats,
     next_task,
     persist,
 )
@@ -175,3 +179,29 @@ async def test_amqps_connects_by_tls_to_a_server_whose_certificate_is_trusted(
 
     with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
         await open_backend("rabbitmq").connect(msgspec.structs.replace(settings, url=url))
+
+
+async def test_a_task_whose_ack_hangs_is_completed_by_the_next_call(
+    server: RabbitmqServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = server.settings(f"t{uuid.uuid4().hex[:8]}")
+    backend = open_backend("rabbitmq")
+    await backend.connect(settings)
+    task = a_task()
+    await backend.enqueue_task(task)
+    assert await next_task(backend) == task
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    # When an ack hangs, as on a connection that was lost, then the call ends with an error
+    with monkeypatch.context() as patched:
+        patched.setattr("libs.events.rabbitmq.connection.OPERATION_S", 0.2)
+        patched.setattr(IncomingMessage, "ack", hang)
+        with pytest.raises(Unavailable):
+            await backend.complete_task(task.task_id)
+
+    # And the next call completes the task
+    await backend.complete_task(task.task_id)
+    await eventually_stats(backend, lambda stats: stats == BackendStats(0, 0))
+    await backend.close()
