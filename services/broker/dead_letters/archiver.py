@@ -21,8 +21,7 @@ from services.broker.core.batches.remove import (
     take_dead_letters,
 )
 from services.broker.core.queue import Queue
-from services.broker.core.shard import Shard
-from services.broker.dead_letters.mover import ListedDeadLetter, Mover, Policy, StoredRow
+from services.broker.dead_letters.mover import ListedDeadLetter, Mover, StoredRow
 from services.broker.outbox.pusher import PushBatch
 from slatemq.errors import NotFound
 
@@ -48,13 +47,28 @@ class Archiver:
         self, queue: Queue, wanted: Sequence[ListedDeadLetter], run: str
     ) -> list[Outcome]:
         """Moves dead letters, whose contents this run has stored, to the archived list."""
-        policy = _Archive(self._shard, queue, run)
-        return await self._mover.take(queue, self._mover.lists.failed, wanted, policy)
+
+        def move(
+            rows: Sequence[StoredRow[FailedMessage]], pushes: PushBatch | None, now_ms: int
+        ) -> list[list[Outcome]]:
+            failed = [FailedRow(row.order, row.stored, row.wanted) for row in rows]
+            outcomes, taken = take_dead_letters(self._shard, queue, failed)
+            archive(queue, taken, run, now_ms)
+            return outcomes
+
+        return await self._mover.take(queue, self._mover.lists.failed, wanted, move)
 
     async def drop(self, queue: Queue, wanted: Sequence[ListedDeadLetter]) -> list[Outcome]:
         """Removes archived dead letters, whichever run archived them."""
-        policy = _Drop(self._shard, queue)
-        return await self._mover.take(queue, self._mover.lists.archived, wanted, policy)
+
+        def move(
+            rows: Sequence[StoredRow[ArchivedMessage]], pushes: PushBatch | None, now_ms: int
+        ) -> list[list[Outcome]]:
+            return [
+                drop_archived(self._shard, queue, row.order, row.stored, row.wanted) for row in rows
+            ]
+
+        return await self._mover.take(queue, self._mover.lists.archived, wanted, move)
 
     async def redrive(
         self,
@@ -71,86 +85,40 @@ class Archiver:
         limits = (await self._mover.begin_pushes()).limits
         for number, content in enumerate(contents):
             limits.check_payload(f"rows[{number}].payload", len(content.payload))
-        policy = _Redrive(self._mover, queue, target_id, is_elsewhere, contents)
-        return await self._mover.take(queue, self._mover.lists.archived, wanted, policy)
 
+        async def upload(rows: Sequence[StoredRow[ArchivedMessage]]) -> PushBatch:
+            batch = await self._mover.begin_pushes()
+            [(order, stored, dead_letters, numbers)] = rows
+            now_ms = self._mover.owner.clock.now_ms()
+            _, places = judge_archived(queue, order, stored, dead_letters, now_ms)
+            for place, number in places.items():
+                ends_ms = stored[place].retention_deadline_ms
+                await batch.add(number, target_id, contents[numbers[number]], ends_ms)
+            return batch
 
-class _Archive(Policy[FailedMessage]):
-    def __init__(self, shard: Shard, queue: Queue, run: str) -> None:
-        self._shard = shard
-        self._queue = queue
-        self._run = run
+        def move(
+            rows: Sequence[StoredRow[ArchivedMessage]], pushes: PushBatch | None, now_ms: int
+        ) -> list[list[Outcome]]:
+            assert pushes is not None
+            shard = self._shard
+            if not is_elsewhere and target_id not in shard.queues:
+                raise NotFound("queue", target_id)
+            [(order, stored, dead_letters, _)] = rows
+            outcomes = redrive_archived(
+                shard,
+                queue,
+                order,
+                stored,
+                dead_letters,
+                pushes.rows,
+                pushes.ingest_shard,
+                now_ms,
+            )
+            each = zip(dead_letters, outcomes, strict=True)
+            ids = (one.message_id for one, end in each if end is Outcome.REMOVED)
+            shard.events.redriven(queue, target_id, ids, now_ms)
+            return [outcomes]
 
-    def move(
-        self, rows: Sequence[StoredRow[FailedMessage]], pushes: PushBatch | None, now_ms: int
-    ) -> list[list[Outcome]]:
-        failed = [FailedRow(row.order, row.stored, row.wanted) for row in rows]
-        outcomes, taken = take_dead_letters(self._shard, self._queue, failed)
-        archive(self._queue, taken, self._run, now_ms)
-        return outcomes
-
-
-class _Drop(Policy[ArchivedMessage]):
-    def __init__(self, shard: Shard, queue: Queue) -> None:
-        self._shard = shard
-        self._queue = queue
-
-    def move(
-        self, rows: Sequence[StoredRow[ArchivedMessage]], pushes: PushBatch | None, now_ms: int
-    ) -> list[list[Outcome]]:
-        return [
-            drop_archived(self._shard, self._queue, row.order, row.stored, row.wanted)
-            for row in rows
-        ]
-
-
-class _Redrive(Policy[ArchivedMessage]):
-    messages_at_once = 1  # Where the outbox gets full, the rows before stay redriven.
-
-    def __init__(
-        self,
-        mover: Mover,
-        queue: Queue,
-        target_id: str,
-        is_elsewhere: bool,
-        contents: Sequence[Content],
-    ) -> None:
-        self._mover = mover
-        self._queue = queue
-        self._target_id = target_id
-        self._is_elsewhere = is_elsewhere
-        self._contents = contents
-
-    async def pushes(self, rows: Sequence[StoredRow[ArchivedMessage]]) -> PushBatch:
-        batch = await self._mover.begin_pushes()
-        [(order, stored, dead_letters, numbers)] = rows
-        now_ms = self._mover.owner.clock.now_ms()
-        _, places = judge_archived(self._queue, order, stored, dead_letters, now_ms)
-        for place, wanted in places.items():
-            content = self._contents[numbers[wanted]]
-            ends_ms = stored[place].retention_deadline_ms
-            await batch.add(wanted, self._target_id, content, ends_ms)
-        return batch
-
-    def move(
-        self, rows: Sequence[StoredRow[ArchivedMessage]], pushes: PushBatch | None, now_ms: int
-    ) -> list[list[Outcome]]:
-        assert pushes is not None
-        shard = self._mover.owner.shard
-        if not self._is_elsewhere and self._target_id not in shard.queues:
-            raise NotFound("queue", self._target_id)
-        [(order, stored, dead_letters, _)] = rows
-        outcomes = redrive_archived(
-            shard,
-            self._queue,
-            order,
-            stored,
-            dead_letters,
-            pushes.rows,
-            pushes.ingest_shard,
-            now_ms,
-        )
-        each = zip(dead_letters, outcomes, strict=True)
-        ids = (one.message_id for one, end in each if end is Outcome.REMOVED)
-        shard.events.redriven(self._queue, self._target_id, ids, now_ms)
-        return [outcomes]
+        # A row at a time: where the outbox gets full, the rows before stay redriven.
+        archived = self._mover.lists.archived
+        return await self._mover.take(queue, archived, wanted, move, upload, messages_at_once=1)

@@ -29,7 +29,6 @@ def dead_letter_filter(source: str) -> Filter:
 
 
 def seen(dead_letter: FailedMessage, content: Message) -> cel.Context:
-    """What a filter sees of a dead letter."""
     more = {
         "reason": dead_letter.reason,
         "attempts": dead_letter.attempts,

@@ -10,8 +10,7 @@ the whole list, and commands treat such rows as gone.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
@@ -59,20 +58,12 @@ class StoredRow(NamedTuple, Generic[M]):
     """The places of those wanted in the call."""
 
 
-class Policy(ABC, Generic[M]):
-    """Decides what becomes of rows of one queue's list."""
+Move = Callable[[Sequence[StoredRow[M]], PushBatch | None, int], list[list[Outcome]]]
+"""A policy: moves what is wanted of rows, in one command, given what was uploaded and the time.
+Returns the outcomes of each row."""
 
-    messages_at_once = MESSAGES_AT_ONCE
-
-    async def pushes(self, rows: Sequence[StoredRow[M]]) -> PushBatch | None:
-        """What is to be pushed for these rows, uploaded; None: nothing."""
-        return None
-
-    @abstractmethod
-    def move(
-        self, rows: Sequence[StoredRow[M]], pushes: PushBatch | None, now_ms: int
-    ) -> list[list[Outcome]]:
-        """Moves what is wanted, in one command, and returns the outcomes of each row."""
+Upload = Callable[[Sequence[StoredRow[M]]], Awaitable[PushBatch]]
+"""What is to be pushed for rows, uploaded."""
 
 
 class Mover:
@@ -112,11 +103,14 @@ class Mover:
         queue: Queue,
         reader: FinishedReader[M],
         wanted: Sequence[ListedDeadLetter],
-        policy: Policy[M],
+        move: Move[M],
+        upload: Upload[M] | None = None,
+        messages_at_once: int = MESSAGES_AT_ONCE,
     ) -> list[Outcome]:
         """Moves what is wanted, some rows at a time; outcomes in the order of `wanted`.
 
-        Raises NotFound where the queue was deleted meanwhile, Unavailable and what the policy does.
+        Raises NotFound where the queue was deleted meanwhile, Unavailable, and what `move` and
+        `upload` raise.
         """
         outcomes = [Outcome.GONE] * len(wanted)
         by_order = places_by_key([one.order for one in wanted])
@@ -129,10 +123,10 @@ class Mover:
                     stored = await reader.row(queue, order)
                     rows.append(StoredRow(order, stored, dead_letters, numbers))
                     count = sum(len(row.stored) for row in rows)
-                    if count < policy.messages_at_once and order != orders[-1]:
+                    if count < messages_at_once and order != orders[-1]:
                         continue
-                    pushes = await policy.pushes(rows)
-                    command = partial(policy.move, rows, pushes)
+                    pushes = await upload(rows) if upload else None
+                    command = partial(move, rows, pushes)
                     found = await self.run(queue, command, ENTRY_BYTES * count, pushes)
                     for row, ends in zip(rows, found, strict=True):
                         for number, outcome in zip(row.numbers, ends, strict=True):
@@ -177,7 +171,6 @@ class Mover:
 
 
 def places_by_key(keys: Sequence[K]) -> dict[K, list[int]]:
-    """The places of a sequence that have a key, by key."""
     places: dict[K, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)

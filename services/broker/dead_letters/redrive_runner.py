@@ -79,7 +79,6 @@ class RedriveRunner:
         self._asking: Counter[int] = Counter()  # by ingest, the steps that wait for it
 
     def wake(self) -> None:
-        """A redrive was started or resumed."""
         self._wake.set()
 
     async def run(self) -> None:

@@ -22,13 +22,11 @@ from services.broker.core.batches.remove import (
     take_dead_letters,
 )
 from services.broker.core.queue import Queue
-from services.broker.core.shard import Shard
 from services.broker.core.waiting.bucket import Place
 from services.broker.dead_letters.mover import (
     ENTRY_BYTES,
     ListedDeadLetter,
     Mover,
-    Policy,
     StoredRow,
     grouped,
     places_by_key,
@@ -149,21 +147,15 @@ class Remover:
 
     async def failed(self, queue: Queue, wanted: Sequence[ListedDeadLetter]) -> list[Outcome]:
         """Removes dead letters past the queue's retention of failed messages."""
-        policy = _Expire(self._owner.shard, queue, self._grace_ms)
-        return await self._mover.take(queue, self._mover.lists.failed, wanted, policy)
 
+        def move(
+            rows: Sequence[StoredRow[FailedMessage]], pushes: PushBatch | None, now_ms: int
+        ) -> list[list[Outcome]]:
+            retention_s = queue.settings.failed_retention_s
+            # Where dead letters are kept without end, none failed long enough ago.
+            failed_by_ms = now_ms - retention_s * 1000 - self._grace_ms if retention_s else -1
+            failed = [FailedRow(row.order, row.stored, row.wanted) for row in rows]
+            shard = self._owner.shard
+            return take_dead_letters(shard, queue, failed, failed_by_ms=failed_by_ms)[0]
 
-class _Expire(Policy[FailedMessage]):
-    def __init__(self, shard: Shard, queue: Queue, grace_ms: int) -> None:
-        self._shard = shard
-        self._queue = queue
-        self._grace_ms = grace_ms
-
-    def move(
-        self, rows: Sequence[StoredRow[FailedMessage]], pushes: PushBatch | None, now_ms: int
-    ) -> list[list[Outcome]]:
-        retention_s = self._queue.settings.failed_retention_s
-        # Where dead letters are kept without end, none failed long enough ago.
-        failed_by_ms = now_ms - retention_s * 1000 - self._grace_ms if retention_s else -1
-        failed = [FailedRow(row.order, row.stored, row.wanted) for row in rows]
-        return take_dead_letters(self._shard, self._queue, failed, failed_by_ms=failed_by_ms)[0]
+        return await self._mover.take(queue, self._mover.lists.failed, wanted, move)

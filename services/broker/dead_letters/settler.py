@@ -46,7 +46,6 @@ class DeadLetterSettler:
     """Settles dead letters of one shard's queues."""
 
     def __init__(self, mover: Mover, shard: int) -> None:
-        """Settle those of the broker shard with this number."""
         self._mover = mover
         self._owner = mover.owner
         self._limits = mover.pusher.limits
