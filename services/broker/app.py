@@ -145,7 +145,6 @@ class Broker:
         self.delivery.drain(stopping())
 
     async def close(self) -> None:
-        """Ends what still asks ingests."""
         await self.introductions.close()
         await self.delivery.close()
 

@@ -112,17 +112,14 @@ class BrokerService:
 
     @property
     def name(self) -> str:
-        """For logs."""
         return f"broker-{self._config.shard}"
 
     @property
     def grpc_services(self) -> Sequence[str]:
-        """For health and reflection."""
         return GRPC_SERVICES
 
     @property
     def directory(self) -> TopologyDirectory:
-        """Knows where the services are that this one does not have."""
         return self._directory
 
     @property
@@ -141,7 +138,6 @@ class BrokerService:
         return self._budget.used_bytes + self.broker.owner.commits.uncommitted_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Registers all servicers."""
         assert self.broker is not None, "called after start"
         self.broker.servicers.add_to(server)
 
@@ -208,7 +204,6 @@ class BrokerService:
         return await (lost if self._relay is None else first_cause(lost, self._relay.wait_fatal()))
 
     async def drain(self) -> None:
-        """Ends waiting claims and streams; the leases that they have go on."""
         if self.broker is not None:
             self.broker.drain()
 

@@ -1,6 +1,6 @@
-"""The router: judges every published message by every queue's filter and tells the brokers.
+"""The router: judges every published message by every queue's filter and assigns the matches.
 
-It owns nothing and may be stopped and started at any instant, also twice at once.
+It owns nothing and may be stopped and started at any instant; two may run side by side.
 
 `entries`   log entries, whole or in parts
 `routing`   by what they are judged: the rules of a broker shard, columns of matches

@@ -1,4 +1,4 @@
-"""Bringing stored messages into queues that start in the past, behind the back of live routing.
+"""Replays: brings stored messages into queues that start in the past, beside live routing.
 
 ::
 
@@ -8,9 +8,9 @@
 
 One task for each log and broker shard with replays, as long as there are some. Queues take turns;
 those that stand at the same place of the log share the reading, which is from a stream of its own.
-Nothing is kept between two pieces but cursors, and the broker decides about these. So whatever
-fails, on whichever side, the next piece begins where the broker says; and two routers that do the
-same work cost work, and bring nothing in twice.
+Only cursors are kept between two pieces, and the broker decides about these. So after any failure,
+on either side, the next piece begins where the broker says; and two routers that do the same work
+waste some, but bring nothing in twice.
 
 Live routing goes first: pieces are small, they are judged in steps so small that nothing else waits
 for long, and after each piece the task rests for as long as that took.
@@ -50,7 +50,7 @@ TURN_PIECES = 32
 """Pieces before it is another queue's turn: each turn opens a stream."""
 
 ANSWER_SECONDS = 30.0
-"""A broker that has not answered by then counts as away: others wait for their turn at the log."""
+"""A broker that has not answered by then counts as down: others wait for their turn at the log."""
 
 REFRESH_SECONDS = 5.0
 """How long to wait for a config that the broker says is newer than the one known."""
@@ -72,7 +72,6 @@ class ReplayingQueue:
     """
 
     def __init__(self, queue: queue_pb2.Queue) -> None:
-        """Go on where this queue, as its broker told it, stands."""
         self.queue_id = queue.queue_id
         self.revision = queue.revision
         self.spans: dict[int, Span] = {}
@@ -111,7 +110,6 @@ class SharedPiece:
     def __init__(
         self, queues: Sequence[ReplayingQueue], ingest_shard: int, limits: PieceLimits
     ) -> None:
-        """Begin an empty piece."""
         spans = [queue.spans[ingest_shard] for queue in queues]
         self.previous = self.last = spans[0].cursor
         self.end = min(span.end for span in spans)
@@ -176,13 +174,11 @@ class LogReader:
             reader.close()
 
     def close(self) -> None:
-        """End the stream."""
         self._hold(())
         if self._call is not None:
             self._call.cancel()
 
     def _hold(self, entries: Sequence[LogEntry]) -> None:
-        """Have these entries, and no others, in hand."""
         counted_bytes = self._counted_bytes
         self._counted_bytes = sum(entry.memory_bytes for entry in entries)
         self._log.budget.change(counted_bytes, self._counted_bytes)
@@ -241,7 +237,7 @@ class Backfills:
     ) -> None:
         """Send on the channel that `connect` gives, in tasks that `start` watches over.
 
-        `refresh` learns what changed at the broker, within so many seconds, or raises PeerFailed;
+        `refresh` learns what changed at the broker, or raises PeerFailed after this many seconds;
         `quarantine` has it leave out a queue that takes too long, as of this revision.
         """
         self._broker_shard = broker_shard
@@ -275,7 +271,6 @@ class Backfills:
                     self._queues.pop(change.deleted_queue_id, None)
 
     def _see_to(self, ingest_shard: int) -> None:
-        """See that a task is at work if there is any."""
         log = self._logs.get(ingest_shard)
         if log is None or ingest_shard in self._running or not self._waiting(ingest_shard):
             return
@@ -336,7 +331,7 @@ class Backfills:
                     return slow, next(q.revision for q in group if q.queue_id == slow.queue_id)
                 for queue, columns in zip(group, piece.columns, strict=True):
                     await self._send(log, queue, piece, columns)
-                # As long as it took: half of the time is left to everybody else.
+                # As long as it took: half of the time is left to other work.
                 await asyncio.sleep(asyncio.get_running_loop().time() - began)
         return None
 
@@ -377,7 +372,9 @@ class Backfills:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
-            queue.spans.pop(ingest_shard, None)  # The queue is gone, or made anew without a replay.
+            queue.spans.pop(
+                ingest_shard, None
+            )  # The queue is gone, or was created again without a replay.
             return
         if not isinstance(response, assignment_pb2.BackfillResponse):
             raise PeerFailed("an answer that cannot be read")
@@ -396,4 +393,4 @@ class Backfills:
         if self._queues.get(queue.queue_id) is queue:
             await self._refresh(REFRESH_SECONDS)
         if self._queues.get(queue.queue_id) is queue:
-            raise PeerFailed(f"queue {queue.queue_id} has changed, and how is not told yet")
+            raise PeerFailed(f"queue {queue.queue_id} has changed, and its config is not known yet")

@@ -64,9 +64,9 @@ class BrokerLink:
 
     Attributes:
         shard: The broker shard.
-        rules: Its queues, as last told.
+        rules: Its queues, as it last said.
         is_live: Whether it answers.
-        is_known: Whether its queues were ever told.
+        is_known: Whether it ever said its queues.
     """
 
     def __init__(

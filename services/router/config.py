@@ -13,10 +13,10 @@ SHARDS_MAX = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(ServingConfig):
-    """The SlateMQ router: judges published messages by the queues' filters, tells the brokers."""
+    """The SlateMQ router: judges published messages by the queues' filters."""
 
     shard: int = setting(
-        "Number that tells this router from others; two of the same number replace each other's "
+        "Number of this router; two of the same number replace each other's "
         "address in the topology, and harm nothing.",
         default=0,
         minimum=0,
@@ -28,7 +28,7 @@ class RouterConfig(ServingConfig):
         default="",
     )
     hold_ms: int = setting(
-        "How long a piece of a log without any match waits for one before the broker is told, "
+        "How long a piece of a log without any match waits for one before it goes to the broker, "
         "in ms.",
         default=1_000,
         minimum=0,

@@ -41,7 +41,7 @@ async def read_state(
 ) -> RoutingState:
     """The cursors of a broker shard, and what changed after a revision, read page by page.
 
-    The timeout is that of a page. Raises PeerFailed for an answer of somebody else, and what the
+    The timeout is that of a page. Raises PeerFailed for an answer of another shard, and what the
     call raises.
     """
     stub = assignment_pb2_grpc.AssignmentServiceStub(channel)

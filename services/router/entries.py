@@ -19,8 +19,8 @@ class LogEntry:
     """What one commit of ingest added to the log, or some messages of it in a row.
 
     A router that is behind holds a hundred thousand messages. Read, each that is unlike the others
-    takes a kilobyte, stored a tenth of that; and once it is judged nobody looks at it again, unless
-    it must be judged anew.
+    takes a kilobyte, stored a tenth of that; and once it is judged it is not read again, unless it
+    must be judged again.
 
     Attributes:
         first: The ID of its first message.
@@ -76,11 +76,11 @@ class LogEntry:
         return self._read()
 
     def hold(self) -> None:
-        """Somebody is going to judge it, and ends that with `release`."""
+        """Keeps its messages until `release`, to be judged."""
         self._held_count += 1
 
     def release(self) -> None:
-        """Who held it has judged it, or will not: without others its messages may go."""
+        """Ends a `hold`: after the last one the messages need not stay."""
         self._held_count -= 1
         if (not self._held_count or not self._is_kept) and self._read is not None:
             self._runs = None

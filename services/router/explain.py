@@ -18,7 +18,6 @@ class Explainer:
     """Judges messages by the current queues of all broker shards."""
 
     def __init__(self, router: Router) -> None:
-        """Use this router's rules, which are the ones that route."""
         self._router = router
 
     async def explain(self, message: Facts, queue_ids: Sequence[str]) -> list[QueueOutcome]:

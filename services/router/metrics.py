@@ -11,7 +11,7 @@ from services.router.pieces import Piece
 from services.router.routing import Columns
 
 Lags = Callable[[], Iterable[tuple[int, int, int]]]
-"""Ingest shard, broker shard and messages in hand, for each route."""
+"""Ingest shard, broker shard and pending messages, for each route."""
 
 
 class Metrics:
@@ -29,7 +29,7 @@ class Metrics:
         self._judged = meter.create_counter(
             "slatemq.router.judged.messages",
             unit="{message}",
-            description="Messages judged for a broker shard and assigned or passed over for good",
+            description="Messages judged for a broker shard, and assigned or passed over",
         )
         self._unmatched = meter.create_counter(
             "slatemq.router.unmatched.messages",

@@ -83,9 +83,9 @@ class PieceLimits(NamedTuple):
         matches_max: Matches: about 20 bytes each in the call, and a microsecond at the broker.
         step_max: Messages judged between two looks at everything else there is to do.
         hold_ms: How long a piece without any match waits for company.
-        gather_ms: How long a thin piece gathers more before it goes, as long as more are at hand.
-        queues_per_ms: A thin piece waits a millisecond for each so many of its queues even if no
-            more is known of: a third of the time that it is going to take at the broker.
+        gather_ms: How long a thin piece gathers more before it goes, as long as more are there.
+        queues_per_ms: A thin piece waits a millisecond for each `queues_per_ms` of its queues, even
+            if no more is known of: a third of the time that it is going to take at the broker.
     """
 
     messages_max: int = 8_192
@@ -97,7 +97,7 @@ class PieceLimits(NamedTuple):
     queues_per_ms: int = 100
 
     def part_max(self, queues_count: int) -> int:
-        """How many messages are judged as one, where there are so many queues."""
+        """How many messages are judged as one, by the number of queues."""
         return max(1, min(self.step_max, self.matches_max // max(1, queues_count)))
 
     def halved(self) -> PieceLimits:
@@ -134,7 +134,6 @@ class PieceLimits(NamedTuple):
 
     @property
     def are_used_up(self) -> bool:
-        """Whether there is no room left."""
         return self.messages_max <= 0 or self.matches_max <= 0
 
 
@@ -296,7 +295,6 @@ class Piece:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes in memory."""
         columns_bytes = QUEUE_BYTES * len(self.columns) + MATCH_BYTES * self.matches_count
         return self.entries_bytes + columns_bytes
 

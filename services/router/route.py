@@ -37,13 +37,13 @@ class Route:
     """The state of one (log, broker shard) pair.
 
     Attributes:
-        cursor: The broker's cursor, as last told.
+        cursor: The broker's cursor, by its last response.
         position: The message up to which the log was offered; those behind it are wanted next.
         in_flight: What was sent and not answered yet, or was refused as outdated.
         is_outdated: Whether it was refused so: it catches up, and goes again.
         judged: What is judged and waits: for the answer, or for the first match behind it.
         seen: What the broker answered last.
-        pending_count: Messages in hand.
+        pending_count: Messages that it holds.
         pending_bytes: Their size on the wire, with headers.
     """
 
@@ -63,7 +63,7 @@ class Route:
     )
 
     def __init__(self, cursor: int = 0, budget: ByteBudget | None = None) -> None:
-        """Begin behind the broker's cursor with nothing in hand; `budget` is for all routes."""
+        """Begin behind the broker's cursor without messages; `budget` is for all routes."""
         self._budget = budget or ByteBudget(sys.maxsize)
         self._counted_bytes = 0
         self._waiting_bytes = 0
@@ -79,7 +79,7 @@ class Route:
 
     @property
     def waiting_count(self) -> int:
-        """Of the messages in hand, those that are not judged."""
+        """How many of its messages are not judged."""
         judged = [piece for piece in (self.judged, self.in_flight) if piece is not None]
         return self.pending_count - sum(piece.messages_count for piece in judged)
 
@@ -99,10 +99,10 @@ class Route:
         return self._budget.is_full and self.pending_count > 0
 
     def offer(self, after: int, entries: Sequence[LogEntry]) -> None:
-        """Take what the log holds behind `after`; what is in hand already is left out.
+        """Take what the log holds behind `after`; what it holds already is left out.
 
         Raises:
-            ValueError: There is a hole between what is in hand and these.
+            ValueError: There is a hole between what it holds and these.
         """
         if after > self.position:
             raise ValueError(f"entries behind {after} do not join on to {self.position}")
@@ -270,7 +270,7 @@ class Route:
             self.catch_up(rules)
 
     def answered(self, cursor: int) -> None:
-        """The piece in flight was answered, applied or refused: go on from the cursor told."""
+        """The piece in flight was answered, applied or refused: go on from that cursor."""
         piece, self.in_flight = self.in_flight, None
         self.is_outdated = False
         if piece is not None and cursor == piece.last:
@@ -325,7 +325,6 @@ class Route:
             self.judged = None
 
     def _put_back(self, entries: Sequence[LogEntry]) -> None:
-        """Put entries in front of what waits."""
         for entry in reversed(entries):
             entry.hold()
             self._waiting.appendleft(entry)

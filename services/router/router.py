@@ -109,7 +109,7 @@ class Router:
                     )
 
     async def refresh_rules(self) -> list[int]:
-        """Learn every broker's newest configs; returns the shards of those that did not tell.
+        """Learn every broker's newest configs; returns the shards of those that did not answer.
 
         Raises:
             Unavailable: No broker's configs are known.

@@ -64,7 +64,6 @@ class QueueColumns:
     )
 
     def __init__(self, default_delay_ms: int = 0) -> None:
-        """Begin without any."""
         self.default_delay_ms = default_delay_ms
         self.fallbacks_count = 0
         self.is_plain = True
@@ -125,7 +124,7 @@ class BrokerRules:
     """The queues of one broker shard, ready to judge by.
 
     A filter or priority that this router cannot compile (its broker is newer, say) matches nothing;
-    the log and Explain tell.
+    the log and Explain show.
 
     Attributes:
         revision: The config revision of the shard that these are. Set it when all changes up to it
@@ -133,7 +132,6 @@ class BrokerRules:
     """
 
     def __init__(self, allowance: Allowance | None = None) -> None:
-        """Begin without queues, before the first revision."""
         self.revision = 0
         allowance = allowance or Allowance()
         self._now_ns = allowance.now_ns
@@ -145,12 +143,10 @@ class BrokerRules:
 
     @property
     def queues_count(self) -> int:
-        """How many queues there are."""
         return len(self._queues)
 
     @property
     def queue_ids(self) -> frozenset[str]:
-        """The queues known."""
         return frozenset(self._queues)
 
     def changed_after(self, revision: int) -> list[str]:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 READY_WAIT_SECONDS = 5.0
 """How long the start waits for a log and a broker. After it the process serves all the same: that
-somebody else is away is told by GetRoutingStatus, and no reason to restart the router."""
+another process is down is for GetRoutingStatus, and no reason to restart the router."""
 
 READY_LOOK_SECONDS = 0.02
 
@@ -72,17 +72,14 @@ class RouterProcess:
 
     @property
     def name(self) -> str:
-        """Name of this process for logs and telemetry."""
         return f"router-{self._config.shard}"
 
     @property
     def grpc_services(self) -> Sequence[str]:
-        """What it serves."""
         return (SERVICE_NAME, INSTANCE_SERVICE, TOPOLOGY_SERVICE)
 
     @property
     def directory(self) -> TopologyDirectory:
-        """Knows where the services are that this one does not have."""
         return self._directory
 
     @property
@@ -96,7 +93,6 @@ class RouterProcess:
         return 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers."""
         servicer = RouterServicer(self.router, Explainer(self.router))
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         instance_pb2_grpc.add_InstanceServiceServicer_to_server(

@@ -14,7 +14,7 @@ are not judged yet: of judged ones only what is stored stays in memory. While on
 does not read, and gRPC's flow control holds ingest back. A route that is full while its broker is
 away lets go of its entries and leaves; its log is read again from the broker's cursor once that is
 back. One that is full because its broker is slow leaves the others after `grace_ms` and goes on by
-itself. So a broker that is away costs no memory and stops nobody, and a slow one holds the others
+itself. So a broker that is down costs no memory and stops no other, and a slow one holds the others
 up once, for that long.
 
 All routes together have a budget. Beyond it each route that holds anything is full, until that is
@@ -42,11 +42,11 @@ from services.router.wire import log_entries
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 JOIN_GAP = 4_096
-"""A route that begins joins a tail that is so many sequences behind it at most; the entries in
-between are read for nothing, which costs less than another stream."""
+"""A route that begins joins a tail that is at most this many sequences behind it; the entries in
+between are read in vain, which costs less than another stream."""
 
 BACKFILLS_MAX = 4
-"""Streams of one log that read for replays at once: ingest has 256 for all that read its log."""
+"""Streams of one log that read for replays: ingest has 256 for all that read its log."""
 
 WATCH_SECONDS = 1.0
 """How often a log that no stream reads, because every broker is away, is asked where it stands."""
@@ -101,7 +101,7 @@ class Log:
 
     Attributes:
         ingest_shard: Whose log it is.
-        durable_sequence: Its last durable message, as last advance.
+        durable_sequence: Its last durable message, as of the last `advance`.
         ids: Where its IDs jump, as of the last `open`.
         subscribers: All routes of this log.
         backfills: To be held while a stream reads for a replay.
@@ -131,7 +131,6 @@ class Log:
 
     @property
     def is_read(self) -> bool:
-        """Whether some stream of the log is open."""
         return any(tail.is_open for tail in self.tails)
 
     async def watch(self) -> None:
@@ -192,7 +191,7 @@ class Log:
     def has_more(self, route: Route) -> bool:
         """Whether the log is known to have entries that the route has room for and was not offered.
 
-        They come at once, unless ingest has gone away meanwhile.
+        They come without delay, unless ingest is down.
         """
         return route.position < self.durable_sequence and not self.buffer.is_full(route)
 
@@ -212,7 +211,7 @@ class Log:
         if subscriber.tail is None:
             subscriber.route.forget()  # It was full and has left: what came back is read again too.
         else:
-            subscriber.tail.room.set()  # Nobody need wait for room in a full route any longer.
+            subscriber.tail.room.set()  # Others need not wait for a full route any longer.
 
     def _tail_for(self, position: int) -> Tail:
         for tail in self.tails:
@@ -236,7 +235,6 @@ class Tail:
     """
 
     def __init__(self, log: Log, position: int) -> None:
-        """Begin behind this message."""
         self.position = position
         self.subscribers: list[Subscriber] = []
         self.room = asyncio.Event()
@@ -250,13 +248,12 @@ class Tail:
         self.subscribers.append(subscriber)
 
     def leave(self, subscriber: Subscriber) -> None:
-        """Feed this route no more."""
         subscriber.tail = None
         self.subscribers.remove(subscriber)
         self.room.set()
 
     async def run(self) -> None:
-        """Read until nobody is fed; start over, from the same place, whenever that fails."""
+        """Read until no route is fed; start over, from the same place, whenever that fails."""
         backoff = Backoff()
         try:
             while self.subscribers:

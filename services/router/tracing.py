@@ -27,7 +27,6 @@ class Tracing:
     """Makes the spans of a router."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        """Make spans with this; none where it is off."""
         self._telemetry = telemetry
 
     def routing(self, broker_shard: int, pieces: Sequence[Piece]) -> AbstractContextManager[Any]:

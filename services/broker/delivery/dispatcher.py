@@ -114,7 +114,6 @@ class Dispatcher:
             self._kick(waiter_line)
 
     def remove(self, queue: Queue, waiter: Waiter) -> None:
-        """Removes a waiter from its line, if it is in it."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is not None and waiter in waiter_line.line:
             waiter_line.leave(waiter)
@@ -352,7 +351,6 @@ class Dispatcher:
 
     @property
     def is_waited_on(self) -> bool:
-        """Whether any queue has waiters."""
         return bool(self._waiter_lines)
 
     def waited_on(self, queue_ids: Sequence[str]) -> Set[str]:
@@ -364,7 +362,6 @@ class Dispatcher:
         }
 
     def has_waiters(self, queue_id: str) -> bool:
-        """Whether a queue has waiters."""
         queue = self._owner.shard.queues.get(queue_id)
         waiter_line = self._waiter_lines.get(queue) if queue is not None else None
         return waiter_line is not None and bool(waiter_line.line)

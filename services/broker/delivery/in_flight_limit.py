@@ -73,12 +73,10 @@ class InFlightLimit:
         self.go_on()
 
     def leave(self, line: WaiterLine) -> None:
-        """Ends the turn of a line."""
         self._turns.discard(line)
         self.go_on()
 
     def forget(self, line: WaiterLine) -> None:
-        """Removes a line whose waiters are gone."""
         self._waiting.pop(line, None)
         self.leave(line)
 

@@ -27,17 +27,14 @@ class IngestHealth:
 
     @property
     def can_give_all(self) -> bool:
-        """Whether every ingest may be asked, for every message."""
         return not self._probes and not self._slow
 
     def can_give(self, message_id: int) -> bool:
-        """Whether this message may be asked for."""
         if self._slow and message_id in self._slow:
             return False
         return not self._probes or shard_of(message_id) not in self._probes
 
     def found_away(self, shards: Set[int]) -> None:
-        """Notes that these did not answer."""
         for shard in shards - self._probes.keys():
             self._probes[shard] = asyncio.create_task(self._probe(shard))
 
@@ -47,7 +44,6 @@ class IngestHealth:
             self._slow[message_id] = asyncio.create_task(self._wait_for(message_id))
 
     async def close(self) -> None:
-        """Ends the probes."""
         probes = [*self._probes.values(), *self._slow.values()]
         for probe in probes:
             probe.cancel()

@@ -33,7 +33,6 @@ class Introductions:
     """
 
     def __init__(self, owner: ShardOwner, ingests: Ingests) -> None:
-        """Ask these ingests."""
         self._owner = owner
         self._ingests = ingests
         self._known: set[int] = set()
@@ -48,7 +47,6 @@ class Introductions:
         return {one for one in logs if self._is_known(one)}
 
     async def close(self) -> None:
-        """End what is still asked."""
         asking = list(self._asking.values())
         for task in asking:
             task.cancel()

@@ -55,7 +55,6 @@ class LeaseKeeper:
             self._put(stream, list(leases[first : first + EXTEND_AT_ONCE]), now_ms)
 
     async def run(self) -> None:
-        """Extends leases until cancelled."""
         while True:
             if not self._batches:
                 self._wake.clear()

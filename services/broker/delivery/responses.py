@@ -47,7 +47,6 @@ assert tag_of(ConsumeResponse, "runs") == _RUNS, "streams and claims share the e
 
 
 def lease_length(asked_ms: int, queue: Queue) -> int:
-    """How long a claim's leases run."""
     return min(asked_ms or queue.settings.lease_ms, queue.settings.max_lease_ms)
 
 

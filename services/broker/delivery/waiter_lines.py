@@ -74,7 +74,6 @@ class PrefetchWindows:
         self._by_queue: OrderedDict[str, PrefetchWindow] = OrderedDict()
 
     def of(self, queue_id: str) -> PrefetchWindow:
-        """The window of a queue."""
         ahead = self._by_queue.setdefault(queue_id, PrefetchWindow())
         self._by_queue.move_to_end(queue_id)
         if len(self._by_queue) > AHEADS_MAX:
@@ -113,7 +112,6 @@ class WaiterLine:
         self.has_awaiting = False  # a waiter has a note of ingests that messages wait for
 
     def enter(self, waiter: Waiter) -> None:
-        """Puts a waiter in line."""
         self.line[waiter] = None
         self.has_awaiting |= bool(waiter.awaited_shards)
         if not waiter.patient:
@@ -130,7 +128,6 @@ class WaiterLine:
                 waiter.await_ingests(awaited)
 
     def leave(self, waiter: Waiter) -> None:
-        """Takes a waiter out of the line."""
         del self.line[waiter]
         self.impatient.discard(waiter)
 

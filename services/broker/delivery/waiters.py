@@ -199,7 +199,6 @@ class Stream(Waiter):
             self._bytes_left = (self._bytes_left or 0) + size
 
     def heard(self, now_ms: int) -> None:
-        """Notes that a request has come."""
         self._heard_ms = now_ms
 
     def is_alive(self, now_ms: int) -> bool:

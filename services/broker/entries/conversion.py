@@ -83,7 +83,6 @@ def delayed_entry(queue_id: str, delayed_message: DelayedMessage) -> entry_pb2.E
 
 
 def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
-    """An entry under a lease."""
     queue_id = lease.queue.queue_id
     return entry_pb2.Entry(
         handle=listed_handle(queue_id, lease.message_id, "i", lease.bucket.order),
@@ -100,7 +99,6 @@ def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
 
 
 def done_entry(queue_id: str, listed: ListedMessage[DoneMessage]) -> entry_pb2.Entry:
-    """An entry that is done."""
     message = listed.message
     return entry_pb2.Entry(
         handle=listed_handle(queue_id, message.message_id, "d", listed.spot.order),
@@ -116,7 +114,6 @@ def done_entry(queue_id: str, listed: ListedMessage[DoneMessage]) -> entry_pb2.E
 
 
 def failed_entry(queue_id: str, listed: ListedMessage[FailedMessage]) -> entry_pb2.Entry:
-    """A dead letter."""
     message = listed.message
     return entry_pb2.Entry(
         handle=listed_handle(queue_id, message.message_id, "f", listed.spot.order),
@@ -132,7 +129,6 @@ def failed_entry(queue_id: str, listed: ListedMessage[FailedMessage]) -> entry_p
 
 
 def archived_entry(queue_id: str, listed: ListedMessage[ArchivedMessage]) -> entry_pb2.Entry:
-    """An archived dead letter."""
     message, order = listed.message, listed.spot.order
     return entry_pb2.Entry(
         handle=listed_handle(queue_id, message.message_id, "x", order),
@@ -150,7 +146,6 @@ def archived_entry(queue_id: str, listed: ListedMessage[ArchivedMessage]) -> ent
 
 
 def found_entry(found: EntryLocation, now_ms: int) -> entry_pb2.Entry:
-    """An entry that was looked for."""
     queue_id = found.queue.queue_id
     if found.waiting is not None:
         return waiting_entry(queue_id, *found.waiting, now_ms)

@@ -73,7 +73,6 @@ class DelayedWatches:
         streams_max: int = STREAMS_MAX,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """Watch the queues of this shard."""
         self._owner = owner
         self._database = database
         self._reader = reader

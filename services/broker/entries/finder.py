@@ -67,7 +67,6 @@ class EntryFinder:
         waiting: WaitingReader,
         lists: ListReaders,
     ) -> None:
-        """Find with these readers."""
         self._owner = owner
         self._waiting = waiting
         self._done = lists.done

@@ -73,7 +73,6 @@ class TimeRange(NamedTuple):
     until_ms: int = 0
 
     def holds(self, time_ms: int) -> bool:
-        """Whether a time is within."""
         return self.from_ms <= time_ms and (not self.until_ms or time_ms < self.until_ms)
 
 

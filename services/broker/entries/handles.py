@@ -52,7 +52,6 @@ class Handle(NamedTuple):
 
     @property
     def has_place(self) -> bool:
-        """Whether it says where to look."""
         return self[2:] != (None,) * 7
 
 
@@ -100,7 +99,6 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
 
 
 def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:
-    """The handle of an available or delayed entry."""
     kind = _LETTERS[place.kind]
     return f"{queue_id}/{message_id:x}/a{place.priority}.{kind}.{place.order:x}"
 

@@ -61,7 +61,6 @@ class EntryLister:
         lists: ListReaders,
         reader: EntryReader,
     ) -> None:
-        """List with these readers."""
         self._owner = owner
         self._waiting = waiting
         self._lists = lists

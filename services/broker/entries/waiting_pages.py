@@ -77,7 +77,6 @@ class WaitingReader:
     """Reads available and delayed messages."""
 
     def __init__(self, database: Store) -> None:
-        """Read from this database."""
         self._database = database
 
     async def page(

@@ -72,7 +72,6 @@ class PushBatch:
 
     @property
     def size_bytes(self) -> int:
-        """What the rows add to a commit."""
         return sum(map(len, self.rows.values()))
 
     def check_age(self, now_ms: int) -> None:

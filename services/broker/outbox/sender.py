@@ -64,7 +64,6 @@ class OutboxSender:
         self._new = asyncio.Event()
 
     async def run(self) -> None:
-        """Sends until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._new.clear()
@@ -125,7 +124,6 @@ class _Line:
         self._look_again.set()
 
     async def run(self) -> None:
-        """Sends until cancelled."""
         backoff, halted = Backoff(), Backoff(HALTED_MS_MAX)
         presence = PeerHealth(f"ingest {self._ingest_shard}, where pushes go,")
         while True:

@@ -60,7 +60,6 @@ class IngestPushes:
     """Sends pushes over gRPC; all of a broker shard go to one ingest shard, so in order."""
 
     def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
-        """For this broker shard."""
         self._channels = channels
         self._directory = directory
         self._shard = shard
@@ -98,7 +97,6 @@ class OtherBrokers:
     """Finds queues on other broker shards."""
 
     def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
-        """Ask all but this broker shard."""
         self._channels = channels
         self._directory = directory
         self._shard = shard

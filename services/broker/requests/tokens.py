@@ -15,7 +15,6 @@ _TOKEN = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{16})")
 
 
 def token_text(shard: int, lease: int) -> str:
-    """The token of a lease of this shard."""
     return f"{shard:x}-{lease:016x}"
 
 

@@ -53,7 +53,6 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         introductions: Introductions,
         starts: ReplayStarts,
     ) -> None:
-        """Serve this broker shard."""
         self._shard = shard
         self._incarnation = 1 + secrets.randbelow((1 << 64) - 1)
         self._owner = owner

@@ -83,7 +83,6 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         streams: Streams,
         executor: Executor,
     ) -> None:
-        """Serve this broker shard."""
         self._shard = shard
         self._owner = owner
         self._delivery = delivery

@@ -26,7 +26,6 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
     def __init__(
         self, editor: MessageEditor, watches: DelayedWatches, find_waiting: FindWaiting
     ) -> None:
-        """Serve from these."""
         self._editor = editor
         self._watches = watches
         self._find_waiting = find_waiting

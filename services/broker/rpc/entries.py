@@ -44,7 +44,6 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         entries: Entries,
         ingests: Ingests,
     ) -> None:
-        """Serve the entries of the broker shard with this number."""
         self._shard = shard
         self._owner = owner
         self._entries = entries

@@ -39,7 +39,6 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         target: OutboxTarget,
         sender: OutboxSender,
     ) -> None:
-        """Serve this broker shard."""
         self._shard = shard
         self._owner = owner
         self._database = database

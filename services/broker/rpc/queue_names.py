@@ -13,7 +13,6 @@ class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
     """Answers other brokers."""
 
     def __init__(self, shard: int, names: UniqueNames) -> None:
-        """Serve this broker shard."""
         self._shard = shard
         self._names = names
 

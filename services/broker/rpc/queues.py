@@ -328,7 +328,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             yield queue_pb2.WatchQueuesResponse(changes=page, revision=until, more=left > 0)
 
     def drain(self) -> None:
-        """Ends the open streams."""
         self.draining = True
         self._wake_watchers()
 

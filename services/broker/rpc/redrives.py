@@ -29,7 +29,6 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     """Starts, reads and steers redrives; settles dead letters."""
 
     def __init__(self, shard: int, owner: ShardOwner, dead_letters: DeadLetters) -> None:
-        """Serve the dead letters of the broker shard with this number."""
         self._shard = shard
         self._owner = owner
         self._dead_letters = dead_letters

@@ -53,7 +53,6 @@ class Servicers:
     topology: TopologyServicer
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Registers all of them."""
         queue_pb2_grpc.add_QueueServiceServicer_to_server(self.queues, server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self.consumers, server)
         assignment_pb2_grpc.add_AssignmentServiceServicer_to_server(self.assignments, server)
