@@ -15,11 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 60.0
-
 
 class StackFailed(Exception):
-    """The stack did not start; the message holds what it said."""
+    """The stack did not start; the message has its output."""
 
 
 @contextmanager
@@ -37,7 +35,7 @@ class DemoStack:
     """`python -m services` in a folder, as a context manager that ends it."""
 
     def __init__(self, folder: Path, config: Path | None = None) -> None:
-        """Start it later, with the event queues that the file `config` sets, if any."""
+        """`config` is the file with the settings of event queues, if any."""
         self._folder = folder
         self._config = config
         self._ready_file = folder / "ready.json"
@@ -79,9 +77,9 @@ class DemoStack:
         self._end()
 
     def _wait_ready(self, launcher: subprocess.Popen[bytes]) -> None:
-        end = time.monotonic() + START_SECONDS
+        # The launcher ends when a service cannot start; a busy machine only takes longer.
         while not self._ready_file.exists():
-            if launcher.poll() is not None or time.monotonic() > end:
+            if launcher.poll() is not None:
                 raise StackFailed(f"the stack did not start:\n{self._said.read_text()}")
             time.sleep(0.02)
 

@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_SECONDS = 60.0
+START_SECONDS = 300.0
+"""On a busy machine; the launcher itself ends where a service cannot start."""
+
 LOOK_SECONDS = 0.02
 
 

@@ -21,7 +21,7 @@ from libs.storage.layout.ids import shard_of
 from services.janitor.jobs.archive import LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import BATCH_ROWS, counts_batch, grouped
 from services.janitor.jobs.contents import Contents
-from services.janitor.jobs.owners import CALL_S, Owners, owners_of
+from services.janitor.jobs.owners import Owners, owners_of
 from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
 from services.janitor.spark.planning import SnapshotName
 from slatemq.errors import FailedPrecondition
@@ -155,9 +155,8 @@ class DeadLetterRestore:
             response = owners.call(
                 "broker",
                 shard,
-                lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RedriveArchived(
-                    request, timeout=CALL_S
-                ),
+                lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RedriveArchived,
+                request,
             )
         except FailedPrecondition as error:
             if error.reason != "QUEUE_CHANGED":

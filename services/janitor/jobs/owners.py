@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from libs.serving.peers.calls import Backoff
 from libs.serving.peers.channels import Channels, inherited
@@ -38,6 +39,8 @@ _PASSING: Final = (
 )
 
 T = TypeVar("T")
+Method = Callable[[grpc.aio.Channel], Callable[..., Awaitable[T]]]
+"""Such as `lambda channel: PurgeServiceStub(channel).PurgeMessages`."""
 
 
 class Owners:
@@ -50,9 +53,9 @@ class Owners:
         self._directory = TopologyDirectory(root.objects)
         self._channels = Channels(self._directory, carrier=inherited())
 
-    def call(self, service: str, shard: int, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
+    def call(self, service: str, shard: int, method: Method[T], request: Message) -> T:
         """Call an owner, repeatedly while it is down. Raises SlateMQError, StorageError."""
-        return self._runner.run(self._patiently(service, shard, call))
+        return self._runner.run(self._patiently(service, shard, method, request))
 
     def run(self, work: Awaitable[T]) -> T:
         """Wait for something else: an object, a snapshot."""
@@ -62,15 +65,14 @@ class Owners:
 
         return self._runner.run(waited())
 
-    async def _patiently(
-        self, service: str, shard: int, call: Callable[[grpc.aio.Channel], Awaitable[T]]
-    ) -> T:
+    async def _patiently(self, service: str, shard: int, method: Method[T], request: Message) -> T:
         until = time.monotonic() + self._patience_s
         backoff = Backoff()
         while True:
             try:
                 with asking(service, shard):
-                    return await call(await self._channels.to(service, shard))
+                    stub_method = method(await self._channels.to(service, shard))
+                    return await stub_method(request, timeout=CALL_S)
             except _PASSING as error:
                 if time.monotonic() > until:
                     raise

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from services.janitor.jobs.batches import counts_batch, grouped
-from services.janitor.jobs.owners import CALL_S, Owners, owners_of
+from services.janitor.jobs.owners import Owners, owners_of
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1 import purge_pb2, purge_pb2_grpc, removal_pb2, removal_pb2_grpc
 
@@ -59,9 +59,8 @@ class MessagePurge:
         response = owners.call(
             "ingest",
             shard,
-            lambda channel: purge_pb2_grpc.PurgeServiceStub(channel).PurgeMessages(
-                request, timeout=CALL_S
-            ),
+            lambda channel: purge_pb2_grpc.PurgeServiceStub(channel).PurgeMessages,
+            request,
         )
         return Counter(
             messages_purged=response.purged_count,
@@ -133,9 +132,8 @@ def remove_entries(
         return owners.call(
             "broker",
             shard,
-            lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RemoveEntries(
-                request, timeout=CALL_S
-            ),
+            lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RemoveEntries,
+            request,
         )
     except NotFound:
         return removal_pb2.RemoveEntriesResponse(gone_count=table.num_rows)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Sequence
 
 from libs.storage.database.roots import Root
-from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import MAX_SEQUENCE, message_id
 from libs.storage.layout.keys import log_range, parse_log_key
@@ -68,22 +67,17 @@ async def _read(
 ) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
     reader = await root.open_snapshot(name.database, name.snapshot_id)
     try:
-        return await _cursors(reader), await _replays(reader)
+        cursors = {
+            parse_routing_cursor_key(key): decode_routing_cursor(value)
+            async for rows in reader.scan(*routing_cursor_range())
+            for key, value in rows
+        }
+        replays = [
+            (one.ingest_shard, one.cursor, one.end)
+            async for rows in reader.scan(*replay_range())
+            for _, value in rows
+            for one in decode_replay(value)
+        ]
+        return cursors, replays
     finally:
         await reader.close()
-
-
-async def _cursors(reader: SnapshotReader) -> dict[int, int]:
-    found: dict[int, int] = {}
-    async for rows in reader.scan(*routing_cursor_range()):
-        for key, value in rows:
-            found[parse_routing_cursor_key(key)] = decode_routing_cursor(value)
-    return found
-
-
-async def _replays(reader: SnapshotReader) -> list[tuple[int, int, int]]:
-    found: list[tuple[int, int, int]] = []
-    async for rows in reader.scan(*replay_range()):
-        for _, value in rows:
-            found += [(one.ingest_shard, one.cursor, one.end) for one in decode_replay(value)]
-    return found

@@ -52,13 +52,14 @@ async def test_calls_to_owners_carry_the_trace_context_of_the_environment(
     await server.start()
     await TopologyDirectory(open_root(url).objects).announce(Peer("ingest", 0, address))
 
-    async def ask(channel: grpc.aio.Channel) -> None:
-        stub = ingest_pb2_grpc.IngestServiceStub(channel)
-        await stub.GetLogStatus(ingest_pb2.GetLogStatusRequest())
-
     def call() -> None:
         with owners_of(url) as owners:
-            owners.call("ingest", 0, ask)
+            owners.call(
+                "ingest",
+                0,
+                lambda channel: ingest_pb2_grpc.IngestServiceStub(channel).GetLogStatus,
+                ingest_pb2.GetLogStatusRequest(),
+            )
 
     await asyncio.to_thread(call)
     assert ingest.seen == [context]
