@@ -50,7 +50,7 @@ NAME_KEPT: Final = 200
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
-LETTERS: Final = pa.schema(
+DEAD_LETTERS: Final = pa.schema(
     [
         pa.field("message_id", pa.int64(), nullable=False),
         pa.field("failed_at", _TIMESTAMP, nullable=False),
@@ -167,11 +167,11 @@ class DayFolder:
 
     def _read(self, path: str) -> pa.Table:
         with self._objects.open(path) as file:
-            return pq.ParquetFile(file).read().cast(LETTERS)
+            return pq.ParquetFile(file).read().cast(DEAD_LETTERS)
 
     def _empty(self, parts: Iterable[ObjectInfo]) -> None:
         for part in parts:
-            self._waits.run(self._objects.put(part.path, _encode(LETTERS.empty_table(), ())))
+            self._waits.run(self._objects.put(part.path, _encode(DEAD_LETTERS.empty_table(), ())))
 
     def rows_of(self, wanted: pa.Table, columns: Sequence[str]) -> Iterable[pa.Table]:
         """The rows with the keys of `wanted` and these columns, a row group at a time."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from libs.storage.layout.ids import shard_of
-from services.janitor.jobs.archive import LETTERS, PART_BYTES, DayFolder
+from services.janitor.jobs.archive import DEAD_LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import BATCH_ROWS, counts_batch, grouped
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import Owners, owners_of
@@ -37,7 +37,7 @@ SOUGHT: Final = 50_000
 
 @dataclass(frozen=True)
 class DeadLetterArchive:
-    """Archives dead letters: rows with the columns of LETTERS except the payload, and ENTRY_KEYS.
+    """Archives dead letters: rows with DEAD_LETTERS except the payload, and ENTRY_KEYS.
 
     The rows come in the order of `day` within each queue.
 
@@ -105,7 +105,7 @@ class DeadLetterArchive:
             piece = dead_letters.slice(start, len(payloads))
             start += len(payloads)
             piece = piece.append_column("payload", pa.array(payloads, pa.binary()))
-            waiting.append(piece.select(LETTERS.names).cast(LETTERS))
+            waiting.append(piece.select(DEAD_LETTERS.names).cast(DEAD_LETTERS))
             if sum(table.nbytes for table in waiting) >= PART_BYTES:
                 yield pa.concat_tables(waiting)
                 waiting = []

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -57,7 +58,7 @@ class Work:
         self.store_time_ms = 0
         self._taken: TakenSnapshots | None = None
         self._phases_count = phases_count
-        self._report = report
+        self.report = report
 
     def work_on(self, taken: TakenSnapshots) -> None:
         self._taken = taken
@@ -131,9 +132,6 @@ class Work:
             return JobFailed(self._taken.lost.result())
         return None
 
-    def report(self, progress: Progress) -> None:
-        self._report(progress)
-
 
 class _Watch:
     """Watches a phase in a thread of its own; cancels its tasks when the job is over."""
@@ -166,9 +164,7 @@ class _Watch:
             if self._work.why_over() is not None:
                 self._context.cancelJobGroup(self._group)
             done, count = self._tasks()
-            now = Progress(
-                progress.phase, progress.phase_number, progress.phases_count, done, count
-            )
+            now = replace(progress, tasks_done=done, tasks_count=count)
             if now != progress:
                 self._work.report(now)
                 progress = now

@@ -15,7 +15,7 @@ import pytest
 
 import slatemq.sync
 from libs.storage.database.roots import open_root
-from services.janitor.jobs.archive import LETTERS, DayFolder
+from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder
 from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
@@ -74,7 +74,7 @@ def archived_letters(
     objects_below = open_root(cli.stack.root, sync=False).objects
     for day in {row["failed_at"].date() for row in rows}:
         some = [row for row in rows if row["failed_at"].date() == day]
-        table = pa.Table.from_pylist(some, schema=LETTERS)
+        table = pa.Table.from_pylist(some, schema=DEAD_LETTERS)
         DayFolder(Waits(), objects_below, queue, day).add(table)
     archive(cli, queue)
 

@@ -18,7 +18,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs import archive
-from services.janitor.jobs.archive import FOLDER, LETTERS, DayFolder, day_path
+from services.janitor.jobs.archive import DEAD_LETTERS, FOLDER, DayFolder, day_path
 
 DAY = date(2026, 1, 2)
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -67,7 +67,7 @@ def dead_letters(*ids: int, payload: bytes = b"x") -> pa.Table:
         }
         for one in ids
     ]
-    return pa.Table.from_pylist(rows, schema=LETTERS)
+    return pa.Table.from_pylist(rows, schema=DEAD_LETTERS)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from services.janitor.archive import archived
 from services.janitor.archive import parts as archive_parts
 from services.janitor.archive.archived import ArchivedDeadLetters, ArchiveQuery
 from services.janitor.archive.parts import dead_letters_of
-from services.janitor.jobs.archive import LETTERS, DayFolder, day_path
+from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, day_path
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
 from tests.unit.janitor.test_archive import AT, DAY, Waits, dead_letters
@@ -86,7 +86,7 @@ async def test_another_failure_of_the_same_message_is_another_letter(objects: Ob
 
 async def test_one_whose_payload_was_gone_comes_without_a_message(objects: Objects) -> None:
     table = dead_letters(1).drop_columns("payload").to_pylist()
-    part = dead_letters(1).from_pylist(table, schema=LETTERS)
+    part = dead_letters(1).from_pylist(table, schema=DEAD_LETTERS)
     await asyncio.to_thread(lambda: DayFolder(Waits(), objects, "orders", DAY).add(part))
     (found,) = await joined(objects, listed(1))
     assert (found.reason, found.HasField("message")) == ("boom", False)
@@ -127,7 +127,7 @@ async def test_only_row_groups_that_have_a_wanted_letter_are_read_whole(
     rows = dead_letters(*range(1, 41), payload=bytes(1 << 20)).to_pylist()
     for place, row in enumerate(rows):
         row["failed_at"] = AT + timedelta(seconds=place)
-    table = dead_letters(1).from_pylist(rows, schema=LETTERS)
+    table = dead_letters(1).from_pylist(rows, schema=DEAD_LETTERS)
     await asyncio.to_thread(lambda: DayFolder(Waits(), objects, "orders", DAY).add(table))
     path = f"{day_path('orders', DAY)}/part-000001.parquet"
     with objects.open(path) as file:
@@ -210,7 +210,7 @@ async def test_a_listing_of_many_windows_comes_whole(
         ]
         for row in rows:
             row["failed_at"] = day
-        table = dead_letters(1).from_pylist(rows, schema=LETTERS)
+        table = dead_letters(1).from_pylist(rows, schema=DEAD_LETTERS)
         folder = await asyncio.to_thread(DayFolder, Waits(), objects, "orders", day.date())
         await asyncio.to_thread(folder.add, table)
 
