@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,15 +73,11 @@ def janitor() -> None:
 def run_job(
     session: Session,
     job: str,
-    dry_run: bool,
     queues: tuple[str, ...],
-    older_than: timedelta | None,
     days: int | None,
-    into: str,
     ids: tuple[int, ...],
-    failed_from: int | None,
-    failed_until: int | None,
     no_wait: bool,
+    **options: Any,
 ) -> None:
     """Run JOB, and wait for its end.
 
@@ -91,15 +86,7 @@ def run_job(
     """
     begun = session.call(
         lambda client: client.run_job(
-            job,
-            dry_run=dry_run,
-            queue_ids=queues,
-            older_than=older_than,
-            days=days or 0,
-            into=into,
-            message_ids=ids,
-            failed_from=failed_from,
-            failed_until=failed_until,
+            job, queue_ids=queues, days=days or 0, message_ids=ids, **options
         )
     )
     if no_wait:

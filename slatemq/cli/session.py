@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +15,7 @@ import slatemq
 from slatemq.cli.failures import Interrupted
 from slatemq.cli.output import say, write_json
 from slatemq.cli.parameters import DURATION, ENDPOINT
+from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
     from slatemq.client import Client
@@ -120,6 +121,38 @@ pass_session = click.make_pass_decorator(Session, ensure=True)
 def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of Session to a command, and pass it as the first argument."""
     return session_options(pass_session(function))
+
+
+def write_listing(
+    session: Session,
+    items: Callable[[Client], AsyncIterator[T]],
+    fields: Callable[[T], Mapping[str, Any]],
+    show: Callable[[Sequence[T]], None],
+) -> None:
+    """Print all items: with --json the fields of each, else what `show` makes of them.
+
+    Raises SlateMQError where the listing is not complete, after printing what came before.
+    """
+    found: list[T] = []
+
+    async def collect(client: Client) -> SlateMQError | None:
+        try:
+            async for item in items(client):
+                found.append(item)  # noqa: PERF401 - what came before an error is printed
+        except SlateMQError as error:
+            return error
+        return None
+
+    problem = session.call(collect)
+    if problem is not None and not found:
+        raise problem
+    if session.json:
+        for one in found:
+            write_json(fields(one))
+    else:
+        show(found)
+    if problem is not None:
+        raise problem
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

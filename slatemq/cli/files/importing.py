@@ -1,23 +1,30 @@
-"""`slatemq import`: the messages of a queue file into a queue, or published."""
+"""`slatemq import`: the messages of a queue file into a queue, or published.
+
+The request ID or dedupe keys of a batch must be the same when the run after a kill sends it again,
+and differ for anything else that is imported: files often begin alike, and are filled and emptied
+again. So they include the secret of the run. Only a message with its ID, from an export, has the
+same key in every run.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from slatemq import textqueue
+from slatemq._consume.commands import Push
 from slatemq.cli.failures import BadInput
-from slatemq.cli.files.import_items import Item, outgoing_of, push_of, request_id
 from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
-from slatemq.cli.files.queue_files import content_of
+from slatemq.cli.files.queue_files import Content, content_of
 from slatemq.cli.output import note
 from slatemq.cli.parameters import QUEUE
 from slatemq.cli.progress import progress
@@ -33,6 +40,7 @@ from slatemq.errors import (
     NotFound,
     Unavailable,
 )
+from slatemq.models import OutgoingMessage
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
 from slatemq.textqueue.claiming import taken_by_hand
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
@@ -135,6 +143,48 @@ def import_(
     is_marked = file == STDIN or (not no_mark and wanted == [State.QUEUED])
     if to is not None and counts["imported"] and not is_marked and not session.json:
         note(f"{file} does not show what was imported: a second import repeats it")
+
+
+class Item(NamedTuple):
+    """An entry of the file, and its message."""
+
+    entry: textqueue.Entry
+    content: Content
+
+
+def push_of(queue_id: str, content: Content) -> Push:
+    return Push(queue_id, content.payload, content.headers, retention=content.retention_s)
+
+
+def outgoing_of(item: Item, secret: str) -> OutgoingMessage:
+    """A publish; within the dedupe window an exported message is published once."""
+    content = item.content
+    return OutgoingMessage(
+        content.payload,
+        content.headers,
+        content.created_at_ms,
+        content.retention_s,
+        dedupe_key="tq-" + _key(item, secret),
+    )
+
+
+def request_id(target: str, batch: Sequence[Item], secret: str) -> str:
+    """Unique to this batch of this run, and this target."""
+    digest = hashlib.blake2b(f"{target} {secret} ".encode(), digest_size=16)
+    for item in batch:
+        digest.update(_key(item, secret).encode())
+    return digest.hexdigest()
+
+
+def _key(item: Item, secret: str) -> str:
+    """Identifies a message by its content, and its ID or else its place in the file."""
+    entry, content = item
+    name = f"in {secret} at {entry.offset}"
+    if content.message_id:
+        name = f"id {content.message_id} of {content.created_at_ms}"
+    digest = hashlib.blake2b(f"{name} {sorted(content.headers.items())} ".encode(), digest_size=16)
+    digest.update(content.payload)
+    return digest.hexdigest()
 
 
 class Importer:

@@ -104,14 +104,11 @@ def publish(
     jsonl: str | None,
     headers_from: tuple[str, ...],
     skip: int | None,
-    retention: timedelta | None,
-    created_at: int | None,
-    delay: timedelta | None,
-    visible_at: int | None,
     dedupe_key: str | None,
     allow_unrouted: bool,
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
+    **options: Any,
 ) -> None:
     """Publish one message, or each line of a file with --jsonl.
 
@@ -120,48 +117,40 @@ def publish(
     `slatemq explain` which. --to a queue that does not exist is refused.
     """
     headers = headers_of(to, pairs)
+    checked = None if allow_unrouted else to
     if dedupe_key == "":
         raise click.UsageError("--dedupe-key is empty: leave it out, or give 1 to 255 bytes")
-    if delay is not None and visible_at is not None:
+    if options["delay"] is not None and options["visible_at"] is not None:
         raise click.UsageError("--delay and --visible-at exclude each other: give one")
     if sum(source is not None for source in (text, file, jsonl)) != 1:
         raise click.UsageError("give one of TEXT, - (stdin), --file F and --jsonl F")
     if jsonl is None:
         if headers_from or skip is not None:
             raise click.UsageError("--headers-from and --skip need --jsonl")
-        work = _publish_one(
-            session,
-            text,
-            file,
-            headers,
-            None if allow_unrouted else to,
-            created_at=created_at,
-            retention=retention,
-            delay=delay,
-            visible_at=visible_at,
-            dedupe_key=dedupe_key,
-        )
-        run(work)
+        run(_publish_one(session, text, file, headers, checked, dedupe_key=dedupe_key, **options))
         return
     if dedupe_key:
         raise click.UsageError("--dedupe-key is for one message: leave it out with --jsonl")
-    if isinstance(visible_at, FromNow):
+    if isinstance(options["visible_at"], FromNow):
         raise click.UsageError(
             "--visible-at +… would be another time when you continue: with --jsonl give a time"
         )
-    retention_s = None if retention is None else retention // timedelta(seconds=1)
     with _opened(jsonl) as stream:
         reader = LineReader(
             stream,
             headers,
             _pointers(headers_from, headers),
-            created_at,
-            retention_s,
-            None if delay is None else delay // timedelta(milliseconds=1),
-            visible_at,
+            options["created_at"],
+            _whole(options["retention"], timedelta(seconds=1)),
+            _whole(options["delay"], timedelta(milliseconds=1)),
+            options["visible_at"],
         )
         source = STDIN if jsonl == STDIN else os.path.realpath(jsonl)
-        run(publish_lines(session, reader, source, skip or 0, None if allow_unrouted else to))
+        run(publish_lines(session, reader, source, skip or 0, checked))
+
+
+def _whole(length: timedelta | None, unit: timedelta) -> int | None:
+    return None if length is None else length // unit
 
 
 async def _publish_one(

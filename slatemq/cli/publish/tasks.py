@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.groups import Group
-from slatemq.cli.listings import write_listing
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, with_session, write_listing
 from slatemq.errors import DeadlineExceeded, FailedPrecondition
 
 if TYPE_CHECKING:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slatemq.cli.failures import EXIT_UNREACHABLE
-from slatemq.cli.listings import silent_brokers
 from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import (
@@ -53,44 +51,35 @@ Lag is the number of stored messages that are not yet routed to the queues.
 @click.command("explain", epilog=EXPLAIN_EPILOG)
 @header_option("the message")
 @click.option(
-    "--size", type=click.IntRange(min=0), default=0, metavar="BYTES", help="Bytes of its payload."
+    "--size",
+    "payload_bytes",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="BYTES",
+    help="Bytes of its payload.",
 )
 @click.option("--created-at", type=TIME, help="When it was created.  [default: now]")
 @click.option("--delay", type=DURATION, help="Its own delay.")
 @click.option("--visible-at", type=WHEN, help="When it becomes available.")
-@click.option("--retention", type=SECONDS, help="How long it is kept.  [default: 0, forever]")
-@click.option("--id", "message_id", type=MESSAGE_ID, help="Its ID.")
+@click.option(
+    "--retention", type=SECONDS, default=0, help="How long it is kept.  [default: 0, forever]"
+)
+@click.option("--id", "message_id", type=MESSAGE_ID, default=0, help="Its ID.")
 @queues_option
 @with_session
 def explain(
     session: Session,
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
-    size: int,
-    created_at: int | None,
-    delay: timedelta | None,
-    visible_at: int | None,
-    retention: timedelta | None,
-    message_id: int | None,
     queues: tuple[str, ...],
+    **message: Any,
 ) -> None:
     """Show which queues a message with these headers would reach, and why.
 
     Nothing is published.
     """
     headers = headers_of(to, pairs)
-    found = session.call(
-        lambda client: client.explain(
-            headers,
-            created_at=created_at,
-            payload_bytes=size,
-            queue_ids=queues,
-            delay=delay,
-            visible_at=visible_at,
-            retention=retention or 0,
-            message_id=message_id or 0,
-        )
-    )
+    found = session.call(lambda client: client.explain(headers, queue_ids=queues, **message))
     if session.json:
         for one in found:
             write_json(asdict(one))
@@ -173,4 +162,12 @@ def _show(found: Status) -> None:
         rows = ((one.queue_id, state_of(one), *count_cells(one)) for one in found.queues)
         write_table(("queue", "state", *COUNTS), rows, cuts=("queue",))
     if found.unlisted_brokers:
-        note(silent_brokers(found.unlisted_brokers))
+        note(_silent_brokers(found.unlisted_brokers))
+
+
+def _silent_brokers(shards: Iterable[int]) -> str:
+    """A note about brokers whose part of an answer is missing."""
+    named = [str(shard) for shard in sorted(shards)]
+    if len(named) == 1:
+        return f"broker shard {named[0]} did not answer: its queues are not listed"
+    return f"broker shards {', '.join(named)} did not answer: their queues are not listed"

@@ -9,7 +9,6 @@ import click
 
 from slatemq.cli.failures import QUEUE_SETTINGS
 from slatemq.cli.groups import Group
-from slatemq.cli.listings import write_listing
 from slatemq.cli.moments import START
 from slatemq.cli.output import CUT_WIDTH, cut, line_width, printable, say, write_json, write_table
 from slatemq.cli.parameters import QUEUE, WORDS, confirm, etag_option, yes_option
@@ -23,7 +22,7 @@ from slatemq.cli.queue_options import (
     settings_rows,
     state_of,
 )
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, with_session, write_listing
 
 if TYPE_CHECKING:
     from slatemq._admin.entry_models import StateName

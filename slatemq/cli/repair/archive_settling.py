@@ -19,7 +19,7 @@ from slatemq._admin.settling import DropDeadLetter
 from slatemq.cli.files.queue_files import SETTLED, SETTLED_NO, SETTLED_SENT, SETTLED_YES
 from slatemq.cli.output import note
 from slatemq.cli.repair.dead_letter_plans import Step
-from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, Decision
+from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.textqueue import TextQueue, TextQueueError
 
@@ -39,29 +39,28 @@ class ArchiveSettler(DeadLetterSettler):
 
     _is_marking = True
 
-    async def decide(self, step: Step) -> Decision:
+    async def decide(self, step: Step) -> Step:
         """What to do; asks the broker whether the dead letter is still archived."""
         if step.problem:
-            return Decision(step, None, problem=step.problem)
+            return step
         if step.settlement is None:
-            text = "archived dead letters take no notes" if step.notes else ""
-            return Decision(step, None, problem=text)
+            return replace(
+                step, problem="archived dead letters take no notes" if step.notes else ""
+            )
         now = await self._now(step.content.handle)
         if now is GONE and step.content.settled in (SETTLED_SENT, SETTLED_YES):
-            return Decision(step, step.settlement, is_done=True)
-        if isinstance(now, str):
-            return Decision(step, step.settlement, problem=now)
-        return Decision(step, step.settlement, now)
+            return replace(step, is_done=True)
+        return replace(step, problem=now) if isinstance(now, str) else replace(step, now=now)
 
-    async def with_message(self, decision: Decision) -> Decision:
-        """The decision about an edited dead letter, with the archived content to compare."""
-        if decision.now is None or not decision.step.content.is_edited:
-            return decision
-        now = decision.now
+    async def with_message(self, step: Step) -> Step:
+        """The step with the archived content, to compare an edited one with."""
+        now = step.now
+        if now is None or not step.content.is_edited:
+            return step
         found = [
             one async for one in self._client.read_archived(now.queue_id, handles=[now.handle])
         ]
-        return replace(decision, now=found[0]) if found else decision
+        return replace(step, now=found[0]) if found else step
 
     async def _now(self, handle: str) -> Entry | str:
         """The archived entry, or why there is none."""
@@ -77,26 +76,26 @@ class ArchiveSettler(DeadLetterSettler):
             return "it is a dead letter that is not archived: edit it without --archived"
         return GONE
 
-    def _report(self, decision: Decision, problem: str | None) -> None:
-        if decision.settlement is not None:  # else it may not be ours, without the variable
-            self._note(decision, SETTLED_NO if problem else SETTLED_YES)
-        super()._report(decision, problem)
+    def _report(self, step: Step, problem: str | None) -> None:
+        if step.settlement is not None:  # else it may not be ours, without the variable
+            self._note(step, SETTLED_NO if problem else SETTLED_YES)
+        super()._report(step, problem)
 
-    def _note(self, decision: Decision, settled: str) -> None:
+    def _note(self, step: Step, settled: str) -> None:
         """Note in the file what became of a dead letter."""
         if not self._is_marking:
             return
         try:
-            _mark(decision.step, settled)
+            _mark(step, settled)
         except (TextQueueError, OSError) as error:
             self._is_marking = False
-            note(f"what was done cannot be noted in {decision.step.file}: {error}")
+            note(f"what was done cannot be noted in {step.file}: {error}")
 
-    def _size(self, decision: Decision) -> int:
-        dropped = isinstance(decision.settlement, DropDeadLetter)
-        return 0 if dropped else len(decision.step.content.payload)
+    def _size(self, step: Step) -> int:
+        dropped = isinstance(step.settlement, DropDeadLetter)
+        return 0 if dropped else len(step.content.payload)
 
-    async def _settle(self, batch: list[Decision]) -> None:
+    async def _settle(self, batch: list[Step]) -> None:
         """Settle a batch in its order; what cannot be done is reported, and left out."""
         for dropped, some in groupby(batch, lambda one: isinstance(one.settlement, DropDeadLetter)):
             if dropped:
@@ -104,26 +103,26 @@ class ArchiveSettler(DeadLetterSettler):
             else:
                 await self._bring_back(list(some))
 
-    async def _drop(self, batch: Sequence[Decision]) -> None:
+    async def _drop(self, batch: Sequence[Step]) -> None:
         entries = [one.now for one in batch if one.now is not None]
         self._sent(batch)
         self._answered(batch, await self._client.drop_archived(entries))
 
-    def _sent(self, batch: Sequence[Decision]) -> None:
-        for decision in batch:
-            self._note(decision, SETTLED_SENT)
+    def _sent(self, batch: Sequence[Step]) -> None:
+        for step in batch:
+            self._note(step, SETTLED_SENT)
 
-    def _answered(self, batch: Sequence[Decision], outcomes: Sequence[ArchivedOutcome]) -> None:
-        for decision, outcome in zip(batch, outcomes, strict=True):
-            was_sent = decision.step.content.settled == SETTLED_SENT
+    def _answered(self, batch: Sequence[Step], outcomes: Sequence[ArchivedOutcome]) -> None:
+        for step, outcome in zip(batch, outcomes, strict=True):
+            was_sent = step.content.settled == SETTLED_SENT
             # An earlier run had sent it, and it was done just after this one looked.
             is_ours = outcome is ArchivedOutcome.GONE and was_sent
-            self._report(decision, "" if is_ours else PROBLEMS[outcome])
+            self._report(step, "" if is_ours else PROBLEMS[outcome])
 
-    async def _bring_back(self, batch: list[Decision]) -> None:
+    async def _bring_back(self, batch: list[Step]) -> None:
         while batch:
             dead_letters = [
-                ArchivedDeadLetter(one.now, one.step.content.payload, one.step.content.headers)
+                ArchivedDeadLetter(one.now, one.content.payload, one.content.headers)
                 for one in batch
                 if one.now is not None
             ]

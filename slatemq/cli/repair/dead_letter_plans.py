@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from slatemq import textqueue
+from slatemq._admin.entry_models import Entry
 from slatemq._admin.settling import (
     DropDeadLetter,
     NoteDeadLetter,
@@ -31,6 +32,15 @@ _CONTINUATION = "indent continued lines by a space"
 """The most frequent mistake: an edited second line is not indented, and has the variables."""
 
 
+_ACTIONS: dict[type, str] = {
+    RedriveDeadLetter: "redrive",
+    DropDeadLetter: "drop",
+    ReplaceDeadLetter: "replace",
+    NoteDeadLetter: "note",
+    type(None): "none",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the file asks for one dead letter.
@@ -41,6 +51,8 @@ class Step:
         notes: The comments above it, those of its history included.
         settlement: What to do; None when it stays, apart from new notes.
         problem: Why it cannot be done; empty when it can.
+        now: The entry as it is now, where the broker was asked.
+        is_done: It was done before.
     """
 
     file: str
@@ -50,6 +62,12 @@ class Step:
     notes: tuple[str, ...]
     settlement: Settlement | None = None
     problem: str = ""
+    now: Entry | None = None
+    is_done: bool = False
+
+    @property
+    def action(self) -> str:
+        return _ACTIONS[type(self.settlement)]
 
     @property
     def name(self) -> str:
@@ -136,7 +154,7 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
     if content.message_id not in (0, named_id):
         return _stopped(step, f"its id is not {named_id}, as in its handle: restore the edited one")
     if entry.state is State.PROCESSED:
-        return _asks(step, DropDeadLetter(content.handle))
+        return replace(step, settlement=DropDeadLetter(content.handle))
     if content.is_gone:
         return _stopped(step, "the message is no longer stored: it can only be dropped (=)")
     if not content.digest:
@@ -144,8 +162,9 @@ def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ..
             step, "its variable content is missing, so edits cannot be detected: restore it"
         )
     if content.is_edited:
-        return _asks(step, ReplaceDeadLetter(content.handle, content.payload, content.headers))
-    return _asks(step, RedriveDeadLetter(content.handle))
+        settlement = ReplaceDeadLetter(content.handle, content.payload, content.headers)
+        return replace(step, settlement=settlement)
+    return replace(step, settlement=RedriveDeadLetter(content.handle))
 
 
 def _named(handle: str) -> tuple[str, int]:
@@ -155,10 +174,6 @@ def _named(handle: str) -> tuple[str, int]:
         queue_id = queue_of_handle(handle)
         message_id = message_of_handle(handle)
     return queue_id, message_id
-
-
-def _asks(step: Step, settlement: Settlement) -> Step:
-    return replace(step, settlement=settlement)
 
 
 def _stopped(step: Step, why: str) -> Step:

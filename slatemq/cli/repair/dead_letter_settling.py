@@ -6,16 +6,14 @@ import asyncio
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
 from slatemq._admin.settling import (
     DropDeadLetter,
-    NoteDeadLetter,
     RedriveDeadLetter,
     ReplaceDeadLetter,
-    Settlement,
 )
 from slatemq.cli.entry_output import one_line
 from slatemq.cli.files.queue_files import notes_of
@@ -43,34 +41,6 @@ others the broker notices."""
 
 _TWICE = "it is in the file more than once"
 
-ACTIONS: dict[type, str] = {
-    RedriveDeadLetter: "redrive",
-    DropDeadLetter: "drop",
-    ReplaceDeadLetter: "replace",
-    NoteDeadLetter: "note",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do about a dead letter, after asking the broker where needed.
-
-    Attributes:
-        now: The entry as it is now, where the broker was asked.
-        problem: Why it cannot be done; empty when it can.
-        is_done: It was done before.
-    """
-
-    step: Step
-    settlement: Settlement | None
-    now: Entry | None = None
-    problem: str = ""
-    is_done: bool = False
-
-    @property
-    def action(self) -> str:
-        return ACTIONS[type(self.settlement)] if self.settlement is not None else "none"
-
 
 class DeadLetterSettler:
     """Settles dead letters of one queue.
@@ -89,29 +59,27 @@ class DeadLetterSettler:
 
     # --- Looking ------------------------------------------------------------
 
-    async def decide_once(self, step: Step) -> Decision:
+    async def decide_once(self, step: Step) -> Step:
         """As `decide`; a dead letter that already had a step in the file is a conflict."""
         if step.settlement is None or step.problem:
             return await self.decide(step)
         line = self._asked.get(step.content.handle)
         if line is not None:
-            return Decision(step, step.settlement, problem=f"{_TWICE}: line {line} counts")
+            return replace(step, problem=f"{_TWICE}: line {line} counts")
         if len(self._asked) < REMEMBERED_MAX:
             self._asked[step.content.handle] = step.line
         return await self.decide(step)
 
-    async def decide(self, step: Step) -> Decision:
+    async def decide(self, step: Step) -> Step:
         """What to do; asks the broker where the dead letter was edited, or has notes."""
-        if step.problem:
-            return Decision(step, None, problem=step.problem)
         asks = isinstance(step.settlement, ReplaceDeadLetter) or step.notes
-        if not asks or not step.content.handle:
-            return Decision(step, step.settlement)
+        if step.problem or not asks or not step.content.handle:
+            return step
         now = await self._look(step, EntryView.FULL)
         if isinstance(now, str):
             if step.settlement is None:
-                return Decision(step, None)  # without a dead letter, its notes have no place
-            return Decision(step, step.settlement, problem=now, is_done=not now)
+                return step  # without a dead letter, its notes have no place
+            return replace(step, problem=now, is_done=not now)
         # Comments that were noted together are one note of its history.
         known = [f"\n{one}\n" for one in notes_of(now)]
         fresh = "\n".join(
@@ -120,12 +88,12 @@ class DeadLetterSettler:
         settlement = with_note(step.settlement, step.content, fresh)
         if isinstance(settlement, ReplaceDeadLetter) and now.etag != step.content.etag:
             why = "the message was edited meanwhile: export it again"
-            return Decision(step, settlement, now, why)
-        return Decision(step, settlement, now)
+            return replace(step, settlement=settlement, now=now, problem=why)
+        return replace(step, settlement=settlement, now=now)
 
-    async def with_message(self, decision: Decision) -> Decision:
-        """The decision with the stored message, to compare an edited one with."""
-        return decision
+    async def with_message(self, step: Step) -> Step:
+        """The step with the stored message, to compare an edited one with."""
+        return step
 
     async def _look(self, step: Step, view: EntryView) -> Entry | str:
         """The dead letter as it is now, or what has become of it."""
@@ -162,32 +130,29 @@ class DeadLetterSettler:
 
     async def settle_all(self, steps: Iterable[Step]) -> None:
         """Do what the file asks for, a batch in a commit. Raises SlateMQError."""
-        batch: list[Decision] = []
+        batch: list[Step] = []
         size = 0
-        for step in steps:
-            decision = await self.decide_once(step)
-            settlement = decision.settlement
-            if decision.is_done:
-                self._report(decision, "")
+        for asked in steps:
+            step = await self.decide_once(asked)
+            if step.is_done or step.problem:
+                self._report(step, step.problem)
                 continue
-            if decision.problem:
-                self._report(decision, decision.problem)
-            if decision.problem or settlement is None:
+            if step.settlement is None:
                 continue
-            taken = self._size(decision)
+            taken = self._size(step)
             if batch and (len(batch) >= BATCH_SETTLEMENTS or size + taken > BATCH_BYTES):
                 await self._settle(batch)
                 batch, size = [], 0
-            batch.append(decision)
+            batch.append(step)
             size += taken
         await self._settle(batch)
 
-    def _size(self, decision: Decision) -> int:
+    def _size(self, step: Step) -> int:
         """Bytes of payload that are sent with it."""
-        replaced = isinstance(decision.settlement, ReplaceDeadLetter)
-        return len(decision.step.content.payload) if replaced else 0
+        replaced = isinstance(step.settlement, ReplaceDeadLetter)
+        return len(step.content.payload) if replaced else 0
 
-    async def _settle(self, batch: list[Decision]) -> None:
+    async def _settle(self, batch: list[Step]) -> None:
         """Settle a batch; what cannot be done is reported, and left out."""
         while batch:
             settlements = [one.settlement for one in batch if one.settlement is not None]
@@ -202,52 +167,52 @@ class DeadLetterSettler:
                 if error.reason == "ENTRY_UNKNOWN":
                     batch = await self._still_there(batch)
                 continue
-            for decision in batch:
-                self._report(decision, None)
+            for step in batch:
+                self._report(step, None)
             return
 
-    async def _refused(self, decision: Decision, error: SlateMQError) -> None:
+    async def _refused(self, step: Step, error: SlateMQError) -> None:
         if error.reason != "ENTRY_UNKNOWN":
             # Without the field, which is one of the RPC.
             description = error.description if isinstance(error, InvalidArgument) else error.message
-            self._report(decision, description)
+            self._report(step, description)
             return
-        now = await self._look(decision.step, EntryView.BASIC)
+        now = await self._look(step, EntryView.BASIC)
         twice = f"{_TWICE}: the first one counts"
-        self._report(decision, now if isinstance(now, str) else twice)
+        self._report(step, now if isinstance(now, str) else twice)
 
-    async def _still_there(self, batch: Sequence[Decision]) -> list[Decision]:
+    async def _still_there(self, batch: Sequence[Step]) -> list[Step]:
         """Those that are still the exported dead letters; the others are reported."""
         looks = asyncio.Semaphore(LOOKS_AT_ONCE)
 
-        async def look(decision: Decision) -> Entry | str:
+        async def look(step: Step) -> Entry | str:
             async with looks:
-                return await self._look(decision.step, EntryView.BASIC)
+                return await self._look(step, EntryView.BASIC)
 
-        left: list[Decision] = []
-        for decision, now in zip(batch, await asyncio.gather(*map(look, batch)), strict=True):
+        left: list[Step] = []
+        for step, now in zip(batch, await asyncio.gather(*map(look, batch)), strict=True):
             if isinstance(now, str):
-                self._report(decision, now)
+                self._report(step, now)
             else:
-                left.append(decision)
+                left.append(step)
         return left
 
-    def _report(self, decision: Decision, problem: str | None) -> None:
+    def _report(self, step: Step, problem: str | None) -> None:
         """Count and print an outcome: done (None), done already (empty), or a conflict."""
-        kind = decision.action if problem is None else "conflict" if problem else "already"
+        kind = step.action if problem is None else "conflict" if problem else "already"
         self.counts[kind] += 1
         if self._as_json:
             fields = {
-                "message_id": str(decision.step.content.message_id),
-                "handle": decision.step.content.handle,
-                "line": decision.step.line,
-                "action": decision.action,
+                "message_id": str(step.content.message_id),
+                "handle": step.content.handle,
+                "line": step.line,
+                "action": step.action,
                 "ok": not problem,
                 "already": problem == "",
             }
             write_json(fields | ({"error": problem} if problem else {}))
         elif problem:
-            note(f"{decision.step.name}: not done: {problem}")
+            note(f"{step.name}: not done: {problem}")
 
 
 # --- What people see --------------------------------------------------------
@@ -259,27 +224,27 @@ async def review(
     """Show what the file asks for; return the counts by action, of conflicts and of no action."""
     counts: Counter[str] = Counter()
     shown = 0
-    for step in steps:
-        decision = await settler.decide_once(step)
-        if decision.is_done or (decision.settlement is None and not decision.problem):
-            counts["already" if decision.is_done else "none"] += 1
+    for asked in steps:
+        step = await settler.decide_once(asked)
+        if step.is_done or (step.settlement is None and not step.problem):
+            counts["already" if step.is_done else "none"] += 1
             continue
-        counts["conflict" if decision.problem else decision.action] += 1
+        counts["conflict" if step.problem else step.action] += 1
         shown += 1
         if shown <= SHOWN_MAX:
-            for line in _lines(await settler.with_message(decision)):
+            for line in _lines(await settler.with_message(step)):
                 show(line)
     if shown > SHOWN_MAX:
         show(f"… and {shown - SHOWN_MAX} more")
     return counts
 
 
-def _lines(decision: Decision) -> Iterator[str]:
-    if decision.problem:
-        yield f"NOT      {decision.step.name}: {decision.problem}"
+def _lines(step: Step) -> Iterator[str]:
+    if step.problem:
+        yield f"NOT      {step.name}: {step.problem}"
         return
-    yield f"{decision.action:8} {decision.step.name}"
-    settlement, now = decision.settlement, decision.now
+    yield f"{step.action:8} {step.name}"
+    settlement, now = step.settlement, step.now
     if isinstance(settlement, ReplaceDeadLetter) and now is not None and now.message is not None:
         payload = settlement.payload
         assert isinstance(payload, bytes), "as content_of made it"

@@ -13,7 +13,6 @@ import click
 from slatemq._admin.entry_models import EntryState
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group, Place
-from slatemq.cli.listings import write_listing
 from slatemq.cli.output import CUT_WIDTH, cut, line_width, note, say, write_json, write_table
 from slatemq.cli.parameters import (
     QUEUE,
@@ -27,7 +26,7 @@ from slatemq.cli.parameters import (
 from slatemq.cli.progress import progress
 from slatemq.cli.queue.queues import purge_states
 from slatemq.cli.repair.messages import finished_listing, show_message
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, with_session, write_listing
 from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:

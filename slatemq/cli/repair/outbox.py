@@ -10,11 +10,10 @@ import click
 
 from slatemq.cli.entry_output import shown
 from slatemq.cli.groups import Group
-from slatemq.cli.listings import write_listing
 from slatemq.cli.output import payload_fields, say, write_json, write_table
 from slatemq.cli.parameters import WORDS, confirm, yes_option
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, with_session, write_listing
 
 if TYPE_CHECKING:
     from slatemq._admin.outbox import OutboxLine, RefusedPush

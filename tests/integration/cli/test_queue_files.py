@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slatemq.cli.files.import_items import Item, request_id
 from slatemq.cli.files.import_journal import Journal, Sending
+from slatemq.cli.files.importing import Item, request_id
 from slatemq.cli.files.queue_files import content_of
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until

@@ -12,40 +12,39 @@ from slatemq._admin.settling import DropDeadLetter
 from slatemq.cli.files.queue_files import Content
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import Step
-from slatemq.cli.repair.dead_letter_settling import Decision
 from slatemq.client import Client
 from slatemq.textqueue import TextQueue
 
 HANDLE = "orders/1/f2"
 
 
-def decision(file: Path, offset: int, handle: str = HANDLE) -> Decision:
-    step = Step(str(file), offset, 1, Content(b"", {}, handle=handle), ())
-    return Decision(step, DropDeadLetter(handle))
+def drop(file: Path, offset: int, handle: str = HANDLE) -> Step:
+    content = Content(b"", {}, handle=handle)
+    return Step(str(file), offset, 1, content, (), DropDeadLetter(handle))
 
 
 @pytest.fixture
-def waiter_line() -> ArchiveSettler:
+def settler() -> ArchiveSettler:
     return ArchiveSettler(Client("127.0.0.1:1"), "ann", as_json=False)
 
 
 def test_what_was_done_is_noted_under_the_letter_alone(
-    tmp_path: Path, waiter_line: ArchiveSettler
+    tmp_path: Path, settler: ArchiveSettler
 ) -> None:
     file = tmp_path / "a.tq"
     variables = [f"handle={HANDLE}", "settled=no"]
     entries = [TextQueue(file).append(text, variables) for text in ("one", "two")]
 
-    waiter_line._report(decision(file, entries[1].offset), None)
-    waiter_line._report(decision(file, entries[0].offset), "it is past its retention")
-    waiter_line._report(decision(file, entries[0].offset, "orders/1/other"), None)
+    settler._report(drop(file, entries[1].offset), None)
+    settler._report(drop(file, entries[0].offset), "it is past its retention")
+    settler._report(drop(file, entries[0].offset, "orders/1/other"), None)
 
     assert [one.get("settled") for one in TextQueue(file)] == ["no", "ok"]
-    assert waiter_line.counts == {"drop": 2, "conflict": 1}
+    assert settler.counts == {"drop": 2, "conflict": 1}
 
 
 def test_what_is_under_way_is_noted_until_there_is_an_answer(
-    tmp_path: Path, waiter_line: ArchiveSettler
+    tmp_path: Path, settler: ArchiveSettler
 ) -> None:
     # Given letters of which a call is under way
     file = tmp_path / "a.tq"
@@ -53,27 +52,25 @@ def test_what_is_under_way_is_noted_until_there_is_an_answer(
         TextQueue(file).append("letter", [f"handle={HANDLE}", f"settled={settled}"])
         for settled in ("no", "no", "no", "..")
     ]
-    sent = [decision(file, entry.offset) for entry in entries]
-    sent[3] = replace(
-        sent[3], step=replace(sent[3].step, content=Content(b"", {}, handle=HANDLE, settled=".."))
-    )
-    waiter_line._sent(sent)
+    sent = [drop(file, entry.offset) for entry in entries]
+    sent[3] = replace(sent[3], content=Content(b"", {}, handle=HANDLE, settled=".."))
+    settler._sent(sent)
     assert [one.get("settled") for one in TextQueue(file)] == [".."] * 4
 
     # When it is answered
     gone = ArchivedOutcome.GONE
-    waiter_line._answered(sent, [ArchivedOutcome.DONE, gone, ArchivedOutcome.EXPIRED, gone])
+    settler._answered(sent, [ArchivedOutcome.DONE, gone, ArchivedOutcome.EXPIRED, gone])
 
     # Then what was not done is noted so, but for what an earlier run had under way
     assert [one.get("settled") for one in TextQueue(file)] == ["ok", "no", "no", "ok"]
-    assert waiter_line.counts == {"drop": 1, "conflict": 2, "already": 1}
+    assert settler.counts == {"drop": 1, "conflict": 2, "already": 1}
 
 
 def test_a_file_that_cannot_be_noted_in_is_told_once(
-    tmp_path: Path, waiter_line: ArchiveSettler, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, settler: ArchiveSettler, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
-        waiter_line._report(decision(tmp_path / "gone.tq", 0), None)
+        settler._report(drop(tmp_path / "gone.tq", 0), None)
 
     assert capfd.readouterr().err.count("cannot be noted in") == 1
-    assert waiter_line.counts == {"drop": 3}
+    assert settler.counts == {"drop": 3}
