@@ -1,8 +1,8 @@
-r"""Bytes to entries, in constant memory: what is held is a chunk, or one entry if that is larger.
+r"""Bytes to entries, in constant memory: that of a chunk, or of one entry if that is larger.
 
-A line is what ends with `\n`; `\r` and everything else is text. The only errors are a
-continuation or a variable before any entry, a continuation after a variable, bytes that are not
-UTF-8, and, where strictness is asked for, control characters that this version does not know.
+A line ends with `\n`; `\r` and everything else is text. The only errors are a continuation or a
+variable before any entry, a continuation after a variable, bytes that are not UTF-8, and, with
+`strict`, unknown control characters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, count, repeat, starmap
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, STATES, State
 from slatemq.textqueue.entries import Entry
@@ -21,19 +21,19 @@ from slatemq.textqueue.pages import NEWLINE, Page, Wishes, last_beginning
 from slatemq.textqueue.texts import EVERY, is_late, texts_in
 
 CHUNK_BYTES = 1 << 16
-"""Read at once; more only inside an entry that is larger.
+"""Of one read; more only inside a larger entry.
 
-What is made of so much fits into the processor's cache together. As much stays in memory with an
-entry that somebody keeps."""
+The objects of one chunk fit into the processor's cache. An entry that a program keeps holds as much
+in memory."""
 
 PAGE_BYTES_MAX = 1 << 20
-"""Of entries that are kept in memory together: one of more is large, and then each has its own."""
+"""Of entries with a common page; with more, one is large, and each has its own."""
 
 FIRST_BYTES = 1 << 10
-"""Read at once at first: whether texts are wanted is known when one has been asked for."""
+"""Of the first read, before it is known whether the program uses texts."""
 
-# A first line, its continuations, its variables, and the blank lines among and after them. Nothing
-# is ever tried a second way (possessive), so that hostile files cost no more than others.
+# A first line, its continuations, its variables, and the blank lines among and after them. The
+# quantifiers are possessive: without backtracking, hostile files cost no more than others.
 _ENTRY = re.compile(rb"[^ \\\n][^\n]*+(?:\n++ [^\n]*+)*+(?:\n++\\[^\n]*+)*+\n*+")
 
 _BLANK = re.compile(rb"\n*+")
@@ -53,12 +53,12 @@ STRICT_ADVICE = f"{_BEGIN} or #, or with a space if it continues a text"
 _UTF8_ADVICE = "save the file as UTF-8 (`iconv -t UTF-8 -f LATIN1`, or whatever it is)"
 
 Read = Callable[[int], bytes]
-"""Gives up to so many of the next bytes; none at the end."""
+"""Returns up to that many of the next bytes; none at the end."""
 
-Given = TypeVar("Given", covariant=True)
+Given = TypeVar("Given")
 
 Settle = Callable[[], AbstractContextManager[Any]]
-"""Keeps writers away while it is entered, so that what is at the end is whole."""
+"""Keeps writers away during the block, so that the last entry is complete."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,14 @@ class Document:
     """A whole file.
 
     Attributes:
-        leading: Blank lines before the first entry, as they stand.
-        entries: All entries, unknown ones included.
+        leading: Blank lines before the first entry.
+        entries: All entries, including unknown ones.
     """
 
     leading: bytes
     entries: tuple[Entry, ...]
 
     def dump(self) -> bytes:
-        """The bytes that it was read from."""
         return self.leading + b"".join(entry.raw for entry in self.entries)
 
 
@@ -98,24 +97,25 @@ def scan(
     chunk_bytes: int = CHUNK_BYTES,
     controls: bytes = b"",
 ) -> Iterator[Entry]:
-    """Entries as they stand in the file. Raises FormatError.
+    """The entries of a file, in its order. Raises FormatError.
 
     Args:
-        read: Where the bytes come from.
+        read: Returns the bytes.
         file: Its name, for errors.
         offset: Of the first byte read: 0, or where an entry begins.
         line: Of the first byte read.
-        strict: Refuse control characters that are not known.
-        settle: Entered at the end, to see whether the last entry is whole.
-        hold_back: Do not give the last entry, which a writer may still be writing.
-        chunk_bytes: How much to read at once.
+        strict: Refuse unknown control characters.
+        settle: Entered at the end, to wait until the last entry is complete.
+        hold_back: Omit the last entry, which a writer may still be writing.
+        chunk_bytes: The size of a read.
         controls: Give only entries that begin with one of these; empty: all.
     """
-    # A chain runs in C, so that nothing of ours is run for an entry that is given.
+    # A chain runs in C, so that no Python code of ours runs for each entry.
     place = Place(file, offset, line, strict)
     states = frozenset(STATES.get(control, State.UNKNOWN) for control in controls) or EVERY
     sizes = chain([min(FIRST_BYTES, chunk_bytes)], repeat(chunk_bytes))
-    found = chain.from_iterable(_batches(read, place, settle, hold_back, sizes, _Entries(states)))
+    output = _Output[Entry](states, only_texts=False)
+    found = chain.from_iterable(_batches(read, place, settle, hold_back, sizes, output))
     if controls and State.UNKNOWN in states:
         return (entry for entry in found if entry.raw[0] in controls)
     return found
@@ -132,21 +132,21 @@ def scan_texts(
     chunk_bytes: int = CHUNK_BYTES,
     lines_before: Callable[[int], int],
 ) -> Iterator[str]:
-    """The texts of the entries in these states, and nothing else. Raises FormatError.
+    """Only the texts of the entries in these states. Raises FormatError.
 
-    Lines are not counted on the way: for an error, `lines_before` tells how many end before a byte.
-    The others as for `scan`.
+    Lines are not counted on the way: for an error, `lines_before` returns the number that end
+    before an offset. The other arguments are those of `scan`.
     """
     place = Place(file, 0, 1, strict)
-    sizes = repeat(chunk_bytes)
-    batches = _batches(read, place, settle, hold_back, sizes, _Texts(frozenset(states)))
+    output = _Output[str](frozenset(states), only_texts=True)
+    batches = _batches(read, place, settle, hold_back, repeat(chunk_bytes), output)
     return chain.from_iterable(_counted(batches, place, lines_before))
 
 
 def _counted(
     batches: Iterator[Given], place: Place, lines_before: Callable[[int], int]
 ) -> Iterator[Given]:
-    """The same, with errors that name their lines in the file."""
+    """The batches; their errors name their lines in the file."""
     try:
         yield from batches
     except FormatError as error:
@@ -155,7 +155,7 @@ def _counted(
 
 @dataclass(slots=True)
 class Place:
-    """How far a scan is; lines are counted from a byte on that begins one."""
+    """How far a scan is; lines are counted from the offset `counted_from`."""
 
     file: str
     offset: int
@@ -164,28 +164,13 @@ class Place:
     counted_from: int = 0
 
 
-class _Give(Protocol[Given]):
-    """What a scan gives."""
-
-    def many(
-        self, piece: memoryview, place: Place, offset: int
-    ) -> Iterable[Iterable[Given]] | None:
-        """Of whole entries, which begin at that offset; counts their lines.
-
-        Many at once are many times as fast; None if anything in them is wrong.
-        """
-
-    def one(self, entry: Entry) -> Iterable[Given]:
-        """Of one entry, or nothing."""
-
-
 def _batches(
     read: Read,
     place: Place,
     settle: Settle | None,
     hold_back: bool,
     sizes: Iterator[int],
-    give: _Give[Given],
+    output: _Output[Given],
 ) -> Iterator[Iterable[Given]]:
     buffer, at_end = b"", False
     while True:
@@ -194,7 +179,7 @@ def _batches(
         place.line += position
         piece = _whole(buffer, position, at_end and not hold_back)
         if piece and not (place.strict and (piece[0] not in _KNOWN or _UNKNOWN.search(piece))):
-            given = give.many(piece, place, place.offset + position)
+            given = output.many(piece, place, place.offset + position)
             if given is not None:
                 yield from given
                 position += len(piece)
@@ -206,11 +191,11 @@ def _batches(
             place.line += raw.count(NEWLINE)
             position, is_late_next = end, buffer[end : end + 1] == b" "
             if len(raw) > PAGE_BYTES_MAX:
-                # Not in memory once more while somebody has it.
+                # The buffer must not keep another copy while the program has the entry.
                 place.offset += end
                 buffer, position = buffer[end:], 0
             _check(entry, place.file, place.strict)
-            yield give.one(entry)
+            yield output.one(entry)
             del raw, entry
             if is_late_next:
                 why = "a continuation after a variable"
@@ -233,78 +218,64 @@ def _batches(
 
 
 def _end_of_entry(buffer: bytes, position: int) -> int | None:
-    """Where the entry ends that begins there; None where none does."""
+    """The end of the entry that begins there; None where none does."""
     found = _ENTRY.match(buffer, position)
     return found.end() if found else None
 
 
 def _whole(buffer: bytes, position: int, to_the_end: bool) -> memoryview:
-    """Whole entries, without the last one, which may go on; nothing where none begins."""
+    """Complete entries, without the last, which may continue; empty where none begins."""
     end: int | None = position
     if buffer[position : position + 1] not in (b"", b" ", b"\\"):
         end = len(buffer) if to_the_end else last_beginning(buffer, position)
     return memoryview(buffer)[position : position if end is None else end]
 
 
-class _Entries:
-    """Entries in these states."""
+class _Output(Generic[Given]):
+    """What a scan gives: the entries in these states, or only their texts."""
 
-    def __init__(self, states: frozenset[State]) -> None:
+    def __init__(self, states: frozenset[State], *, only_texts: bool) -> None:
         self._states = states
+        self._only_texts = only_texts
         self._wishes = Wishes()
 
-    def many(
-        self, piece: memoryview, place: Place, offset: int
-    ) -> Iterable[Iterable[Entry]] | None:
+    def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Any] | None:
+        """Of complete entries, which begin at that offset, together; None if any is not valid."""
         if len(piece) > PAGE_BYTES_MAX:
             return None
-        page = Page(bytes(piece), offset, place.line, self._states, self._wishes)
+        texts: list[str] | None = None
         try:
-            if self._wishes.texts:
+            if self._only_texts or self._wishes.texts:
                 texts = texts_in(piece, self._states)
                 if texts is None:
                     return None
-                place.line += page.content.count(NEWLINE)
-                return (_with_texts(page, texts),)
-            str(piece, "utf-8")
+            else:
+                str(piece, "utf-8")
         except UnicodeDecodeError:
             return None
+        if self._only_texts:
+            place.line, place.counted_from = 1, offset + len(piece)
+            return (texts,)
+        page = Page(bytes(piece), offset, place.line, self._states, self._wishes)
+        if texts is not None:
+            place.line += page.content.count(NEWLINE)
+            return (_with_texts(page, texts),)
         if is_late(page.firsts):
             return None
         place.line += len(page.firsts) - (not page.content.endswith(NEWLINE))
-        return (_made(page),)
+        return (_without_texts(page),)
 
-    def one(self, entry: Entry) -> Iterable[Entry]:
-        return (entry,) if entry.state in self._states else ()
-
-
-class _Texts:
-    """The texts of entries in these states."""
-
-    def __init__(self, states: frozenset[State]) -> None:
-        self._states = states
-
-    def many(self, piece: memoryview, place: Place, offset: int) -> Iterable[Iterable[str]] | None:
-        if len(piece) > PAGE_BYTES_MAX:
-            return None
-        try:
-            texts = texts_in(piece, self._states)
-        except UnicodeDecodeError:
-            return None
-        if texts is None:
-            return None
-        place.line, place.counted_from = 1, offset + len(piece)
-        return (texts,)
-
-    def one(self, entry: Entry) -> Iterable[str]:
-        return (entry.text,) if entry.state in self._states else ()
+    def one(self, entry: Entry) -> Iterable[Any]:
+        if entry.state not in self._states:
+            return ()
+        return (entry.text,) if self._only_texts else (entry,)
 
 
-# What is done for each entry alone takes most of the time: so it is done without any call.
+# Work for each single entry takes most of the time: so it is done without calls.
 
 
-def _made(page: Page) -> Iterator[Entry]:
-    made = starmap(Entry, repeat(()))  # without end
+def _without_texts(page: Page) -> Iterator[Entry]:
+    made = starmap(Entry, repeat(()))  # unlimited
     entry: Entry
     for entry, entry._page, entry._place in zip(made, repeat(page), range(page.marks.count(1))):
         yield entry
@@ -321,14 +292,14 @@ def _with_texts(page: Page, texts: list[str]) -> Iterator[Entry]:
 def _read_on(read: Read, settle: Settle | None, wanted: int) -> bytes:
     more = read(wanted)
     if not more and settle is not None:
-        # A write that was under way is over now: what came of it is read, or there is nothing.
+        # An unfinished write has ended now: its result is read, or nothing.
         with settle():
             more = read(wanted)
     return more
 
 
 def _check(entry: Entry, file: str, strict: bool) -> None:
-    """Raises FormatError for what comes first in the entry."""
+    """Raises FormatError for the first error in the entry."""
     problem: UnicodeDecodeError | None = None
     try:
         entry.raw.decode()
