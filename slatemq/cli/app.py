@@ -142,7 +142,6 @@ def slatemq() -> None:
 
 
 def main() -> int:
-    """Run the command line of this process, and end it with the exit code."""
     _open_closed_streams()
     logging.basicConfig(level=logging.WARNING, format="slatemq: %(message)s")
     for stream in (sys.stdout, sys.stderr):
@@ -168,7 +167,6 @@ def _open_closed_streams() -> None:
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line, and return the exit code; errors are printed to stderr."""
     session = Session()
     if unknown := unknown_variables(os.environ):
         note(f"warning: {unknown}")

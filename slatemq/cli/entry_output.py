@@ -215,7 +215,6 @@ def headers_text(message: StoredMessage | None) -> str:
 
 
 def shown(payload: bytes) -> str:
-    """A payload on one line; a long one is cut."""
     text = one_line(payload[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
     if len(payload) > SHOWN_BYTES:
         return f"{text}… ({len(payload)} bytes; --json has all)"

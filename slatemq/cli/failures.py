@@ -62,8 +62,6 @@ class ReaderGone(Exception):
 
 
 class Interrupted(Exception):
-    """A signal ended the command."""
-
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
         self.number = number
@@ -132,7 +130,6 @@ def advice(error: SlateMQError) -> str:
 
 
 def sentence(error: SlateMQError) -> str:
-    """The error and the advice, for people."""
     result = _in_options(error) if isinstance(error, InvalidArgument) else error.message
     what = result or error.reason
     hint = advice(error)
@@ -160,7 +157,6 @@ def _in_options(error: InvalidArgument) -> str:
 
 
 def error_fields(error: SlateMQError) -> dict[str, Any]:
-    """The error for programs."""
     fields: dict[str, Any] = {
         "kind": type(error).__name__,
         "reason": error.reason,

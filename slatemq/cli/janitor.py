@@ -126,7 +126,6 @@ def runs(session: Session, job: str | None, limit: int) -> None:
 
 
 def _show_runs(found: Sequence[JobRun]) -> None:
-    """A row for each; a run's ID begins with the time of its request."""
     write_table(
         ("run", "state", "started by", "took", "result"),
         (
@@ -167,7 +166,6 @@ def cancel(session: Session, run_id: str) -> None:
 
 
 def _cancelled(session: Session, run_id: str) -> JobRun:
-    """The run, once it has ended."""
 
     async def cancel(client: Client) -> JobRun:
         return await client.wait_job_run(await client.cancel_job_run(run_id))

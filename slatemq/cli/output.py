@@ -21,7 +21,6 @@ def write_bytes(content: bytes) -> None:
 
 
 def write_json(fields: Mapping[str, Any]) -> None:
-    """Write one JSON object on a line of its own."""
     _write(json_pieces(fields))
 
 
@@ -57,12 +56,10 @@ def json_pieces(fields: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def say(text: str) -> None:
-    """Print a result for people."""
     write_bytes(printable(text).encode() + b"\n")
 
 
 def note(text: str) -> None:
-    """Print a note to stderr."""
     print(f"slatemq: {printable(text)}", file=sys.stderr, flush=True)
 
 
@@ -125,7 +122,6 @@ def write_table(
 
 
 def payload_fields(payload: bytes) -> dict[str, str]:
-    """A payload for JSON: `payload` when it is UTF-8, else `payload_base64`."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
@@ -140,8 +136,6 @@ def printable(text: str) -> str:
 
 
 class _Shown(dict[int, str]):
-    """What is printed for each code point."""
-
     def __missing__(self, code: int) -> str:
         shown = chr(code)
         if not shown.isprintable() and shown != "\n":

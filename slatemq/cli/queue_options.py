@@ -41,7 +41,6 @@ _SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = 
 
 
 def settings_options(default_text: Callable[[str], str]) -> Callable[[F], F]:
-    """An option for each setting; `default_text` makes the end of its help of the default."""
 
     def add(function: F) -> F:
         for name, kind, metavar, what, default in _SETTINGS:
@@ -56,7 +55,6 @@ COUNTS = ("available", "delayed", "in flight", "done", "failed", "archived")
 
 
 def queue_fields(one: Queue) -> dict[str, Any]:
-    """A queue for programs, named as in the protos."""
     return {**asdict(one), "priority": priority_of(one)}
 
 
@@ -66,7 +64,6 @@ def priority_of(one: Queue) -> str:
 
 
 def count_cells(one: Queue) -> list[int]:
-    """The columns of `COUNTS`."""
     return [getattr(one.counts, f"{name.replace(' ', '_')}_count") for name in COUNTS]
 
 
@@ -111,7 +108,6 @@ def settings_rows(one: Queue) -> list[tuple[str, str]]:
 
 
 def priority_rows(one: Queue) -> list[tuple[int, int, int]]:
-    """How many messages wait, by priority."""
     return [
         (priority, counts.available_count, counts.delayed_count)
         for priority, counts in sorted(one.counts.by_priority.items())

@@ -261,7 +261,6 @@ def _found(descriptor: int, made: list[Append]) -> tuple[Counter[str], dict[str,
 
 
 def _settle(descriptor: int) -> None:
-    """Wait until no save in place is in progress."""
     before = None
     for _ in range(SETTLING_ROUNDS_MAX):
         status = os.fstat(descriptor)

@@ -93,7 +93,6 @@ def _look_alike(old: int, new: int) -> None:
 def _copy(
     file: QueueFile, old: int, new: int, drop: Collection[State], moved: dict[int, int]
 ) -> tuple[int, int, Entry | None]:
-    """Copy the other entries, and set their new offsets in `moved`; return counts and the last."""
     kept = removed = offset = 0
     last: tuple[bytes, int] | None = None
     buffer = bytearray()

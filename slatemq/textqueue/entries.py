@@ -71,7 +71,6 @@ class Entry:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            """The text, on first use."""
             if name != "text":
                 raise AttributeError(f"an entry has no {name!r}", name=name, obj=self)
             self.text = self._page.texts[self._place]

@@ -136,7 +136,6 @@ class QueueFile:
     def _scans(
         self, given: Callable[..., Iterator[T]], start: int, hold_back: bool
     ) -> Iterator[Iterator[T]]:
-        """One scan of the file, which stays open meanwhile."""
         self._existing()
         with opened(self.path, os.O_RDONLY, How.NONE) as descriptor:
             if self._own.files:

@@ -107,7 +107,6 @@ class Page:
         return array("Q", compress(offsets, begin_marks(self.firsts, EVERY) + b"\1"))
 
     def _wanted(self, every: array[int]) -> array[int]:
-        """The items for wanted entries, of those for all entries."""
         if self.wanted == EVERY:
             return every
         return array("Q", compress(every, compress(self.marks, begin_marks(self.firsts, EVERY))))

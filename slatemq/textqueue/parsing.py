@@ -218,7 +218,6 @@ def _batches(
 
 
 def _end_of_entry(buffer: bytes, position: int) -> int | None:
-    """The end of the entry that begins there; None where none does."""
     found = _ENTRY.match(buffer, position)
     return found.end() if found else None
 
@@ -232,8 +231,6 @@ def _whole(buffer: bytes, position: int, to_the_end: bool) -> memoryview:
 
 
 class _Output(Generic[Given]):
-    """What a scan gives: the entries in these states, or only their texts."""
-
     def __init__(self, states: frozenset[State], *, only_texts: bool) -> None:
         self._states = states
         self._only_texts = only_texts

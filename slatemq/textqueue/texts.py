@@ -193,12 +193,10 @@ def _between(states: frozenset[State]) -> re.Pattern[str]:
 
 
 def _sentinel(states: frozenset[State]) -> str:
-    """The first character of an entry in one of these states."""
     return CONTROLS.get(next(iter(states)), "?")
 
 
 def _controls(states: frozenset[State]) -> str:
-    """The first characters of entries in these states, for a set of an expression."""
     return "".join(re.escape(control) for state, control in CONTROLS.items() if state in states)
 
 

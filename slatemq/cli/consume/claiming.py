@@ -119,7 +119,6 @@ def message_fields(message: Received) -> dict[str, Any]:
 
 
 def show(session: Session, message: Received) -> None:
-    """Print a claimed message."""
     if session.json:
         write_json(message_fields(message))
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -71,13 +71,6 @@ needed is down for longer than --timeout while nothing is in process.
 """
 
 
-@dataclass
-class _Tally:
-    acked: int = 0
-    nacked: int = 0
-    lost: int = 0
-
-
 @click.command("consume", epilog=EPILOG)
 @queue_argument
 @click.option(
@@ -122,7 +115,7 @@ def consume(
         raise click.UsageError("--exec: give a command")
     if wait is not None and not wait:
         raise click.UsageError("--wait: give messages time to arrive, as in --wait 1s")
-    tally = _Tally()
+    tally: Counter[str] = Counter()
     worker = (
         _Printer(session, tally) if program is None else _Executor(session, tally, program, queue)
     )
@@ -144,21 +137,20 @@ def consume(
     is_reported = program is not None
     try:
         session.call(work)
-        if tally.nacked and not tally.acked:
+        if tally["nacked"] and not tally["acked"]:
             sys.exit(EXIT_REFUSED)
     except SlateMQError:
         # A command that could not start has nothing to sum up.
-        is_reported = is_reported and tally.acked + tally.nacked > 0
+        is_reported = is_reported and tally["acked"] + tally["nacked"] > 0
         raise
     finally:
-        if is_reported or tally.lost:
-            note(f"{tally.acked} acked, {tally.nacked} nacked, {tally.lost} whose lease was lost")
+        if is_reported or tally["lost"]:
+            counts = f"{tally['acked']} acked, {tally['nacked']} nacked"
+            note(f"{counts}, {tally['lost']} whose lease was lost")
 
 
 class _Worker:
-    """Processes messages."""
-
-    def __init__(self, session: Session, tally: _Tally) -> None:
+    def __init__(self, session: Session, tally: Counter[str]) -> None:
         self.session = session
         self.tally = tally
 
@@ -167,23 +159,21 @@ class _Worker:
 
     async def finish(self, message: Received) -> Sequence[Received]:
         """Called then, in parallel; returns the messages that are finished now."""
+        await self.settle(message, "acked", message.ack())
         return [message]
 
     def check_proven(self) -> None:
         """Called while no messages come: raises BadInput if none can be processed."""
 
-    async def ack(self, message: Received) -> bool:
+    async def settle(self, message: Received, result: str, call: Awaitable[None]) -> str:
+        """Await an ack or nack; return and count its result, or that the lease was lost."""
         try:
-            await message.ack()
+            await call
         except (FailedPrecondition, NotFound) as error:
-            self.lost(message, error)
-            return False
-        self.tally.acked += 1
-        return True
-
-    def lost(self, message: Received, error: FailedPrecondition | NotFound) -> None:
-        self.tally.lost += 1
-        note(f"message {message.message_id} may be delivered again: {error.message}")
+            note(f"message {message.message_id} may be delivered again: {error.message}")
+            result = "lost"
+        self.tally[result] += 1
+        return result
 
 
 class _Printer(_Worker):
@@ -194,13 +184,9 @@ class _Printer(_Worker):
             content = message.payload + b"\n"
         await in_thread(lambda: write_bytes(content))
 
-    async def finish(self, message: Received) -> Sequence[Received]:
-        await self.ack(message)
-        return [message]
-
 
 class _Executor(_Worker):
-    def __init__(self, session: Session, tally: _Tally, program: str, queue: str) -> None:
+    def __init__(self, session: Session, tally: Counter[str], program: str, queue: str) -> None:
         super().__init__(session, tally)
         self._program = program
         self._queue = queue
@@ -235,9 +221,10 @@ class _Executor(_Worker):
 
     async def _settle(self, message: Received, status: int, why: str) -> None:
         if status == 0:
-            result = "acked" if await self.ack(message) else "lost"
+            result = await self.settle(message, "acked", message.ack())
         else:
-            result = "nacked" if await self._nack(message, why) else "lost"
+            note(f"message {message.message_id}, attempt {message.attempts_count}: {why}")
+            result = await self.settle(message, "nacked", message.nack(why))
         if self.session.json:
             fields = {
                 "message_id": str(message.message_id),
@@ -246,16 +233,6 @@ class _Executor(_Worker):
                 "exit_status": status,
             }
             await in_thread(lambda: write_bytes(json_line(fields)))
-
-    async def _nack(self, message: Received, why: str) -> bool:
-        note(f"message {message.message_id}, attempt {message.attempts_count}: {why}")
-        try:
-            await message.nack(why)
-        except (FailedPrecondition, NotFound) as error:
-            self.lost(message, error)
-            return False
-        self.tally.nacked += 1
-        return True
 
 
 class _Pump:

@@ -149,7 +149,6 @@ def _environment(message: Received, queue: str) -> Mapping[str, str]:
 
 
 async def _end(process: Process) -> None:
-    """End a program with all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

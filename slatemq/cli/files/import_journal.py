@@ -78,7 +78,6 @@ class Journal:
         return found
 
     def store(self) -> None:
-        """Write it to the disk."""
         fields: dict[str, Any] = {
             "target": self.target,
             "states": self.states,

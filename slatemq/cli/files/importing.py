@@ -146,8 +146,6 @@ def import_(
 
 
 class Item(NamedTuple):
-    """An entry of the file, and its message."""
-
     entry: textqueue.Entry
     content: Content
 

@@ -88,7 +88,6 @@ class Content:
 
     @property
     def is_edited(self) -> bool:
-        """Whether payload or headers differ from the exported ones."""
         return digest_of(self.payload, self.headers) != self.digest
 
 
@@ -157,7 +156,6 @@ def _names(entry: Entry) -> Iterator[str]:
 
 
 def _facts(entry: Entry) -> Iterator[str]:
-    """The variables for people."""
     is_dead_letter = entry.state in (EntryState.FAILED, EntryState.ARCHIVED)
     if is_dead_letter:
         yield f"reason={_one_line(entry.reason)}"

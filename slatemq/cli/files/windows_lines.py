@@ -58,7 +58,6 @@ def expect_none_in(file: str) -> None:
 
 
 def has_any(path: Path) -> bool:
-    """Whether any line of the file has a Windows line end."""
     with path.open("rb") as lines:
         return any(line.endswith(CRLF) for line in lines)
 

@@ -57,7 +57,6 @@ def _is_json(text: bytes) -> bool:
 
 
 def _read_one(stream: BinaryIO, first: bytes, name: str, number: int, end: int) -> Document:
-    """The one document of a whole file."""
     rest = stream.read(DOCUMENT_BYTES_MAX - len(first) + 1)
     text = first + rest
     if len(text) > DOCUMENT_BYTES_MAX:

@@ -29,14 +29,9 @@ async def publish_lines(
 
     The queue `checked` must exist.
     """
-    options = [
-        sorted(reader.headers.items()),
-        [pointer.text for pointer in reader.pointers],
-        reader.created_at_ms,
-        reader.retention_s,
-        reader.delay_ms,
-        reader.visible_at_ms,
-    ]
+    template = reader.template
+    pointers = [pointer.text for pointer in reader.pointers]
+    options = [sorted(template.headers.items()), pointers, *template[2:]]
     durable, in_doubt = skip, False
     this_run: Run | None = None
     try:
@@ -44,8 +39,8 @@ async def publish_lines(
             if checked is not None:
                 await check_queue(client, checked)
             if not reader.pointers:
-                is_delayed = reader.delay_ms is not None
-                await note_lines_reach(client, checked, reader.headers, is_delayed)
+                is_delayed = template.delay_ms is not None
+                await note_lines_reach(client, checked, template.headers, is_delayed)
             shards = sorted((await client.topology()).ingests)
             if not shards:
                 raise Unavailable("no ingest is known yet", reason="PEER_UNKNOWN")

@@ -7,8 +7,8 @@ as the run that it continues, and can give them the same request IDs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from slatemq.cli.failures import BadInput
@@ -26,18 +26,16 @@ HEADERS_MAX = 255
 
 SKIP_BYTES = 1 << 20
 
+PLAIN = OutgoingMessage(b"")
+
 
 class LineError(BadInput):
-    """A line that cannot be published; nothing of its batch was sent."""
-
     def __init__(self, number: int, why: str) -> None:
         super().__init__(f"line {number}: {why}")
         self.number = number
 
 
 class TooFewLines(BadInput):
-    """The file has fewer lines than --skip asks for."""
-
     def __init__(self, count: int, asked: int) -> None:
         super().__init__(f"--skip {asked} is beyond the end: there are only {count} lines")
         self.count = count
@@ -69,22 +67,14 @@ class LineReader:
 
     Attributes:
         stream: Where the lines come from.
-        headers: Of every message.
+        template: Every message but for its payload.
         pointers: Where in the line further headers are; without any, lines are not parsed.
-        created_at_ms: Of every message; None: the time of receipt.
-        retention_s: Of every message; None: the instance's default.
-        delay_ms: Of every message; None: the queue's default.
-        visible_at_ms: Of every message; None: immediately.
         position: Lines read so far.
     """
 
     stream: BinaryIO
-    headers: Mapping[str, str] = field(default_factory=dict)
+    template: OutgoingMessage = PLAIN
     pointers: Sequence[Pointer] = ()
-    created_at_ms: int | None = None
-    retention_s: int | None = None
-    delay_ms: int | None = None
-    visible_at_ms: int | None = None
     position: int = 0
     _held: tuple[OutgoingMessage, int] | None = None
 
@@ -130,7 +120,7 @@ class LineReader:
         payload = line.removesuffix(b"\n")
         if len(payload) > LINE_BYTES_MAX:
             raise LineError(number, f"is longer than {LINE_BYTES_MAX:,} bytes")
-        headers = self.headers
+        headers = self.template.headers
         if self.pointers:
             try:
                 headers = {**headers, **headers_from(payload, self.pointers)}
@@ -138,14 +128,7 @@ class LineReader:
                 raise LineError(number, str(error)) from None
             if len(headers) > HEADERS_MAX:
                 raise LineError(number, f"has {len(headers)} headers; a message has at most 255")
-        message = OutgoingMessage(
-            payload,
-            headers,
-            self.created_at_ms,
-            self.retention_s,
-            self.delay_ms,
-            self.visible_at_ms,
-        )
+        message = OutgoingMessage(payload, headers, *self.template[2:])
         return message, len(line)
 
 

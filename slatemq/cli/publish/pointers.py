@@ -30,8 +30,6 @@ class NoHeader(ValueError):
 
 
 class _Number(str):
-    """A number as it is written in the line."""
-
     __slots__ = ()
 
 

@@ -26,6 +26,7 @@ from slatemq.cli.publish.reach import (
 )
 from slatemq.cli.session import Session, run, with_session
 from slatemq.cli.threads import in_thread
+from slatemq.models import OutgoingMessage
 
 PAYLOAD_BYTES_MAX = 1 << 30
 """The most that any instance can be set to take."""
@@ -136,15 +137,15 @@ def publish(
             "--visible-at +… would be another time when you continue: with --jsonl give a time"
         )
     with _opened(jsonl) as stream:
-        reader = LineReader(
-            stream,
+        template = OutgoingMessage(
+            b"",
             headers,
-            _pointers(headers_from, headers),
             options["created_at"],
             _whole(options["retention"], timedelta(seconds=1)),
             _whole(options["delay"], timedelta(milliseconds=1)),
             options["visible_at"],
         )
+        reader = LineReader(stream, template, _pointers(headers_from, headers))
         source = STDIN if jsonl == STDIN else os.path.realpath(jsonl)
         run(publish_lines(session, reader, source, skip or 0, checked))
 

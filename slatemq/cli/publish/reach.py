@@ -105,7 +105,6 @@ async def note_lines_reach(
 
 
 def note_reach(queues: list[str] | None) -> None:
-    """Note how many queues match a message, where that is known."""
     if queues is None:
         return
     if not queues:

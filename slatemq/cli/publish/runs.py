@@ -55,7 +55,6 @@ class Run:
 
     @property
     def kept(self) -> bool:
-        """Whether a next run can continue this one."""
         return self._file is not None
 
     def request_id(self, batch: Batch) -> str:

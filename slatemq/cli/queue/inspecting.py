@@ -166,7 +166,6 @@ def _show(found: Status) -> None:
 
 
 def _silent_brokers(shards: Iterable[int]) -> str:
-    """A note about brokers whose part of an answer is missing."""
     named = [str(shard) for shard in sorted(shards)]
     if len(named) == 1:
         return f"broker shard {named[0]} did not answer: its queues are not listed"

@@ -215,7 +215,6 @@ def _show_queues(queues: Sequence[Queue]) -> None:
 
 
 def _steering(word: str, done: str, method: str, text: str) -> None:
-    """Add a command that calls a method of the client with the queue's name."""
 
     @queue.command(word, help=text, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
     @_NAME

@@ -82,7 +82,6 @@ class ArchiveSettler(DeadLetterSettler):
         super()._report(step, problem)
 
     def _note(self, step: Step, settled: str) -> None:
-        """Note in the file what became of a dead letter."""
         if not self._is_marking:
             return
         try:

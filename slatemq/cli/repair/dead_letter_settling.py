@@ -92,7 +92,6 @@ class DeadLetterSettler:
         return replace(step, settlement=settlement, now=now)
 
     async def with_message(self, step: Step) -> Step:
-        """The step with the stored message, to compare an edited one with."""
         return step
 
     async def _look(self, step: Step, view: EntryView) -> Entry | str:

@@ -192,7 +192,6 @@ def _act_again(
 
 
 def _act(session: Session, queue: str, file: str, archived: bool, yes: bool) -> None:
-    """Show what a file asks for, ask, and do it."""
     with translated_errors():
         expect_none_in(file)
     name = session_of_file(file)

@@ -164,7 +164,6 @@ def show_message(session: Session, which: str, queues: tuple[str, ...]) -> None:
 async def _search(
     session: Session, client: Client, which: str, queues: tuple[str, ...]
 ) -> AsyncIterator[Entry]:
-    """The entries of a message by its ID, as they are found."""
     with _searching(session) as update:
 
         def report(progress: SearchProgress) -> None:

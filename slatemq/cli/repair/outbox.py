@@ -175,7 +175,6 @@ def _each(
 
 
 def _fields(push: RefusedPush) -> dict[str, Any]:
-    """The fields of a listing."""
     fields = asdict(push)
     del fields["payload"], fields["headers"]
     return fields

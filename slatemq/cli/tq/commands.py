@@ -20,17 +20,15 @@ from slatemq.cli.tq.input import (
     STDIN,
     entries_of,
     finishing,
+    fsync_option,
+    json_option,
     name_of,
     reserved,
     states_of,
+    states_option,
     stdin_batches,
     stdin_text,
     warn_of_mark,
-)
-from slatemq.cli.tq.options import (
-    fsync_option,
-    json_option,
-    states_option,
     with_file,
     with_stream,
 )

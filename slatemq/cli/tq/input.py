@@ -1,4 +1,4 @@
-"""What the commands of queue files read: files and stdin."""
+"""What the commands of queue files share: options, and reading files and stdin."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import click
 
 from slatemq.cli.failures import BadInput
 from slatemq.cli.output import note
+from slatemq.cli.session import Session, pass_session
 from slatemq.textqueue import Entry, State, TextQueue, reserve, scan
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 STDIN = "-"
 
@@ -32,6 +35,54 @@ RESERVE_BYTES_MAX = 1 << 20
 
 OFFSET_DIGITS_MAX = 19
 """Enough for any file; Python refuses numbers of thousands of digits."""
+
+
+def json_option(function: F) -> F:
+    """Add --json, which goes into the session; the session's other options have no meaning."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep_json,
+        help="Print one JSON object per line, for programs.",
+    )(function)
+
+
+def with_file(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add FILE and --json, and pass the session first."""
+    argument = click.argument("file", type=click.Path(), callback=_no_stream)
+    return argument(json_option(pass_session(function)))
+
+
+def with_stream(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `with_file`, where FILE may be stdin."""
+    return click.argument("file", type=click.Path())(json_option(pass_session(function)))
+
+
+def _no_stream(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value == STDIN:
+        raise click.BadParameter("stdin cannot be changed: give a file (./- for one named -)")
+    return value
+
+
+def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().ensure_object(Session).json = True
+
+
+fsync_option = click.option(
+    "--fsync", is_flag=True, help="Write changes to the disk before returning."
+)
+
+
+def states_option(text: str) -> Callable[[F], F]:
+    return click.option(
+        "--state",
+        "states",
+        multiple=True,
+        type=click.Choice([*(state.value for state in State), ALL]),
+        help=f"{text} in this state; repeatable.  [default: queued]",
+    )
 
 
 def states_of(names: Sequence[str]) -> list[State]:

@@ -12,8 +12,15 @@ from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.output import note, write_json
 from slatemq.cli.parameters import WORDS
 from slatemq.cli.session import Session
-from slatemq.cli.tq.input import OFFSET_DIGITS_MAX, STDIN, is_token, offset_of, stdin_lines
-from slatemq.cli.tq.options import fsync_option, with_file
+from slatemq.cli.tq.input import (
+    OFFSET_DIGITS_MAX,
+    STDIN,
+    fsync_option,
+    is_token,
+    offset_of,
+    stdin_lines,
+    with_file,
+)
 from slatemq.cli.tq.output import translated_errors
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, TextQueue
@@ -143,7 +150,6 @@ def _finish(
 
 
 def _each(session: Session, which: Sequence[str], change: Callable[[str], object]) -> None:
-    """Change each, and report it; a refused one does not stop the others."""
     refused = False
     for one in _with_lines(which):
         fields: dict[str, Any] = {"which": one, "ok": True}
@@ -162,7 +168,6 @@ def _each(session: Session, which: Sequence[str], change: Callable[[str], object
 
 
 def _with_lines(which: Sequence[str]) -> Iterator[str]:
-    """The arguments, with the lines of stdin in place of -."""
     for one in which:
         if one == STDIN:
             yield from (line.strip() for line in stdin_lines() if line.strip())

@@ -82,7 +82,6 @@ def _as_refusal(error: TextQueueError) -> SlateMQError:
 
 
 def write_entry(entry: Entry, first: str) -> None:
-    """Print an entry for people and `cut`: offset or token, state and text, separated by tabs."""
     stream = sys.stdout.buffer
     stream.write(f"{first}\t{entry.state}\t".encode())
     # Encoded by itself, because it may be long.
