@@ -31,7 +31,7 @@ PROBLEMS = {
     ArchivedOutcome.EXPIRED: "it is past its retention: it would not be delivered",
 }
 
-_PLACE = re.compile(r"(?:rows|letters)\[(\d+)\]")
+_PLACE = re.compile(r"(?:rows|dead_letters)\[(\d+)\]")
 
 
 class ArchiveSettler(DeadLetterSettler):

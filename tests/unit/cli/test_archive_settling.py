@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slatemq._admin.archived import ArchivedOutcome
-from slatemq._admin.settling import DropDeadLetter
+from slatemq._admin.entry_models import Archived, Entry, EntryState
+from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter
 from slatemq.cli.files.queue_files import Content
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import Step
@@ -74,3 +75,20 @@ def test_a_file_that_cannot_be_noted_in_is_told_once(
 
     assert capfd.readouterr().err.count("cannot be noted in") == 1
     assert settler.counts == {"drop": 3}
+
+
+async def test_content_that_cannot_be_sent_fails_its_dead_letter_alone(
+    tmp_path: Path, settler: ArchiveSettler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.tq"
+    offset = TextQueue(file).append("one", [f"handle={HANDLE}", "settled=no"]).offset
+    entry = Entry(HANDLE, "orders", 1, EntryState.ARCHIVED, archived=Archived("run", 1, 1))
+    content = Content(b"one", {"a": "\ud800"}, handle=HANDLE)
+    step = Step(str(file), offset, 1, content, (), RedriveDeadLetter(HANDLE), now=entry)
+
+    await settler._bring_back([step])
+
+    assert (
+        "line 1, message without an ID: not done: dead_letters[0].headers" in capfd.readouterr().err
+    )
+    assert settler.counts == {"conflict": 1}
