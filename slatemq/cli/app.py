@@ -78,7 +78,7 @@ class _Root(Group):
 _COMMANDS = (
     ("queue", "queue.queues", "Create, list, change, pause, purge and delete queues."),
     ("publish", "publish.publishing", "Publish one message, or each line of a file with --jsonl."),
-    ("claim", "consume.claiming", "Claim messages of QUEUE, the most urgent first."),
+    ("claim", "consume.claiming", "Claim messages of QUEUE, and print them with their leases."),
     ("ack", "consume.claiming", "Mark claimed messages as done; they are not delivered again."),
     (
         "nack",

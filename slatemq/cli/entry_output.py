@@ -73,7 +73,7 @@ def listing_options(finished: str = "", *, to_file: bool = False) -> Callable[[F
             options.append(click.option("--headers", is_flag=True, help=text))
         if finished:
             options += [
-                click.option("--newest", is_flag=True, help="List the newest first."),
+                click.option("--newest", is_flag=True, help="Start with the newest."),
                 click.option("--until", type=TIME, help=f"Only those {finished} before then."),
                 click.option(
                     "--from", "since", type=TIME, help=f"Only those {finished} then or later."

@@ -64,7 +64,7 @@ def janitor() -> None:
 @queues_option
 @click.option("--older-than", type=SECONDS, help="dead-letters: least time since they failed.")
 @click.option("--days", type=click.IntRange(1, 3_660), metavar="N", help="report: days covered.")
-@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="restore: another queue.")
+@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="restore: into this queue.")
 @ids_option
 @click.option("--failed-from", type=TIME, help="restore: only what failed then or later.")
 @click.option("--failed-until", type=TIME, help="restore: only what failed before then.")

@@ -143,12 +143,10 @@ ENDPOINT = Parsed("host:port", _endpoint)
 
 queue_argument = click.argument("queue", type=QUEUE)
 
-etag_option = click.option(
-    "--etag", type=WORDS, default="", help="Change it only if this is still its etag."
-)
+etag_option = click.option("--etag", type=WORDS, default="", help="Only if this is still its etag.")
 
 consumer_option = click.option(
-    "--consumer", type=WORDS, default="", metavar="ID", help="Your name, for the records."
+    "--consumer", type=WORDS, default="", metavar="ID", help="Name of the consumer."
 )
 
 yes_option = click.option(
@@ -186,7 +184,7 @@ ids_option = click.option(
 
 
 def confirm(yes: bool, question: str) -> None:
-    """Ask, unless `yes` or nobody is at a terminal. Raises click.Abort after a no."""
+    """Ask, unless `yes` or without a terminal. Raises click.Abort after a no."""
     if not yes and sys.stdin.isatty():
         click.confirm(question, abort=True, err=True)
 

@@ -69,9 +69,9 @@ nothing is available, nothing is printed to stdout, and the exit code is 0.
 def claim(
     session: Session, queue: str, most: int, wait: timedelta, lease: timedelta | None, consumer: str
 ) -> None:
-    """Claim messages of QUEUE, the most urgent first.
+    """Claim messages of QUEUE, and print them with their leases.
 
-    Prints them with their leases.
+    The most urgent messages come first.
     """
 
     async def work(client: Client) -> int:

@@ -71,7 +71,7 @@ def test_a_message_for_which_a_script_lacks_a_tool_becomes_a_dead_letter(
     # Given a script that has run, and lacks a tool for the last message alone
     program = 'if [ "$(cat)" = 2 ]; then ./no-such-tool; fi'
 
-    done = cli.run("consume", queue, "--exec", program, "--wait", "2s")
+    done = cli.run("consume", queue, "--exec", program, "--max", "4", "--wait", "60s")
 
     assert (done.code, "2 acked, 2 nacked" in done.err) == (0, True), done.err
     (dead_letter,) = cli.ok("failed", "ls", queue, "--json").objects
@@ -86,7 +86,7 @@ def test_a_message_for_which_a_script_lacks_a_tool_holds_up_none_behind_it(
     # Given a script that lacks a tool for the first two messages, in a run of its own
     program = 'if [ "$(cat)" -lt 2 ]; then ./no-such-tool; fi'
 
-    done = cli.run("consume", queue, "--exec", program, "--wait", "2s")
+    done = cli.run("consume", queue, "--exec", program, "--max", "4", "--wait", "60s")
 
     assert (done.code, "2 acked, 2 nacked" in done.err) == (0, True), done.err
     assert cli.counts(queue)["failed_count"] == 2

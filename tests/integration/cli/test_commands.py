@@ -254,8 +254,9 @@ def test_a_program_acks_with_its_exit_status(cli: Cli, queue: str, tmp_path: Pat
         ' test "$SLATEMQ_ATTEMPTS" = 2'
     )
 
-    # When they are consumed until no more come
-    done = cli.ok("consume", queue, "--exec", program, "--wait", "2s", "--json")
+    # When they are consumed until each has come twice
+    limits = ("--max", "6", "--wait", "60s")
+    done = cli.ok("consume", queue, "--exec", program, *limits, "--json")
 
     # Then each was given back once, and acked then
     results = [(one["attempts_count"], one["result"]) for one in done.objects]

@@ -57,7 +57,7 @@ def test_notifications_become_events_that_queues_filter_and_are_stored_once(
     assert (piped["published_count"], piped["duplicate_count"]) == (0, 2)
 
     # Then the queue has each picture once, as the event that the conversion gives
-    lines = cli.ok("consume", bucket, "--wait", "2s", "--json").objects
+    lines = cli.ok("consume", bucket, "--max", "2", "--wait", "60s", "--json").objects
     events = [decode_event(line["payload"]) for line in lines]
     assert sorted(event.data["key"] for event in events) == ["a.jpg", "grü n.jpg"]
     converted = [*read_notifications(first).events, *read_notifications(second).events]

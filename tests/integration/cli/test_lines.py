@@ -30,8 +30,15 @@ def queue(cli: Cli) -> str:
 
 
 def drain(cli: Cli, queue: str) -> list[bytes]:
-    """The payloads of all messages; they must have no newline."""
-    return cli.ok("consume", queue, "--wait", "2s").out.split(b"\n")[:-1]
+    """The payloads of all messages that are stored; they must have no newline."""
+    wait_until(lambda: not any(one["pending_count"] for one in routes(cli)), 60)
+    count = cli.counts(queue)["available_count"]
+    return cli.ok("consume", queue, "--max", str(count), "--wait", "60s").out.split(b"\n")[:-1]
+
+
+def routes(cli: Cli) -> list[dict[str, int]]:
+    (status,) = cli.ok("status", "--json").objects
+    return list(status["routes"])
 
 
 def numbered(first: int, last: int) -> bytes:
