@@ -183,7 +183,7 @@ async def test_a_payload_that_is_read_for_those_who_wait_is_in_the_trace_of_the_
     async with all_running(tmp_path, spans) as stubs:
         claiming = asyncio.create_task(claim(stubs))
         async with asyncio.timeout(WAIT_S):
-            while not stubs.broker._delivery.has_waiters("q"):
+            while not stubs.broker.broker.delivery.has_waiters("q"):
                 await asyncio.sleep(0.01)
 
         await publish(stubs)
