@@ -43,10 +43,10 @@ def publish(payload: bytes, lengths: int) -> Calls:
 
     def by_library() -> bytes:
         request = ingest_pb2.PublishRequest()
-        for run in runs._runs:
+        for common, payloads in zip(runs._commons, runs._payloads, strict=True):
             added = request.runs.add()
-            added.MergeFromString(run.common)
-            added.payloads.extend(run.payloads)
+            added.MergeFromString(common)
+            added.payloads.extend(payloads)
         return request.SerializeToString()
 
     return runs.encoded, by_library

@@ -1,4 +1,4 @@
-"""What callers give, checked before it is sent: an error names it, and says what was expected."""
+"""Checks of arguments before they are sent: an error names the argument and what it must be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPECTED = {
 def message_of(kind: Callable[..., M], **values: Any) -> M:
     """A message of the API; raises InvalidArgument for the first field that cannot hold its value.
 
-    A text in the place of a list is refused, too: it would be a list of letters.
+    Text in the place of a list is refused, too: it would be a list of characters.
     """
     for name, value in values.items():
         if isinstance(value, Iterator):
@@ -75,9 +75,9 @@ def check_field(kind: Callable[..., Message], name: str, value: object, field: s
     """Raises InvalidArgument, about `field` (else `name`), when the field cannot hold the value."""
     try:
         if isinstance(value, str) and _is_list(kind, name):
-            raise TypeError("a text is no list")
+            raise TypeError("text is not a list")
         if isinstance(value, bytes) and _is_text(kind, name):
-            raise TypeError("bytes are no text")
+            raise TypeError("bytes are not text")
         if isinstance(value, Mapping) and _is_mapping(kind, name):
             check_texts(field or name, value)
         kind(**{name: value})
@@ -90,7 +90,7 @@ def check_field(kind: Callable[..., Message], name: str, value: object, field: s
 
 
 def check_texts(field: str, headers: Mapping[str, str]) -> None:
-    """Raises InvalidArgument for the first header that is no text."""
+    """Raises InvalidArgument for the first header that is not text."""
     for key, value in headers.items():
         for what in (key, value):
             if not isinstance(what, str):
@@ -98,7 +98,7 @@ def check_texts(field: str, headers: Mapping[str, str]) -> None:
 
 
 def check_text(field: str, value: str) -> None:
-    """Raises InvalidArgument for what is no text, or cannot be UTF-8."""
+    """Raises InvalidArgument for a value that is not text, or cannot be UTF-8."""
     if not isinstance(value, str):
         raise wrong(field, "text", value)
     try:
@@ -108,7 +108,7 @@ def check_text(field: str, value: str) -> None:
 
 
 def check_whole(field: str, value: int, least: int, most: int | None = None) -> None:
-    """Raises InvalidArgument for what is no whole number within the bounds."""
+    """Raises InvalidArgument for a value that is not a whole number within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(field, "a whole number", value)
     if value < least or (most is not None and value > most):
@@ -117,7 +117,7 @@ def check_whole(field: str, value: int, least: int, most: int | None = None) -> 
 
 
 def iterable(field: str, what: str, values: Iterable[T]) -> Iterable[T]:
-    """The same; raises InvalidArgument for a text (a list of letters), and for no list at all."""
+    """Returns the values; raises InvalidArgument for text, and for anything else than a list."""
     if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
         raise wrong(field, f"a list of {what}", values)
     return values

@@ -68,11 +68,11 @@ def connect(
 ) -> Client:
     """A client of the instance that has a process at `endpoint` (`host:port`, any service).
 
-    Several addresses, in a list or with commas between them, do as well: any one that answers will
-    do. Use it as a context manager; entering it reaches out, tries for 3 s (or `call_timeout`, if
+    Several addresses may be given, in a list or separated by commas; any one that answers will do.
+    Use it as a context manager; entering it reaches out, tries for 3 s (or `call_timeout`, if
     that is shorter) so that a restart does not matter, and raises Unavailable when no process
     answers, InvalidArgument (NOT_SLATEMQ) when another server does.
-    `call_timeout`: how long a call is repeated while processes are away. `tracing`: record
+    `call_timeout`: how long a call is repeated while processes are down. `tracing`: record
     OpenTelemetry spans and metrics, and carry the context in the headers; needs the extra `otel`.
     """
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
@@ -150,7 +150,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Sends what was gathered, gives back what was prefetched, closes the connections.
+        """Sends gathered messages, releases prefetched ones, closes the connections.
 
         Waits for publishes for `call_timeout` at most, and for everything else for 5 s: what was
         not answered then is Unavailable (CLIENT_CLOSED), as is every later call.
@@ -210,8 +210,8 @@ class Client:
 
         With more than one request `in_flight` it is faster, and the order holds within a request
         only; messages with dedupe keys go to the shards of their keys, in requests of their own.
-        Not all or none: an error tells in `metadata["published_count"]` how many of the
-        first messages are durable at least, and InvalidArgument which one is refused.
+        Not all or none: `metadata["published_count"]` of an error has the number of first messages
+        that are durable at least, and InvalidArgument names the refused one.
         """
         given = iterable("messages", "messages", messages)
         return await self._publisher.publish_many(_outgoing_all(given), in_flight)
@@ -365,7 +365,7 @@ class Client:
         return messages
 
     async def ack(self, lease_tokens: Sequence[str]) -> list[SlateMQError | None]:
-        """Acks by token; gives for each one None, or why it was refused."""
+        """Acks by token; returns for each None, or why it was refused."""
         tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
         self._keeper.drop_all(tokens)
         return await self._finisher.ack_many(tokens)
@@ -378,7 +378,7 @@ class Client:
         *,
         release: bool = False,
     ) -> list[SlateMQError | None]:
-        """Nacks by token; gives for each one None, or why it was refused.
+        """Nacks by token; returns for each None, or why it was refused.
 
         `delay` None: as the queue's backoff says, and for a release at once. `release`: the
         messages were not worked on, and their attempts are not counted.
@@ -393,7 +393,7 @@ class Client:
     ) -> list[int | SlateMQError]:
         """Sets the ends of leases to now + `lease` (None: as long as at their claims).
 
-        Gives for each one the new end in ms since the Unix epoch, or why it was refused.
+        Returns for each the new end in ms since the Unix epoch, or why it was refused.
         """
         tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
         length = milliseconds(lease, "lease") if lease is not None else 0
@@ -481,7 +481,7 @@ def _outgoing_all(given: Iterable[OutgoingMessage | Payload]) -> Iterator[Outgoi
 
 
 def _telemetry(endpoint: str) -> Telemetry:
-    # Loaded when asked for: nobody else pays for it, or needs the packages.
+    # Imported only where tracing is on: it costs time, and needs packages.
     try:
         made: Telemetry = import_module("slatemq.otel").Telemetry(endpoint)
     except ImportError as error:

@@ -15,18 +15,16 @@ class Codec(Protocol[T]):
         """The item's payload."""
 
     def decode(self, payload: bytes, /) -> T:
-        """The item of a payload. What this raises, whoever asks for the item gets."""
+        """The item of a payload. Exceptions propagate to the caller that reads the item."""
 
 
 class BytesCodec:
     """Items are payloads."""
 
     def encode(self, item: bytes, /) -> bytes:
-        """The same."""
         return item
 
     def decode(self, payload: bytes, /) -> bytes:
-        """The same."""
         return payload
 
 

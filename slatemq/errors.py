@@ -7,12 +7,12 @@
     ├── NotFound             the thing named does not exist
     ├── AlreadyExists        the thing to create is there already
     ├── FailedPrecondition   right call, wrong state: look at `reason`
-    ├── Aborted              somebody else changed it first: read again, then retry
+    ├── Aborted              it was changed since you read it: read again, then retry
     ├── ResourceExhausted    a bound was reached: wait `retry_after_ms`, then retry
-    ├── Unavailable          a part is away: wait `retry_after_ms`, then retry
+    ├── Unavailable          a part is down: wait `retry_after_ms`, then retry
     ├── DeadlineExceeded     no answer in time: the call may or may not have happened
     ├── Unimplemented        this process does not serve that: call another
-    ├── DataLoss             stored bytes are damaged or gone for good
+    ├── DataLoss             stored bytes are damaged or lost
     └── Internal             a fault of ours: report it
 
 There is one class for each thing a caller would do differently, and no more. What exactly happened
@@ -73,7 +73,7 @@ class SlateMQError(Exception):
 
 
 class InvalidArgument(SlateMQError):
-    """The request breaks a rule, whatever the state. Fix the field named; a retry cannot help.
+    """The request breaks a rule, in any state. Fix the field named; a retry cannot help.
 
     Nothing was changed. `field` is the path in the request, e.g. `messages[3].headers`, and
     `description` the rule it broke; `message` is both.
@@ -157,7 +157,7 @@ class FailedPrecondition(SlateMQError):
 
 
 class Aborted(SlateMQError):
-    """Somebody else changed it since you read it. Read again, apply your change, retry.
+    """It was changed since you read it. Read again, apply your change, retry.
 
     `etag` is the current one, where there is one to give.
     """
@@ -206,7 +206,7 @@ class ResourceExhausted(_RetryableError):
 
 
 class Unavailable(_RetryableError):
-    """The service or one it needs is away or starting. Wait `retry_after_ms`, then retry.
+    """The service or one it needs is down or starting. Wait `retry_after_ms`, then retry.
 
     A publish that carries a request ID, an ack and a nack may always be repeated.
     """
@@ -232,7 +232,7 @@ class Unimplemented(SlateMQError):
 
 
 class DataLoss(SlateMQError):
-    """Stored bytes are damaged or gone for good. Do not retry; restore, or drop what is named."""
+    """Stored bytes are damaged or lost. Do not retry; restore, or drop what is named."""
 
     default_reason = "DATA_LOSS"
 

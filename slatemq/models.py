@@ -101,7 +101,7 @@ class RouteStatus:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where everybody is: advertised addresses by shard."""
+    """The advertised addresses of all processes, by shard."""
 
     ingests: Mapping[int, str]
     brokers: Mapping[int, str]
@@ -129,8 +129,8 @@ def milliseconds(span: Duration, field: str = "") -> int:
 def time_ms(time: Time, field: str = "") -> int:
     """A point in time in milliseconds since the Unix epoch.
 
-    Raises InvalidArgument about `field`, also for a datetime without a time zone: nobody can tell
-    which time it means.
+    Raises InvalidArgument about `field`, also for a datetime without a time zone, which
+    is ambiguous.
     """
     if not isinstance(time, datetime):
         if isinstance(time, bool) or not isinstance(time, int):

@@ -126,7 +126,7 @@ class Received(Face[delivered.Received]):
 
     @property
     def lost(self) -> bool:
-        """Whether its lease could not be kept: somebody else may have the message."""
+        """Whether its lease was lost: another consumer may have the message."""
         return self._inner.lost
 
     @property
@@ -135,7 +135,7 @@ class Received(Face[delivered.Received]):
         return self._inner.finished
 
     def settled(self) -> None:
-        """It was finished by `execute`: its lease is not kept any more."""
+        """Ends keeping its lease: it was finished by `execute`."""
         self._inner.settled()
 
     def __enter__(self) -> Received:
@@ -320,7 +320,7 @@ class SyncClient(ViewCalls):
 
 @contextmanager
 def suppress_closed() -> Iterator[None]:
-    """Within it a closed client is no error."""
+    """Ignores the error about a closed client."""
     try:
         yield
     except Unavailable as error:

@@ -36,7 +36,7 @@ class ItemLease(Face[message_refs.MessageLease[T]], Generic[T]):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease could not be kept: somebody else may have the item."""
+        """Whether the lease was lost: another consumer may have the item."""
         return self._inner.lost
 
     def __enter__(self) -> ItemLease[T]:

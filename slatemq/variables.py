@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 PREFIX = "SLATEMQ_"
 
 LIKENESS = 0.85
-"""Of 1: one letter more, less or another in a name of ten, not two names of different settings."""
+"""Of 1: catches one wrong character in a name of ten, but not names of two settings."""
 
 SERVICES = """
     ADVERTISED_ADDRESS ANSWERS_BYTES_MAX BLOB_UPLOADS_MAX BUFFERS_BYTES_MAX BUFFER_BYTES

@@ -69,7 +69,7 @@ def parse_task_id(text: str, field: str = "task_id") -> TaskId:
         number = number << 5 | _DIGITS[digit]
     ulid = (number & (1 << 8 * _BYTES) - 1).to_bytes(_BYTES, "big")
     if number >> 8 * _BYTES or _check(ulid[:-_CHECK_BYTES]) != ulid[-_CHECK_BYTES:]:
-        raise InvalidArgument(field, f"no task has the ID {text}: a letter of it is wrong")
+        raise InvalidArgument(field, f"no task has the ID {text}: one of its characters is wrong")
     return TaskId(int.from_bytes(ulid[:6], "big"), int.from_bytes(ulid[6:8], "big"), ulid)
 
 

@@ -143,7 +143,7 @@ class MessageLease(ItemLease[T]):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease could not be kept: somebody else may have the item."""
+        """Whether the lease was lost: another consumer may have the item."""
         return self._claimed.ended
 
     def __enter__(self) -> MessageLease[T]:

@@ -87,7 +87,7 @@ class ItemLease(Generic[T]):
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else may have the item by now."""
+        """Whether another consumer may have the item by now."""
         return False
 
     def __enter__(self) -> ItemLease[T]:

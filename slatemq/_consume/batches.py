@@ -36,13 +36,13 @@ WAIT_S_MAX = 60.0
 """The longest single long poll that the server takes."""
 
 BATCH_WAIT_S = 20.0
-"""Of one long poll of a batch consumer: a peer that is gone is noticed after that."""
+"""The long poll of a batch consumer, after which it notices a peer that is down."""
 
 KNOWN_AWAITED_MAX = 1000
 """Shards of ingests that a claim may name as known."""
 
 PAUSED_S = 1.0
-"""How often a batch consumer asks whether a paused queue goes on, at most."""
+"""The pause of a batch consumer between two claims from a paused queue."""
 
 
 async def claim(
@@ -106,7 +106,7 @@ class BatchConsumer:
         options: ConsumeOptions,
         on_close: Callable[[BatchConsumer], None],
     ) -> None:
-        """Made by the client; `wish.prefetch` is the size of a batch."""
+        """Made by the client; `options.prefetch` is the size of a batch."""
         options.check()
         self.queue_id = origin.queue_id
         self._locations = locations
@@ -179,13 +179,13 @@ class BatchConsumer:
         return Batch(messages, self._origin)
 
     def put_back(self, batch: Batch) -> None:
-        """For a caller that was interrupted while it took the batch: it is the next again."""
+        """Returns the batch of a caller that was interrupted while it took it."""
         self._ready.appendleft(batch)
 
     async def close(self) -> None:
-        """Stops, and gives back the batch that nobody has begun with, without an attempt counted.
+        """Stops, and releases the batch that was not taken, without counting an attempt.
 
-        A broker that does not answer is waited for 5 s at most.
+        Waits for a broker that does not answer for 5 s at most.
         """
         self._closed = True
         self._watch.close()
@@ -207,7 +207,7 @@ class BatchConsumer:
                 items = [Nack(token, release=True) for token in tokens]
                 await self._origin.finisher.nack_many(items)
         except (SlateMQError, TimeoutError) as error:
-            log.warning("%d messages could not be given back: %r", len(tokens), error)
+            log.warning("%d messages could not be released: %r", len(tokens), error)
 
     async def _run(self) -> None:
         """Claims whenever nothing waits to be taken."""
@@ -239,7 +239,7 @@ class BatchConsumer:
             self._watch.begin(error)
 
     def _forget_ingests(self) -> None:
-        """Nothing is known of ingests that messages wait for: the next answer says it anew."""
+        """Forgets the ingests that messages wait for, until the next response names them."""
         self._ingests.close()
         self._request.known_awaited.ClearField("shards")
 

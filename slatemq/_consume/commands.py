@@ -33,14 +33,14 @@ class Leased(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Processed: the message moves to done."""
+    """The message was processed: it moves to done."""
 
     lease: str | Leased
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Given up: the message is a dead letter, whatever attempts are left."""
+    """The message becomes a dead letter, with attempts left or not."""
 
     lease: str | Leased
     reason: str = ""
@@ -48,7 +48,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Given back, its attempt not counted; available again after `delay`, at most 12 h."""
+    """The message is available again after `delay`, at most 12 h; its attempt is not counted."""
 
     lease: str | Leased
     delay: Duration = 0
@@ -92,21 +92,21 @@ Command = Complete | Fail | Release | Extend | Transfer | Push
 
 
 class CommandResult(NamedTuple):
-    """What a command gave: of an extension the lease's new end, in ms since the Unix epoch."""
+    """The result of a command: of an Extend the lease's new end, in ms since the Unix epoch."""
 
     lease_deadline_ms: int = 0
 
 
 @runtime_checkable
 class HasCommands(Protocol):
-    """What stands for commands, such as a QueueCommand."""
+    """An object that stands for commands, such as a QueueCommand."""
 
     def commands(self) -> Sequence[Command]:
-        """Those that it stands for."""
+        """The commands that it stands for."""
 
 
 class CommandContext:
-    """Gathers commands for one `Client.execute`; good for one that succeeds.
+    """Gathers commands for one `Client.execute`; used up by one that succeeds.
 
     It has a request ID of its own: executing it again after Unavailable does nothing twice, for
     10 minutes.
@@ -152,7 +152,7 @@ def flat(commands: Iterable[Command | HasCommands]) -> list[Command]:
 
 
 def token_of(lease: str | Leased) -> str:
-    """The token of a lease. Raises InvalidArgument for what is none."""
+    """The token of a lease. Raises InvalidArgument for another value."""
     token = lease if isinstance(lease, str) else getattr(lease, "lease_token", None)
     if not isinstance(token, str):
         raise wrong("lease", "a claimed message or its lease token", lease)

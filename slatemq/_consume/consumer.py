@@ -48,13 +48,13 @@ PREFETCH_BYTES = 32 << 20
 """Payload bytes that it holds at most, one message aside."""
 
 HOLD_S = 3600.0
-"""How long a message's lease is kept alive in the background, as long as nobody finishes it."""
+"""The longest time that the lease of an unfinished message is kept alive in the background."""
 
 CLOSE_S = 5.0
-"""How long closing a consumer waits for a broker that does not answer."""
+"""The time for which closing a consumer waits for a broker that does not answer."""
 
 PAUSED = "QUEUE_PAUSED"
-"""The server's reason for giving nothing: consumers wait for as long as it takes."""
+"""The server's reason for delivering nothing: consumers wait until the queue is resumed."""
 
 
 class ConsumeOptions(NamedTuple):
@@ -146,7 +146,7 @@ class Consumer:
         """The next message; ends when the consumer is closed.
 
         Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
-        server refuses the wish; so does every later try.
+        server refuses the options; so does every later try.
         """
         if self._task is None and not self._closed:
             self._peers.check_home()
@@ -169,10 +169,9 @@ class Consumer:
 
     @property
     def outage(self) -> Outage | None:
-        """Since when nothing comes because a server does not answer; None before the first try.
+        """The outage of the broker, or of an ingest that messages wait for; None without one.
 
-        That is the broker, or an ingest that messages of the queue wait for. Iterating waits for
-        `outage_timeout`.
+        Iterating waits for `outage_timeout`.
         """
         return self._watch.outage or self._ingests.outage
 
@@ -203,7 +202,7 @@ class Consumer:
         return None if lease.lost else message
 
     def put_back(self, message: Received) -> None:
-        """For a caller that was interrupted while it took the message: it is the next again."""
+        """Returns the message of a caller that was interrupted while it took it."""
         lease = _lease_of(message)
         lease.buffered = True
         size = len(message.payload)
@@ -214,10 +213,10 @@ class Consumer:
         self._arrived.set()
 
     async def close(self) -> None:
-        """Stops, and gives back what nobody has begun with, without counting an attempt.
+        """Stops, and releases the messages that were not taken, without counting an attempt.
 
-        Leases of messages in work are kept on until they are finished or the client is closed. A
-        broker that does not answer is waited for 5 s at most.
+        Keeps the leases of messages in work until they are finished or the client is closed. Waits
+        for a broker that does not answer for 5 s at most.
         """
         self._closed = True
         self._stopping = True
@@ -241,21 +240,21 @@ class Consumer:
             await self._settle(tokens)
 
     async def _settle(self, tokens: Sequence[str]) -> None:
-        """Gives these back, and waits for the acks in the background."""
+        """Releases these, and waits for the acks in the background."""
         items = [Nack(token, release=True) for token in tokens]
         try:
             async with asyncio.timeout(CLOSE_S):
                 results = await self._finisher.nack_many(items)
                 await self._finisher.flush_acks()
         except (SlateMQError, TimeoutError) as error:
-            log.warning("%d messages could not be given back in time: %r", len(tokens), error)
+            log.warning("%d messages could not be released in time: %r", len(tokens), error)
             return
         refused = [result for result in results if result is not None]
         if refused:
-            log.warning("%d messages could not be given back: %s", len(refused), refused[0])
+            log.warning("%d messages could not be released: %s", len(refused), refused[0])
 
     async def _run(self) -> None:
-        """Keeps a stream open until the consumer is closed or refused for good."""
+        """Keeps a stream open until the consumer is closed or refused permanently."""
         backoff = BACKOFF_S
         self._watch.begin()
         while not self._closed:
@@ -353,10 +352,10 @@ class Consumer:
                 await self._taken.wait()
                 self._taken.clear()
                 await self._grant(call)
-            # What is on its way still comes: dropped here, it would burn an attempt.
+            # Messages on their way still arrive: dropping them would count an attempt.
             await call.write(consumer_pb2.ConsumeRequest(stop=consumer_pb2.ConsumeStop()))
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            log.debug("nothing can be written to a stream: %r", error)  # The reader hears why.
+            log.debug("nothing can be written to a stream: %r", error)  # The reader gets the error.
 
     async def _grant(self, call: Any) -> None:
         count, size = self._taken_count, self._taken_bytes

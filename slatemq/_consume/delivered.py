@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Origin(NamedTuple):
-    """Where messages come from, and who takes them back."""
+    """The queue of messages, and what acks and keeps them."""
 
     queue_id: str
     finisher: Finisher
@@ -44,9 +44,9 @@ class Received:
             work(message.payload)
 
     Leaving acks; an exception nacks, with itself as the reason, and goes on. A block that is
-    cancelled releases the message: nobody has failed at it. Messages of a consumer are acked in
-    the background: at most 1,000 are without an answer, failures are logged, and closing the
-    consumer waits. Where you must know that the ack is durable, say `await message.ack()`.
+    cancelled releases the message: its attempt did not fail. Messages of a consumer are acked in
+    the background: at most 1,000 acks are without an answer, failures are logged, and closing the
+    consumer waits for them. To know that an ack is durable, use `await message.ack()`.
     """
 
     __slots__ = (
@@ -141,12 +141,12 @@ class Received:
 
     @property
     def handle(self) -> str:
-        """Where it is in its queue, for `get_entry` and the like."""
+        """Names its entry, for `get_entry` and others."""
         return handle_of(self.queue_id, self.message_id, f"l{self.lease_token}")
 
     @property
     def lost(self) -> bool:
-        """Whether its lease could not be kept: somebody else may have the message."""
+        """Whether its lease was lost: another consumer may have the message."""
         return self._lease is not None and self._lease.lost
 
     @property
@@ -157,7 +157,7 @@ class Received:
     async def ack(self) -> None:
         """The message is processed; returns when that is durable.
 
-        Raises FailedPrecondition (LEASE_ENDED: somebody else may have it; MESSAGE_FINISHED),
+        Raises FailedPrecondition (LEASE_ENDED: another consumer may have it; MESSAGE_FINISHED),
         NotFound (the queue is gone), Unavailable.
         """
         self._finish()
@@ -181,7 +181,7 @@ class Received:
         await self._give_back("release", nack_of(self.lease_token, "", delay, release=True))
 
     async def fail(self, reason: str = "") -> None:
-        """The message cannot be processed: it is a dead letter, whatever attempts are left.
+        """The message cannot be processed: it becomes a dead letter, with attempts left or not.
 
         Raises as `ack` does, and InvalidArgument.
         """
@@ -222,7 +222,7 @@ class Received:
         self.settled()
 
     def settled(self) -> None:
-        """It was finished, here or by `Client.execute`: its lease is not kept any more."""
+        """Ends keeping its lease: it was finished here or by `Client.execute`."""
         self._finished = True
         if self._origin.keeper is not None:
             self._origin.keeper.drop(self.lease_token)
@@ -264,9 +264,9 @@ class Received:
                 await self.nack(reason_of(error))
             except SlateMQError as problem:
                 # The error in the caller's block matters more.
-                log.warning("message %d could not be given back: %s", self.message_id, problem)
+                log.warning("message %d could not be released: %s", self.message_id, problem)
         else:
-            # Not waited for: whoever is cancelled wants to end. Closing the client sees it through.
+            # Not awaited: a cancelled task wants to end. Closing the client waits for the release.
             self._finish()
             self._origin.finisher.release_soon([self.lease_token])
 
@@ -362,7 +362,7 @@ class Batch(Sequence[Received]):
         try:
             return await send([message.lease_token for message in messages])
         except SlateMQError:
-            for message in messages:  # Nobody knows what became of them.
+            for message in messages:  # Their outcome is unknown.
                 message._finished = False
             raise
 
@@ -383,7 +383,7 @@ class Batch(Sequence[Received]):
             try:
                 await self.nack_all(reason_of(error))
             except SlateMQError as problem:
-                log.warning("%d messages could not be given back: %s", len(self), problem)
+                log.warning("%d messages could not be released: %s", len(self), problem)
         else:
             self._origin.finisher.release_soon(message.lease_token for message in self._take())
 

@@ -1,4 +1,4 @@
-"""What becomes of claimed messages: acks, nacks and extensions, gathered into few calls."""
+"""Acks, nacks and extensions, gathered into few calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH_MAX = 1000
 """Tokens in one call at most; the server takes ten times as many."""
 
 UNANSWERED_MAX = 1000
-"""Acks in the background at once; what a consumer's crash would deliver again at most."""
+"""The limit of acks in the background: a consumer's crash delivers at most these again."""
 
 CALL_MAX = 10_000
 """Tokens that the server takes in one call."""
@@ -43,7 +43,7 @@ Send = Callable[
 
 
 class Nack(NamedTuple):
-    """A message to give back."""
+    """A message to nack or release."""
 
     lease_token: str
     reason: str = ""
@@ -69,7 +69,7 @@ class Batcher(Generic[I, R]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self, item: I) -> asyncio.Future[R]:
-        """Sends an item with the next call; nobody need wait for its result."""
+        """Sends an item with the next call; its result need not be awaited."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
         if self._task is None:
@@ -90,7 +90,7 @@ class Batcher(Generic[I, R]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await asyncio.sleep(0)  # whoever is ready now may still join
+                await asyncio.sleep(0)  # tasks that are ready now may still join
                 batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
                 await self._run_batch(batch)
         finally:
@@ -117,7 +117,7 @@ def _settle(done: asyncio.Future[R], result: R | SlateMQError) -> None:
         return
     if isinstance(result, SlateMQError):
         done.set_exception(result)
-        done.exception()  # Nobody may be waiting any more.
+        done.exception()  # The caller may not wait any more.
     else:
         done.set_result(result)
 
@@ -136,7 +136,7 @@ class Finisher:
     async def ack(self, token: str) -> None:
         """Acks one message, together with others; raises why it was refused."""
         self._peers.check_home()
-        # Whoever is cancelled here does not take the ack back: it is on its way.
+        # Cancelling the caller does not undo the ack: it is on its way.
         await self._ack(token)
 
     def _ack(self, token: str) -> asyncio.Future[None]:
@@ -146,17 +146,17 @@ class Finisher:
         return self._acks[shard].start(token)
 
     async def nack(self, item: Nack) -> None:
-        """Gives one message back, together with others; raises why it was refused."""
+        """Nacks one message, together with others; raises why it was refused."""
         self._peers.check_home()
         await self._nack(item)
 
     async def fail(self, token: str, reason: str) -> None:
-        """Gives one message up, whatever attempts are left; raises why it was refused."""
+        """Makes one message a dead letter; raises why it was refused."""
         self._peers.check_home()
         await execute(self._locations, [Fail(token, reason)])
 
     def release_soon(self, tokens: Iterable[str]) -> None:
-        """Gives messages back that nobody has worked on, in the background."""
+        """Releases messages in the background."""
         for token in tokens:
             self._nack(Nack(token, release=True)).add_done_callback(_log_failure)
 
@@ -277,7 +277,7 @@ class Finisher:
         call_s: float | None = None,
         rows: Rows | None = None,
     ) -> list[R | SlateMQError]:
-        """One result for each item, whose tokens these are; raises only when nobody gave any."""
+        """One result for each item, whose tokens these are; raises only when no shard gave any."""
         by_shard, refused = places_by_shard(tokens, rows)
         parts = [
             (shard, places[start : start + CALL_MAX])

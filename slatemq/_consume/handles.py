@@ -21,7 +21,7 @@ def handle_of(queue_id: str, message_id: int, place: str = "") -> str:
 
 
 def queue_of_handle(handle: str) -> str:
-    """The queue that a handle names; raises InvalidArgument when it is no handle."""
+    """The queue that a handle names; raises InvalidArgument for anything else."""
     check_text("handle", handle)
     queue_id, slash, rest = handle.partition("/")
     if not queue_id or not slash or not rest:
@@ -30,7 +30,7 @@ def queue_of_handle(handle: str) -> str:
 
 
 def message_of_handle(handle: str) -> int:
-    """The ID of the message that a handle names; raises InvalidArgument when it is no handle."""
+    """The ID of the message that a handle names; raises InvalidArgument for anything else."""
     queue_of_handle(handle)
     number = handle.split("/")[1]
     if _NUMBER.fullmatch(number) is None:
@@ -39,7 +39,7 @@ def message_of_handle(handle: str) -> int:
 
 
 def shard_of(token: str) -> int:
-    """The broker shard that a lease token names; raises InvalidArgument when it is no token."""
+    """The broker shard that a lease token names; raises InvalidArgument for anything else."""
     check_text("lease_token", token)
     match = _TOKEN.fullmatch(token)
     if match is None:
@@ -54,7 +54,7 @@ def shard_of(token: str) -> int:
 def places_by_shard(
     tokens: Sequence[str], rows: Rows | None = None
 ) -> tuple[dict[int, Sequence[int]], dict[int, InvalidArgument]]:
-    """Where the tokens of each broker shard stand, and why those are none that are not tokens."""
+    """Where the tokens of each broker shard stand, and the errors of those that are not tokens."""
     shard = _common_shard(tokens if rows is None else rows.heads(tokens))
     if shard is not None:
         return {shard: range(len(tokens))}, {}
@@ -77,7 +77,7 @@ def _common_shard(tokens: Sequence[str]) -> int | None:
         match = _TOKENS.fullmatch("\n".join(tokens))
     except TypeError:
         return None
-    # What is no token itself might be two, one on each line.
+    # A text with a line break might look like two tokens.
     if match is None or match.string.count("\n") != len(tokens) - 1:
         return None
     return int(match[1], 16)
@@ -85,6 +85,6 @@ def _common_shard(tokens: Sequence[str]) -> int | None:
 
 _FORM = "must be <queue>/<message ID in hex>/<place>"
 _NUMBER = re.compile("[0-9a-f]{1,16}")
-# What comes behind the shard is the broker's business.
+# The part after the shard is opaque to clients.
 _TOKEN = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}")
 _TOKENS = re.compile(r"([0-9a-f]{1,8})-[A-Za-z0-9._-]{1,62}+(?:\n\1-[A-Za-z0-9._-]{1,62}+)*+")

@@ -30,8 +30,8 @@ class Lease:
     Attributes:
         token: Proves the claim.
         held_at_s: Since when, by the monotonic clock.
-        buffered: Nobody works on the message yet: when it is held for too long, it goes back.
-        lost: It could not be kept: somebody else may have the message.
+        buffered: The message was not taken yet: when it is held for too long, it is released.
+        lost: It ended: another consumer may have the message.
     """
 
     __slots__ = ("_length_ms", "_next", "_until", "buffered", "held_at_s", "lost", "token")
@@ -86,7 +86,7 @@ class LeaseKeeper:
     def drop_all(self, tokens: Iterable[object]) -> None:
         """They are finished, or given up."""
         if self._held:
-            # What is no token at all is refused by name later.
+            # Values that are not tokens are refused by name later.
             for token in (one for one in tokens if isinstance(one, str)):
                 self._held.pop(token, None)
 
@@ -123,10 +123,10 @@ class LeaseKeeper:
         await asyncio.gather(*calls)
 
     def _give_up(self, lease: Lease) -> None:
-        """It was held for too long."""
+        """Stops keeping a lease that was held for too long."""
         self._held.pop(lease.token, None)
         if lease.buffered:
-            # Nobody has begun with it: it must not lose an attempt in a buffer.
+            # It was not taken yet: it must not lose an attempt in a buffer.
             lease.lost = True
             self._finisher.release_soon([lease.token])
         else:

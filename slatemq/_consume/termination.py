@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from types import FrameType
 
 EXIT_STATUS = 128 + signal.SIGTERM
-"""As shells tell the end by this signal."""
+"""The exit status of shells after this signal."""
 
 
 class _Work:
@@ -47,7 +47,7 @@ async def ending_at_sigterm() -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # Whoever else has cancelled the task wants to see that.
+        # Another cancellation of the task must be visible to its caller.
         if not work.ended or work.task is None or work.task.uncancel() > 0:
             raise
         others = _works - {work}

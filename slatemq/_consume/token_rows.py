@@ -9,7 +9,7 @@ LAST: Final = [f"{number:02x}" for number in range(256)]
 """The last two characters of a token, as they are counted up."""
 
 ROW_MIN: Final = 64
-"""So many tokens in a row are worth to be looked for, and to be sent as such."""
+"""The shortest row that is worth detecting and sending as one."""
 
 
 class Row(NamedTuple):

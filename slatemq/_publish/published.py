@@ -9,7 +9,7 @@ from slatemq._consume.handles import handle_of
 
 
 class Published(int):
-    """The ID of a published message: an int, with what its publish told.
+    """The ID of a published message: an int, with what its publish returned.
 
     Attributes:
         received_at_ms: When ingest accepted this publish, by its clock.
@@ -43,7 +43,7 @@ class Published(int):
     def handle(self, queue_id: str) -> str:
         """The message's handle in a queue that it reached.
 
-        Of a duplicate nobody knows here when the first one came: its handle costs a search.
+        The handle of a duplicate costs a search: the receipt of the first message is unknown.
         """
         known = self.received_at_ms and not self.duplicate
         return handle_of(queue_id, self, f"p{self.received_at_ms}" if known else "")

@@ -21,6 +21,6 @@ def bounded_delay_ms(delay: Duration) -> int:
 
 
 def cut_reason(reason: str) -> str:
-    """A reason, cut where it is too long; raises InvalidArgument for what is no text."""
+    """A reason, cut where it is too long; raises InvalidArgument where it is not text."""
     check_text("reason", reason)
     return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""A bound on the bytes that are outstanding; who comes when it is reached waits in line."""
+"""A bound on outstanding bytes; callers wait in line when it is reached."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class ByteSemaphore:
-    """Lets in so many bytes at a time, in the order of asking.
+    """Admits a number of bytes at a time, in the order of the calls.
 
-    One that is larger than the whole room is let in when nothing else is inside: nobody waits for
-    ever, and a large one is not overtaken by small ones.
+    A caller with more bytes than the bound is admitted when no other is inside: none waits for
+    ever, and small ones do not overtake a large one.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -20,7 +20,7 @@ class ByteSemaphore:
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int) -> bool:
-        """Takes this many bytes, if there is room and nobody waits."""
+        """Takes this many bytes, if there is room and no caller waits."""
         if self._line or not self._fits(size):
             return False
         self._bytes += size
@@ -45,7 +45,7 @@ class ByteSemaphore:
         self._let_in()
 
     def refuse(self, error: Exception) -> None:
-        """Sends everybody in the line away with this error."""
+        """Fails all waiting callers with this error."""
         line, self._line = self._line, deque()
         for _, turn in line:
             if not turn.done():

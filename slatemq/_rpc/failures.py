@@ -8,7 +8,7 @@ import asyncio
 def has_failed(error: BaseException) -> bool:
     """Whether work failed, rather than was cancelled or stopped with the program.
 
-    A CancelledError that nobody asked for, say of a task that the work awaited, is a failure.
+    A CancelledError without a cancellation of this task, say of one that it awaited, is a failure.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

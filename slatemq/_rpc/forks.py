@@ -88,7 +88,7 @@ def _after_fork_in_child() -> None:
 
 
 def _grpc_threads() -> bool:
-    """Whether threads of gRPC's core run, where the system tells their names (Linux)."""
+    """Whether threads of gRPC's core run, where the system shows their names (Linux)."""
     for task in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # It has ended meanwhile.
             if task.read_text().startswith(_THREADS):

@@ -68,7 +68,7 @@ REACH_S = 3.0
 """How long `connect` goes on with an address that refuses: its process may be starting again."""
 
 WAITED_S = 1.0
-"""A try that is to wait and failed later than this had reached somebody."""
+"""A waiting try that failed later than this had reached a server."""
 
 NOT_CONNECTED = "NOT_CONNECTED"
 """The reason of a call that failed before any of it was sent."""
@@ -129,7 +129,7 @@ class Peers:
     def check_home(self) -> None:
         """Raises RuntimeError in a forked process or another loop, Unavailable after `close`.
 
-        Without it a call from there would wait for ever for an answer that somebody else gets.
+        Without the check a call from there would wait for ever for its answer.
         """
         if self._closed:
             raise closed()
@@ -145,7 +145,6 @@ class Peers:
             self._loop = loop
 
     def at(self, address: str) -> grpc.aio.Channel:
-        """The channel to an address."""
         if self._closed:
             raise closed()
         channel = self._channels.get(address)
@@ -173,7 +172,7 @@ class Peers:
         return await self._topology.get()
 
     async def fresh_topology(self) -> Topology:
-        """The same, asked now. Raises as `TopologyCache.fresh`."""
+        """The topology, asked now. Raises as `TopologyCache.fresh`."""
         self.check_home()
         return await self._topology.fresh()
 
@@ -218,20 +217,20 @@ class Peers:
         return sorted((await self.topology()).brokers)
 
     async def ingest(self, shard: int) -> grpc.aio.Channel:
-        """The channel to an ingest shard; raises Unavailable when nobody knows it."""
+        """The channel to an ingest shard; raises Unavailable when it is not known."""
         return self._of("ingest", (await self.topology()).ingests, shard)
 
     async def broker(self, shard: int) -> grpc.aio.Channel:
-        """The channel to a broker shard; raises Unavailable when nobody knows it."""
+        """The channel to a broker shard; raises Unavailable when it is not known."""
         return self._of("broker", (await self.topology()).brokers, shard)
 
     async def router(self) -> grpc.aio.Channel:
-        """The channel to any router; raises Unavailable when nobody knows one."""
+        """The channel to any router; raises Unavailable when none is known."""
         routers = (await self.topology()).routers
         return self._of("router", routers, random.choice(sorted(routers)) if routers else 0)
 
     async def janitor(self) -> grpc.aio.Channel:
-        """The channel to a janitor; raises Unavailable when nobody knows one."""
+        """The channel to a janitor; raises Unavailable when none is known."""
         janitors = (await self.topology()).janitors
         return self._of("janitor", janitors, random.choice(sorted(janitors)) if janitors else 0)
 
@@ -279,7 +278,7 @@ class Peers:
         with `repeat_unknown` also where the outcome is unknown, which only a call may want that
         does no harm twice. `wait_s`: how long the server itself may wait before it answers; a
         failure after some of that is a new outage, and has the whole time again. `on_failure` gets
-        why a try failed that is repeated.
+        the error of each try that is repeated.
         """
         self.check_home()
         call_s = self.call_s if call_s is None else call_s
@@ -324,7 +323,7 @@ class Peers:
 
 
 def connect_s(call_s: float) -> float:
-    """How long a call of so many seconds waits for a connection, before it goes elsewhere."""
+    """The time for which a call of this length waits for a connection, before it goes elsewhere."""
     return min(CONNECT_S, call_s / 3)
 
 

@@ -89,15 +89,14 @@ def from_status(status: Status) -> errors.SlateMQError:
     """Make the error of a google.rpc.Status; a code that has no kind of its own is Internal.
 
     Raises:
-        ValueError: The status is OK, which is no error.
+        ValueError: The status is OK.
     """
     if status.code == code_pb2.OK:
-        raise ValueError("an OK status is no error")
+        raise ValueError("an OK status is not an error")
     return _Reader(status).error()
 
 
 def grpc_code(status: Status) -> grpc.StatusCode:
-    """The gRPC code of a status."""
     return _GRPC_CODES.get(status.code, grpc.StatusCode.UNKNOWN)
 
 
@@ -165,7 +164,7 @@ def _retry_info(retry_after_ms: int) -> error_details_pb2.RetryInfo:
 
 
 def _capped(text: str, bytes_max: int) -> str:
-    """The text in at most so many UTF-8 bytes; lone surrogates, which have none, become `?`."""
+    """The text cut to this many UTF-8 bytes; lone surrogates, which have none, become `?`."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= bytes_max:
         return encoded.decode()

@@ -86,7 +86,7 @@ def test_a_status_without_details_still_has_a_kind_and_a_reason(
 
 
 def test_an_ok_status_is_no_error() -> None:
-    with pytest.raises(ValueError, match="no error"):
+    with pytest.raises(ValueError, match="not an error"):
         from_status(Status())
 
 

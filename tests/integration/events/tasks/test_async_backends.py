@@ -104,7 +104,7 @@ async def test_what_is_not_a_task_is_told_and_hinders_no_other(
 
         await eventually(are_dead)
         *unreadable, last = await ingest.failed()
-        assert "a letter of it is wrong" in last.error
+        assert "one of its characters is wrong" in last.error
         assert all(one.error.startswith("unreadable: ") for one in unreadable)
         assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
         assert await ingest.retry() == 1

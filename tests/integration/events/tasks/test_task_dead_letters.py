@@ -128,7 +128,7 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
 
         await eventually(are_dead)
         *unreadable, last = await ingest.failed()
-        assert "a letter of it is wrong" in last.error
+        assert "one of its characters is wrong" in last.error
         dead = f"{key[:-5]}dead-letter"
         assert all(f" of {dead}: " in one.error for one in unreadable)
         assert max(len(one.error) for one in unreadable) < 2 * ERROR_BYTES_MAX
