@@ -10,7 +10,7 @@ In reading order; a file imports only files above it:
 `scan`            The walk of a claim over a queue: which message is next, and what must be read
                   first
 `time_slots`      Where delayed messages go: into buckets of their time that only one commit writes
-`delayed_journal` The journal of delayed messages, which those read who watch a queue
+`delayed_journal` The journal of delayed messages, read by the watchers of a queue
 `available`       The available messages of one queue: how they join it, what a claim takes, and
                   what expires
 `lane_budget`     How much of all lanes together is in memory: one budget for any number of queues

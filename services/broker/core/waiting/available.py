@@ -160,7 +160,7 @@ class Available:
             self._add_ready(priority, items, now_ms)
 
     def admit(self, item: AvailableMessage, now_ms: int) -> Place | None:
-        """As `enqueue`; if the message is delayed, those who watch the queue see it come."""
+        """As `enqueue`; if the message is delayed, watchers of the queue see it arrive."""
         place = self.enqueue(item, now_ms)
         if place is not None and place.kind is BucketKind.TIMED:
             self._journal(item, place)

@@ -1,4 +1,4 @@
-"""The journal of delayed messages, which those read who watch a queue.
+"""The journal of delayed messages, read by the watchers of a queue.
 
 A commit that routes delayed messages to a queue writes one more row, under an order above all
 others of the queue. So rows are in the order of routing, and a reader that has read up to an order
