@@ -170,7 +170,6 @@ class Processing:
     """The work on one message."""
 
     def __init__(self, telemetry: Telemetry, message: DeliveredMessage) -> None:
-        """Begin it."""
         queue_id = message.queue_id
         self._telemetry = telemetry
         self._facts = telemetry._named("process", "process", queue_id)
@@ -189,7 +188,6 @@ class Processing:
         self._scope.__enter__()
 
     def end(self, error: BaseException | None) -> None:
-        """End it."""
         if error is not None:
             self._facts["error.type"] = error_type(error)
         duration_s = time.monotonic() - self._began

@@ -78,7 +78,6 @@ class MessageToken(RefToken[T]):
     __slots__ = ("_claimed", "queue_id")
 
     def __init__(self, refs: MessageRefs[T], claimed: ClaimedItem[T]) -> None:
-        """Made by the set."""
         super().__init__(refs, claimed)
         self.queue_id = refs.queue_id
         self._claimed = claimed
@@ -129,7 +128,6 @@ class MessageLease(ItemLease[T]):
     """
 
     def __init__(self, token: MessageToken[T], keeper: LeaseKeeper, hold_s: float) -> None:
-        """Made by the set."""
         super().__init__(token._slot)
         self.token = token
         self._claimed = token._claimed
@@ -183,7 +181,6 @@ class MessageRefs(RefSet[T]):
     def __init__(
         self, queue_id: str, codec: Codec[T], keeper: LeaseKeeper, hold_s: float, execute: Execute
     ) -> None:
-        """Made by the client."""
         super().__init__()
         self.queue_id = queue_id
         self._codec = codec
@@ -232,7 +229,6 @@ class MessageStore(Generic[T]):
         lease: Duration | None,
         consumer_id: str,
     ) -> None:
-        """Made by the client."""
         self.queue_id = refs.queue_id
         self._refs = refs
         self._locations = locations
@@ -263,7 +259,6 @@ class MessageView(QueueView[T]):
     refs: MessageRefs[T]
 
     def __init__(self, store: MessageStore[T], refs: MessageRefs[T]) -> None:
-        """Made by the client."""
         super().__init__(store, refs)
         self.queue_id = refs.queue_id
 

@@ -27,7 +27,6 @@ class TransferToken(Generic[T]):
     """
 
     def __init__(self, lease_tokens: Sequence[str], execute: Execute) -> None:
-        """Made by QueueCommands.complete."""
         self._lease_tokens = tuple(lease_tokens)
         self._execute = execute
         self._request_id = str(uuid4())
@@ -69,7 +68,6 @@ class QueueCommand:
     """Commands that wait to be executed together with others; good for one context."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
-        """Made by QueueCommands."""
         self._commands = tuple(commands)
         self._used = False
 
@@ -89,7 +87,6 @@ class QueueCommands(Generic[T]):
     """Changes of a queue that wait to be executed together; see Client.queue_commands."""
 
     def __init__(self, queue_id: str, codec: Codec[T], execute: Execute) -> None:
-        """Made by the client."""
         self.queue_id = queue_id
         self._codec = codec
         self._execute = execute

@@ -32,7 +32,6 @@ class RefToken(Generic[T]):
     __slots__ = ("_finished", "_refs", "_released", "_slot")
 
     def __init__(self, refs: RefSet[T], slot: Slot[T]) -> None:
-        """Made by the set."""
         self._released = False
         self._finished = False
         self._refs = refs
@@ -77,7 +76,6 @@ class ItemLease(Generic[T]):
     """The use of an item, as a context manager with `with` or `async with`."""
 
     def __init__(self, slot: Slot[T]) -> None:
-        """Made by the set."""
         self._slot = slot
 
     @property
@@ -107,7 +105,6 @@ class RefSet(Generic[T]):
     """Items by ID. One that was never referred to stays; one that was goes with its last token."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._slots: dict[Hashable, Slot[T]] = {}
 
     def add(self, item_id: Hashable, item: T) -> None:

@@ -113,7 +113,6 @@ class CommandContext:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.request_id = str(uuid4())
         self.executed = False
         self._commands: list[Command] = []

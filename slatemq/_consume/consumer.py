@@ -98,7 +98,6 @@ class Consumer:
         options: ConsumeOptions,
         on_close: Callable[[Consumer], None],
     ) -> None:
-        """Made by the client."""
         options.check()
         self.queue_id = origin.queue_id
         self._locations = locations

@@ -310,7 +310,6 @@ class Batch(Sequence[Received]):
     __slots__ = ("_messages", "_origin")
 
     def __init__(self, messages: Sequence[Received], origin: Origin) -> None:
-        """Made by the client."""
         self._messages = messages
         self._origin = origin
 

@@ -126,7 +126,6 @@ class Finisher:
     """Acks, nacks and extends by token, on the right broker shard."""
 
     def __init__(self, locations: QueueLocations) -> None:
-        """Call through these peers."""
         self._locations = locations
         self._peers = locations.peers
         self._acks: dict[int, Batcher[str, None]] = {}

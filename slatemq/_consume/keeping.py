@@ -37,7 +37,6 @@ class Lease:
     __slots__ = ("_length_ms", "_next", "_until", "buffered", "held_at_s", "lost", "token")
 
     def __init__(self, token: str, length_ms: int, hold_s: float, now: float) -> None:
-        """Made by the keeper; `now` is monotonic, in seconds."""
         self.token = token
         self._length_ms = length_ms
         self.held_at_s = now
@@ -65,7 +64,6 @@ class LeaseKeeper:
     """Extends leases at a third of their length, until they are dropped or held for too long."""
 
     def __init__(self, finisher: Finisher) -> None:
-        """Extend through this."""
         self._finisher = finisher
         self._held: dict[str, Lease] = {}
         self._task: asyncio.Task[None] | None = None

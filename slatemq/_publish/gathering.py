@@ -77,7 +77,6 @@ class Gatherer:
         self._given_up = False
 
     async def publish(self, message: OutgoingMessage) -> Published:
-        """See Client.publish."""
         if self._telemetry is None:
             return await self._publish(message)
         runs = Runs()

@@ -28,7 +28,6 @@ class Published(int):
     def __new__(
         cls, message_id: int, received_at_ms: int = 0, duplicate: bool = False
     ) -> Published:
-        """Made by the client."""
         made = int.__new__(cls, message_id)
         made.received_at_ms = received_at_ms
         if duplicate:

@@ -39,7 +39,6 @@ class Publisher:
         self._singles = Gatherer(peers, settings, self._sender, telemetry)
 
     async def publish(self, message: OutgoingMessage) -> Published:
-        """See Client.publish."""
         return await self._singles.publish(message)
 
     # --- Batches ------------------------------------------------------------
@@ -47,7 +46,6 @@ class Publisher:
     async def publish_many(
         self, messages: Iterable[OutgoingMessage], in_flight: int = 1
     ) -> list[Published]:
-        """See Client.publish_many."""
         check_whole("in_flight", in_flight, 1)
         fields: dict[int, Published] = {}
         running: deque[tuple[list[int], asyncio.Task[list[Published]]]] = deque()
@@ -117,7 +115,6 @@ class Publisher:
     async def publish_batch(
         self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None
     ) -> list[Published]:
-        """See Client.publish_batch."""
         message_of(ingest_pb2.PublishRequest, request_id=request_id)  # Whether it is text.
         request = Request[int](shard, Runs(), [])
         request.request_id = request_id

@@ -36,7 +36,6 @@ class Loop:
     """An event loop in a thread."""
 
     def __init__(self) -> None:
-        """Start it."""
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="slatemq", daemon=True)

@@ -14,7 +14,6 @@ class ByteSemaphore:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Start empty."""
         self._bytes_max = bytes_max
         self._bytes = 0
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()

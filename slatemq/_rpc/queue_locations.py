@@ -44,7 +44,6 @@ class QueueLocations:
     """Finds queues by asking all brokers at once, and remembers where they are."""
 
     def __init__(self, peers: Peers) -> None:
-        """Ask these peers."""
         self.peers = peers
         self._known: dict[str, int] = {}
 
