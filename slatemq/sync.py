@@ -197,7 +197,7 @@ class Consumer(StreamFace[consuming.Consumer, Received]):
 
     def take(self) -> Received:
         """The next message; waits for it."""
-        taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
+        taken = self._loop.run(lambda: anext(self._inner), self._inner.requeue)
         return Received(self._loop, taken)
 
 
@@ -208,7 +208,7 @@ class BatchConsumer(StreamFace[batching.BatchConsumer, Batch]):
 
     def take(self) -> Batch:
         """The next batch; waits for it."""
-        taken = self._loop.run(lambda: anext(self._inner), self._inner.put_back)
+        taken = self._loop.run(lambda: anext(self._inner), self._inner.requeue)
         return Batch(self._loop, taken)
 
 

@@ -285,7 +285,7 @@ class Backfills:
     async def _run(self, log: Log) -> None:
         """Bring in a log until no queue needs it any more."""
         shard = log.ingest_shard
-        presence = PeerHealth(
+        health = PeerHealth(
             f"the replay of log {shard} into broker {self._broker_shard}", self._connect.doubt
         )
         backoff = Backoff()
@@ -300,10 +300,10 @@ class Backfills:
                         if slow is not None:
                             await self._quarantine(*slow)
                 except PeerFailed as failure:
-                    presence.away(failure)
+                    health.mark_down(failure)
                     await asyncio.sleep(backoff.next_seconds())
                 else:
-                    presence.there()
+                    health.mark_up()
                     backoff.reset()
         finally:
             self._running.discard(shard)

@@ -132,7 +132,7 @@ class BrokerLink:
                     await self._serve()
             except PeerFailed as failure:
                 self._reload |= isinstance(failure, PeerRefused)  # Configs must be wrong.
-                self._presence.away(failure)
+                self._presence.mark_down(failure)
             await asyncio.sleep(self._backoff.next_seconds())
 
     async def refresh_rules(self, timeout_seconds: float) -> None:
@@ -167,7 +167,7 @@ class BrokerLink:
         self._cursors = state.cursors
         self.is_live = self.is_known = True
         if self._has_worked:
-            self._presence.there()
+            self._presence.mark_up()
         for shard, (log, subscriber) in self._lanes.items():
             subscriber.route.adopt(self._cursors.get(shard, 0))
             log.refresh(subscriber)
@@ -211,7 +211,7 @@ class BrokerLink:
             self._failure = None
             for log, subscriber in self._lanes.values():
                 subscriber.route.lost()
-                log.broker_away(subscriber)
+                log.broker_down(subscriber)
 
     def _look_at(self, ingest_shard: int) -> None:
         self._to_judge[ingest_shard] = None
@@ -311,7 +311,7 @@ class BrokerLink:
                 self._failure = failure  # One message that no call holds.
             self._take_back(pieces)
         except PeerBusy as failure:
-            self._presence.away(failure)
+            self._presence.mark_down(failure)
             await asyncio.sleep(self._backoff.next_seconds())
             self._take_back(pieces)
         except PeerFailed as failure:
@@ -364,14 +364,14 @@ class BrokerLink:
         self._has_worked = True
         self._pace.was_answered()
         self._backoff.reset()
-        self._presence.there()
+        self._presence.mark_up()
 
     async def _watch(self) -> None:
         """Take in changes of queues as they come, so that a piece is seldom refused for them.
 
         Nothing depends on it: a refused piece brings the changes too.
         """
-        presence = PeerHealth(f"the queue watch of broker {self.shard}", self._connect.doubt)
+        health = PeerHealth(f"the queue watch of broker {self.shard}", self._connect.doubt)
         backoff = Backoff()
         while True:
             try:
@@ -385,14 +385,14 @@ class BrokerLink:
                             continue
                         await self._learn(known, changes, response.revision)
                         known, changes = response.revision, []
-                        presence.there()
+                        health.mark_up()
                         backoff.reset()
                     raise PeerFailed("the stream ended")
             except PeerRefused as failure:
                 self._failure = failure
                 return self._wake.set()
             except PeerFailed as failure:
-                presence.away(failure)
+                health.mark_down(failure)
             await asyncio.sleep(backoff.next_seconds())
 
 

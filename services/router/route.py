@@ -160,7 +160,7 @@ class Route:
         while self.can_judge(limits) and piece.messages_count < begin + limits.step_max:
             while not piece.is_inside_an_entry and self._waiting[0].messages_count > part_max:
                 whole = self._take_first()
-                self._put_back(whole.parts(part_max))
+                self._requeue(whole.parts(part_max))
                 whole.release()
             if not piece.add(self._waiting[0], rules):
                 break
@@ -177,7 +177,7 @@ class Route:
         """Let go of judgements that are not on their way; after TooSlow they are of no use."""
         self._unjudge_next()
         if self.is_outdated and self.in_flight is not None:
-            self._put_back(self.in_flight.entries)
+            self._requeue(self.in_flight.entries)
             self.in_flight, self.is_outdated = None, False
         self._count_memory()
 
@@ -316,15 +316,15 @@ class Route:
         """Put what is judged, and what is in flight, back in front of what waits."""
         self._unjudge_next()
         if self.in_flight is not None:
-            self._put_back(self.in_flight.entries)
+            self._requeue(self.in_flight.entries)
             self.in_flight, self.is_outdated = None, False
 
     def _unjudge_next(self) -> None:
         if self.judged is not None:
-            self._put_back(self.judged.entries)
+            self._requeue(self.judged.entries)
             self.judged = None
 
-    def _put_back(self, entries: Sequence[LogEntry]) -> None:
+    def _requeue(self, entries: Sequence[LogEntry]) -> None:
         for entry in reversed(entries):
             entry.hold()
             self._waiting.appendleft(entry)
@@ -344,7 +344,7 @@ class Route:
                 rest = entry.between(until, entry.last)
                 self.pending_count += rest.messages_count
                 self.pending_bytes += rest.size_bytes
-                self._put_back((rest,))
+                self._requeue((rest,))
             entry.release()
             if entry.last > until:
                 return

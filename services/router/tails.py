@@ -141,7 +141,7 @@ class Log:
                     with peer_failures():
                         await self.open()
                 except PeerFailed as failure:
-                    self.presence.away(failure)
+                    self.presence.mark_down(failure)
             await asyncio.sleep(WATCH_SECONDS)
 
     async def open(self) -> ingest_pb2_grpc.IngestServiceAsyncStub:
@@ -206,7 +206,7 @@ class Log:
         elif subscriber.is_live() and not self.buffer.is_full(route):
             self._tail_for(route.position).join(subscriber)
 
-    def broker_away(self, subscriber: Subscriber) -> None:
+    def broker_down(self, subscriber: Subscriber) -> None:
         """Its broker is away, and what was sent to it is in the route again."""
         if subscriber.tail is None:
             subscriber.route.forget()  # It was full and has left: what came back is read again too.
@@ -261,7 +261,7 @@ class Tail:
                     with peer_failures():
                         await self._read(backoff)
                 except PeerFailed as failure:
-                    self._log.presence.away(failure)
+                    self._log.presence.mark_down(failure)
                     await asyncio.sleep(backoff.next_seconds())
         finally:
             if self in self._log.tails:
@@ -272,13 +272,13 @@ class Tail:
         self.is_open = True
         call = stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=self.position))
         try:
-            while await self._has_room():
+            while await self._has_capacity():
                 async with asyncio.timeout(self._log.buffer.silence_ms / 1000):
                     response = await call.read()
                 if not isinstance(response, ingest_pb2.TailLogResponse):
                     raise PeerFailed("the log's stream ended")
                 backoff.reset()
-                self._log.presence.there()
+                self._log.presence.mark_up()
                 self._log.advance(response.durable_sequence)
                 async with self._log.reading(response) as entries:
                     self._take(entries)
@@ -309,7 +309,7 @@ class Tail:
             self.leave(subscriber)
             other.join(subscriber)
 
-    async def _has_room(self) -> bool:
+    async def _has_capacity(self) -> bool:
         """Wait until every route that is fed has room; returns False when none is left."""
         buffer = self._log.buffer
         grace = asyncio.get_running_loop().time() + buffer.grace_ms / 1000
@@ -323,14 +323,14 @@ class Tail:
             if not full:
                 return bool(self.subscribers)
             if len(full) == len(self.subscribers):
-                await self._wait_for_room(None)
-            elif not await self._wait_for_room(grace):
+                await self._wait_for_capacity(None)
+            elif not await self._wait_for_capacity(grace):
                 for subscriber in full:
                     subscriber.route.forget()
                     self.leave(subscriber)
                     self._log.refresh(subscriber)
 
-    async def _wait_for_room(self, until: float | None) -> bool:
+    async def _wait_for_capacity(self, until: float | None) -> bool:
         """Wait for `room`, at most until this time of the loop; returns whether it came."""
         self.room.clear()
         self.is_paused = True

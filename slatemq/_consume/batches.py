@@ -178,7 +178,7 @@ class BatchConsumer:
             message._lease.buffered = False
         return Batch(messages, self._origin)
 
-    def put_back(self, batch: Batch) -> None:
+    def requeue(self, batch: Batch) -> None:
         """Returns the batch of a caller that was interrupted while it took it."""
         self._ready.appendleft(batch)
 

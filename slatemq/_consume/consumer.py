@@ -200,7 +200,7 @@ class Consumer:
         lease.buffered = False
         return None if lease.lost else message
 
-    def put_back(self, message: Received) -> None:
+    def requeue(self, message: Received) -> None:
         """Returns the message of a caller that was interrupted while it took it."""
         lease = _lease_of(message)
         lease.buffered = True

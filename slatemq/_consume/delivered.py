@@ -174,11 +174,11 @@ class Received:
         `delay` None: as the queue's backoff says; 0: at once. Raises as `ack` does, and
         InvalidArgument.
         """
-        await self._give_back("nack", nack_of(self.lease_token, reason, delay))
+        await self._release("nack", nack_of(self.lease_token, reason, delay))
 
     async def release(self, delay: Duration = 0) -> None:
         """The message was not worked on: it goes back, and the attempt is not counted."""
-        await self._give_back("release", nack_of(self.lease_token, "", delay, release=True))
+        await self._release("release", nack_of(self.lease_token, "", delay, release=True))
 
     async def fail(self, reason: str = "") -> None:
         """The message cannot be processed: it becomes a dead letter, with attempts left or not.
@@ -205,7 +205,7 @@ class Received:
             self._lease.extended(self._lease.held_at_s + length_s)
         return result
 
-    async def _give_back(self, name: str, item: Nack) -> None:
+    async def _release(self, name: str, item: Nack) -> None:
         self._finish()
         telemetry = self._origin.telemetry
         if telemetry is None:

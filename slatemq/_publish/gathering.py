@@ -102,7 +102,7 @@ class Gatherer:
         try:
             answer = self._gather(message, traced, size, shard)
         except InvalidArgument:
-            self._room.give_back(size)
+            self._room.release(size)
             raise
         # A caller that gives up does not take its message back: it is on its way.
         return await answer
@@ -160,12 +160,12 @@ class Gatherer:
         while self._streamed + len(self._sending) < self._settings.requests_max:
             if self._full:
                 batch = self._full.popleft()
-                stream = self._sender.streams.at_hand(batch.shard)
+                stream = self._sender.streams.for_shard(batch.shard)
             else:
                 for batch in self._open.values():
                     if batch.ripe and batch.owners:
-                        stream = self._sender.streams.at_hand(batch.shard)
-                        if stream is None or not stream.under_way:
+                        stream = self._sender.streams.for_shard(batch.shard)
+                        if stream is None or not stream.in_flight_count:
                             break
                 else:
                     return
@@ -185,7 +185,7 @@ class Gatherer:
             self._streamed -= 1
             if not isinstance(outcome, StreamAttempt):
                 _succeed(batch, outcome)
-                self._room.give_back(batch.size)
+                self._room.release(batch.size)
             elif self._given_up:
                 self._end(batch, closed())
             else:
@@ -252,7 +252,7 @@ class Gatherer:
     def _end(self, batch: _Open, problem: Exception) -> None:
         """Fails what has no answer yet."""
         _fail(batch, problem)
-        self._room.give_back(batch.size)
+        self._room.release(batch.size)
 
     # --- End ----------------------------------------------------------------
 

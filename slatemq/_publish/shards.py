@@ -69,11 +69,11 @@ class IngestShards:
     @property
     def are_several(self) -> bool:
         """Whether a request may go to another shard, as far as is known."""
-        return len(self._peers.ingests_at_hand()) > 1
+        return len(self._peers.known_ingests()) > 1
 
     def in_turn(self) -> Sequence[int]:
         """The known shards without those to avoid; first the one whose turn it is."""
-        shards = self._peers.ingests_at_hand()
+        shards = self._peers.known_ingests()
         if len(shards) < 2:
             return shards
         at = self._turn % len(shards)

@@ -71,7 +71,7 @@ class PublishStreams:
         self._avoided: dict[int, float] = {}
         self._alive: set[PublishStream] = set()
 
-    def at_hand(self, shard: int | None) -> PublishStream | None:
+    def for_shard(self, shard: int | None) -> PublishStream | None:
         """The stream to this shard; for None that to any, an idle one where there is one.
 
         Opens it as needed. None where the address of the shard is unknown, or its stream just
@@ -84,9 +84,11 @@ class PublishStreams:
             if one not in self._streams and len(self._streams) >= STREAMS_MAX:
                 continue
             stream = self._stream(one)
-            if stream is not None and (least is None or stream.under_way < least.under_way):
+            if stream is not None and (
+                least is None or stream.in_flight_count < least.in_flight_count
+            ):
                 least = stream
-                if not stream.under_way:
+                if not stream.in_flight_count:
                     break
         return least
 
@@ -96,7 +98,7 @@ class PublishStreams:
             return stream
         if self._avoided.get(shard, 0.0) > time.monotonic():
             return None
-        channel = self._peers.ingest_at_hand(shard)
+        channel = self._peers.known_ingest(shard)
         if channel is None:
             return None
         shards = self._shards
@@ -157,7 +159,7 @@ class PublishStream:
         self.reading = asyncio.create_task(self._read())
 
     @property
-    def under_way(self) -> int:
+    def in_flight_count(self) -> int:
         """The number of requests without an answer."""
         return len(self._unanswered)
 
@@ -188,7 +190,7 @@ class PublishStream:
         self._writing.cancel()
         self.reading.cancel()
         await asyncio.gather(self._writing, self.reading, return_exceptions=True)
-        self._hand_back(Unavailable("the stream was closed", reason="STREAM_ENDED"))
+        self._return_unanswered(Unavailable("the stream was closed", reason="STREAM_ENDED"))
 
     # --- What comes and goes ------------------------------------------------
 
@@ -235,7 +237,7 @@ class PublishStream:
             self._end(error)
             raise
         finally:
-            self._hand_back(error)
+            self._return_unanswered(error)
 
     def _answered(self, answer: ingest_pb2.PublishStreamAnswer) -> None:
         sent = self._unanswered.pop(answer.number, None)
@@ -276,7 +278,7 @@ class PublishStream:
         """Ends the stream now: requests that were not written may go elsewhere."""
         self._end(error)
         self._call.cancel()
-        self._hand_back(error)
+        self._return_unanswered(error)
 
     def _end(self, error: SlateMQError | None) -> None:
         """Takes no more requests: because of an error, or since the stream is not used."""
@@ -286,7 +288,7 @@ class PublishStream:
             self._on_ended(self, error)
         _wake(self._wanted)
 
-    def _hand_back(self, error: SlateMQError) -> None:
+    def _return_unanswered(self, error: SlateMQError) -> None:
         """Fails the requests without an answer."""
         # A request that was not written may be stored by another ingest.
         unwritten = {number for number, _ in self._queue}

@@ -33,12 +33,12 @@ class ByteSemaphore:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.give_back(size)  # It was let in at the moment in which it gave up.
+                self.release(size)  # It was let in at the moment in which it gave up.
             else:
                 self._let_in()  # It may have been the large one in front of small ones.
             raise
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """These bytes are no longer outstanding."""
         self._bytes -= size
         self._let_in()

@@ -199,12 +199,12 @@ class Peers:
         """The ingest shards, in ascending order."""
         return sorted((await self.topology()).ingests)
 
-    def ingests_at_hand(self) -> Sequence[int]:
+    def known_ingests(self) -> Sequence[int]:
         """The ingest shards known last, in ascending order, without asking; empty = none."""
         known = self._topology.known
         return [] if known is None else sorted(known.ingests)
 
-    def ingest_at_hand(self, shard: int) -> grpc.aio.Channel | None:
+    def known_ingest(self, shard: int) -> grpc.aio.Channel | None:
         """The channel to an ingest shard; None where it would have to be asked for."""
         known = self._topology.known
         if known is None or self._topology.is_stale or self._closed:

@@ -225,7 +225,7 @@ class Claimer:
                 if (holder.offset, holder.digest) == (entry.offset, entry.digest):
                     holders.drop(holder)
             return None
-        if self._ended(descriptor, holders, entry) is None or taken_by_hand(entry):
+        if self._ended(descriptor, holders, entry) is None or claimed_by_a_person(entry):
             return None
         retries = _retries(entry)
         if retries is None or retries.strip("0"):
@@ -310,7 +310,7 @@ def clear_slot(descriptor: int, entry: Entry, token: str) -> Entry:
     return fill(descriptor, entry, slot.index, BARE_FREE if slot.name is None else "")
 
 
-def taken_by_hand(entry: Entry) -> bool:
+def claimed_by_a_person(entry: Entry) -> bool:
     """Whether a person has put a name into the mutex variable.
 
     Tokens do not count: an editor may restore old ones, so only the sidecar says who claims.

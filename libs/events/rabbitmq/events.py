@@ -86,13 +86,13 @@ class Events:
                         assert message is not None
                         await self._deliver(message, types, redeliveries)
             except (Unavailable, FailedPrecondition, InvalidArgument) as error:
-                await self._give_back()
+                await self._release()
                 await outage.wait(error)
             finally:
                 await redeliveries.stop()
                 self._held.clear()
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         """What was delivered comes again, also where only a dead letter was refused."""
         deliveries, self._deliveries = self._deliveries, None
         if deliveries is not None and not deliveries.is_lost:

@@ -98,18 +98,18 @@ class PeerHealth:
         """`peer` is such as `broker 3`; `doubt` its address when a call fails."""
         self._peer = peer
         self._doubt = doubt
-        self._there: bool | None = None
+        self._is_up: bool | None = None
 
-    def there(self) -> None:
-        """It does what it should."""
-        if self._there is not True:
-            log.info("%s is there", self._peer)
-        self._there = True
+    def mark_up(self) -> None:
+        """The peer answered."""
+        if self._is_up is not True:
+            log.info("%s is up", self._peer)
+        self._is_up = True
 
-    def away(self, failure: Exception) -> None:
-        """It does not; we go on trying, where the topology has it by then."""
+    def mark_down(self, failure: Exception) -> None:
+        """A call failed; the caller tries again, where the topology has the peer by then."""
         if self._doubt is not None:
             self._doubt()
-        if self._there is not False:
-            log.warning("%s is away, trying on: %s", self._peer, failure)
-        self._there = False
+        if self._is_up is not False:
+            log.warning("%s is down, trying again: %s", self._peer, failure)
+        self._is_up = False

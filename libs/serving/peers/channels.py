@@ -80,7 +80,7 @@ class Channels:
         known = self._peers.get((service, shard))
         # While the peer answers, no call waits for the store; else it may just have moved.
         is_doubted = (service, shard) in self._doubted
-        topology = None if is_doubted or _is_away(known) else self._directory.last()
+        topology = None if is_doubted or _is_down(known) else self._directory.last()
         if topology is None:
             topology = await self._directory.read(RESOLVE_AGAIN_MS)
             self._doubted.discard((service, shard))
@@ -164,7 +164,7 @@ def open_channel(
     return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
 
 
-def _is_away(peer: _Peer | None) -> bool:
+def _is_down(peer: _Peer | None) -> bool:
     return peer is None or peer.channel.get_state() in _AWAY
 
 

@@ -78,9 +78,9 @@ class Trimmer:
         """Note that this many bytes were freed, or are about to be."""
         self._freed_bytes += size_bytes
         if self._due is None and self._freed_bytes >= TRIM_BYTES and self._trim is not None:
-            self._due = asyncio.get_running_loop().call_later(TRIM_S, self._give_back)
+            self._due = asyncio.get_running_loop().call_later(TRIM_S, self._release)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self._due = None
         self._freed_bytes = 0
         if self._trim is None:

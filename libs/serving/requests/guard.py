@@ -188,7 +188,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         return await behavior(parsed, context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 if isinstance(error, _CALLERS):
-                    await self._reader.pass_over(requests)
+                    await self._reader.skip(requests)
                 await _fail(method, context, error)
 
         return guarded
@@ -209,7 +209,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                             yield box
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 if isinstance(error, _CALLERS):
-                    await self._reader.pass_over(requests)
+                    await self._reader.skip(requests)
                 await _fail(method, context, error)
 
         return guarded

@@ -160,7 +160,7 @@ class RequestReader:
         self._trimmer.freed(limits.STREAM_MESSAGE_BYTES_MAX)
         raise overloaded()
 
-    async def pass_over(self, requests: AsyncIterator[bytes]) -> None:
+    async def skip(self, requests: AsyncIterator[bytes]) -> None:
         """Read, for a moment, what was sent behind a request that ends its stream.
 
         Some clients, gRPC's for asyncio among them, get no status but INTERNAL for a stream that

@@ -348,7 +348,7 @@ class _Peek(Selector):
     def has_found(self) -> bool:
         return bool(self.ids)
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self._limit - len(self.ids)
 
     def offer(self, items: Sequence[AvailableMessage]) -> bool:

@@ -59,7 +59,7 @@ class Redrives:
     def running(self) -> list[int]:
         return [n for n, one in self._records.items() if one.state == RedriveState.RUNNING]
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Raises ResourceExhausted while too many run."""
         if len(self.running()) >= RUNNING_MAX:
             raise ResourceExhausted(

@@ -223,7 +223,7 @@ class Shard:
         changes = [
             ConfigChange(
                 queue.queue_id,
-                self.revision if self.replays.is_under_way(queue.queue_id) else revision,
+                self.revision if self.replays.is_running(queue.queue_id) else revision,
                 queue.settings,
                 queue.routing_revision,
             )

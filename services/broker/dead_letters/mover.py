@@ -157,7 +157,7 @@ class Mover:
 
     async def begin_pushes(self) -> PushBatch:
         """An empty batch. Raises ResourceExhausted before anything is uploaded in vain."""
-        self.owner.shard.outbox.check_room(1, 0)
+        self.owner.shard.outbox.check_capacity(1, 0)
         return await self.pusher.begin()
 
     async def is_elsewhere(self, queue_id: str) -> bool:

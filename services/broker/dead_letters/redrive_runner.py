@@ -217,7 +217,7 @@ class RedriveRunner:
         if not is_its_queue(queue, record) or (target is None and pushes is None):
             return 0  # one of the two was deleted meanwhile: the next step looks again
         if pushes is not None:
-            shard.outbox.check_room(len(pushes.rows), pushes.size_bytes)
+            shard.outbox.check_capacity(len(pushes.rows), pushes.size_bytes)
 
         if target is not None and pushes is None:
             dead_letters = (dead_letter.message_id for dead_letter in _chosen(steps))

@@ -216,10 +216,10 @@ class Dispatcher:
         passed: set[int] = set()  # ingest shards whose messages were passed over
 
         def reachable(ids: Sequence[int]) -> Sequence[int]:
-            if not self._kept_back and self._ingests.can_give_all:
+            if not self._kept_back and self._ingests.can_serve_all:
                 return ids
             free = [message_id for message_id in ids if message_id not in self._kept_back]
-            given = list(filter(self._ingests.can_give, free))
+            given = list(filter(self._ingests.can_serve, free))
             passed.update(map(shard_of, set(free).difference(given)))
             return given
 
@@ -235,9 +235,9 @@ class Dispatcher:
         ids = await self._owner.run(partial(peek, wanted))
         if not ids:
             if queue.capacity and not waiter_line.short:
-                self._note_away(waiter_line, set(), passed)
+                self._note_down(waiter_line, set(), passed)
             return False
-        with self._payloads.hand() as held:
+        with self._payloads.pin() as held:
             here, missing = self._payloads.look(ids)
             held.update(here)
             expected_bytes = size_of(here)
@@ -250,8 +250,8 @@ class Dispatcher:
                 fetched = await self._payloads.fetch(missing, held, fetch_bytes)
                 if missing:
                     ahead.fetched(missing, asked, fetched)
-                self._note_away(waiter_line, fetched.away, passed)
-                self._ingests.found_slow(fetched.slow)
+                self._note_down(waiter_line, fetched.away, passed)
+                self._ingests.mark_slow(fetched.slow)
                 if fetched.gone:
                     await fail_gone(self._owner, queue, fetched.gone)
                     return True
@@ -294,13 +294,13 @@ class Dispatcher:
         """Looks at all lines again: more may be claimable than at the last look."""
         self._changed(self._waiter_lines.keys())
 
-    def _note_away(self, waiter_line: WaiterLine, found: set[int], passed: set[int]) -> None:
+    def _note_down(self, waiter_line: WaiterLine, found: set[int], passed: set[int]) -> None:
         away = found | passed
         if away:
             shards = ", ".join(map(str, sorted(away)))
             waiter_line.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
         waiter_line.await_ingests(away)
-        self._ingests.found_away(found)
+        self._ingests.mark_down(found)
 
     def _rest(self, waiter_line: WaiterLine) -> None:
         """Nothing more can be claimed now: ends impatient waiters, sets a timer for the others."""
@@ -331,7 +331,7 @@ class Dispatcher:
 
     # --- Claiming -----------------------------------------------------------
 
-    def hand_over(self, queue: Queue, now_ms: int) -> None:
+    def deliver(self, queue: Queue, now_ms: int) -> None:
         """Claims for the waiters of a queue what is in memory with its payload; never waits."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is None or not waiter_line.line:
@@ -373,7 +373,7 @@ class Dispatcher:
             return  # No waiters, or older messages come first.
         wanted = sum(waiter.wants for waiter in islice(waiter_line.line, len(ids)))
         _, missing = self._payloads.look(ids[: min(wanted, LOOK_AHEAD)])
-        missing = [message_id for message_id in missing if self._ingests.can_give(message_id)]
+        missing = [message_id for message_id in missing if self._ingests.can_serve(message_id)]
         if missing:
             ahead = self._windows.of(queue.queue_id)
             fetch_bytes = ahead.expected_bytes(len(missing), self._budget.share_bytes)
@@ -382,8 +382,8 @@ class Dispatcher:
             with self._budget.releasing(fetch_bytes):
                 fetched = await self._payloads.fetch(missing, None, fetch_bytes)
             ahead.fetched(missing, len(missing), fetched)
-            self._ingests.found_away(fetched.away)
-            self._ingests.found_slow(fetched.slow)
+            self._ingests.mark_down(fetched.away)
+            self._ingests.mark_slow(fetched.slow)
 
     def _claim_all(
         self, waiter_line: WaiterLine, held: Mapping[int, CachedMessage], now_ms: int
@@ -434,7 +434,7 @@ class Dispatcher:
             held,
             self._payloads.get,
             self._kept_back,
-            self._ingests.can_give,
+            self._ingests.can_serve,
             one_fits=not (waiter.has_begun or self._budget.is_exceeded),
         )
         claimed = self._owner.shard.leases.claim(

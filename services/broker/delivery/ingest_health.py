@@ -26,19 +26,19 @@ class IngestHealth:
         self._slow: dict[int, asyncio.Task[None]] = {}
 
     @property
-    def can_give_all(self) -> bool:
+    def can_serve_all(self) -> bool:
         return not self._probes and not self._slow
 
-    def can_give(self, message_id: int) -> bool:
+    def can_serve(self, message_id: int) -> bool:
         if self._slow and message_id in self._slow:
             return False
         return not self._probes or shard_of(message_id) not in self._probes
 
-    def found_away(self, shards: Set[int]) -> None:
+    def mark_down(self, shards: Set[int]) -> None:
         for shard in shards - self._probes.keys():
             self._probes[shard] = asyncio.create_task(self._probe(shard))
 
-    def found_slow(self, message_ids: Set[int]) -> None:
+    def mark_slow(self, message_ids: Set[int]) -> None:
         """Notes that the payloads of these are still being read."""
         for message_id in message_ids - self._slow.keys():
             self._slow[message_id] = asyncio.create_task(self._wait_for(message_id))

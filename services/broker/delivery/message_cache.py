@@ -222,7 +222,7 @@ class Payloads:
         return here, missing
 
     @contextmanager
-    def hand(self) -> Iterator[dict[int, CachedMessage]]:
+    def pin(self) -> Iterator[dict[int, CachedMessage]]:
         """For messages that are about to be handed out: the cache may lose them to others before.
 
         What is forgotten meanwhile leaves it.

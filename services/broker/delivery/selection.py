@@ -49,7 +49,7 @@ class ClaimSelector(Selector):
         """About what the chosen messages take in an answer."""
         return self._answer_bytes - self._bytes_left
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self._count - len(self.chosen)
 
     def offer(self, items: Sequence[AvailableMessage]) -> bool:

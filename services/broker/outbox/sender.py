@@ -125,7 +125,7 @@ class _Line:
 
     async def run(self) -> None:
         backoff, halted = Backoff(), Backoff(HALTED_MS_MAX)
-        presence = PeerHealth(f"ingest {self._ingest_shard}, where pushes go,")
+        health = PeerHealth(f"ingest {self._ingest_shard}, where pushes go,")
         while True:
             self.wake.clear()
             if not self._outbox.waiting_count(self._ingest_shard):
@@ -139,10 +139,10 @@ class _Line:
                 else:
                     await self._halt(error, halted.next_seconds())
             except (PeerFailed, StorageError) as error:
-                presence.away(error)
+                health.mark_down(error)
                 await asyncio.sleep(backoff.next_seconds())
             else:
-                presence.there()
+                health.mark_up()
                 backoff.reset()
                 halted.reset()
                 self._resuming = False
@@ -211,7 +211,7 @@ class _Line:
             reason,
         )
         await self._owner.run(
-            lambda now_ms: self._outbox.put_aside(self._ingest_shard, value, reason, now_ms)
+            lambda now_ms: self._outbox.set_aside(self._ingest_shard, value, reason, now_ms)
         )
 
     async def _halt(self, error: Exception, seconds: float) -> None:

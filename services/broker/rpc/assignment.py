@@ -214,20 +214,20 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
             answer.queue_revision = queue.routing_revision
             return begun
 
-        answer.applied = await self._owner.apply(begin, self._hand_over, _size_bytes(piece))
+        answer.applied = await self._owner.apply(begin, self._deliver, _size_bytes(piece))
         return answer
 
     async def _apply(self, piece: Range) -> bool:
         def begin(_: int) -> RangeApplication | None:
             return self._owner.shard.begin(piece)
 
-        return await self._owner.apply(begin, self._hand_over, _size_bytes(piece))
+        return await self._owner.apply(begin, self._deliver, _size_bytes(piece))
 
-    def _hand_over(self, queues: Sequence[Queue], now_ms: int) -> None:
+    def _deliver(self, queues: Sequence[Queue], now_ms: int) -> None:
         """Claims what came for those who wait: one commit has both the matches and the leases."""
         if self._delivery.is_waited_on:
             for queue in queues:
-                self._delivery.hand_over(queue, now_ms)
+                self._delivery.deliver(queue, now_ms)
 
     async def _check_queues(self, ranges: list[Range]) -> None:
         queues, deleted = self._owner.shard.queues, self._owner.shard.deleted

@@ -88,7 +88,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         outbox = self._owner.shard.outbox
 
         def retry(now_ms: int) -> None:
-            outbox.check_room(1, len(value))
+            outbox.check_capacity(1, len(value))
             self._forget(request.push_id, place)
             outbox.push(ingest_shard, value, now_ms)
 

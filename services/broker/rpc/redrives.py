@@ -48,7 +48,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
             known = redrives.of_request(request.request_id)
             if known is not None:
                 return known
-            redrives.check_room()
+            redrives.check_capacity()
             queue = self._owner.queue(queue_id)
             return redrives.start(
                 RedriveRecord(
@@ -184,7 +184,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
                 queue = self._owner.queue(record.queue_id)
                 if queue.created_revision != record.queue_revision:
                     raise NotFound("queue", record.queue_id)
-                redrives.check_room()
+                redrives.check_capacity()
             ended_ms = 0 if state == RedriveState.RUNNING else now_ms
             redrives.put(number, record._replace(state=state, ended_at_ms=ended_ms, error=""))
 

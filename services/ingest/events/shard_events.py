@@ -80,7 +80,7 @@ class ShardEvents:
                     batch = messages.take()
                     if edit is not None and edit.after < batch.position:
                         batch, behind = _split(batch, edit.after)
-                        messages.put_back(behind)
+                        messages.requeue(behind)
                     self._current = self._published
                     yield batch
             finally:
@@ -114,7 +114,7 @@ class _Lookahead(Generic[T]):
         self._task = None
         return found
 
-    def put_back(self, one: T) -> None:
+    def requeue(self, one: T) -> None:
         """Give this one next."""
         self._task = asyncio.create_task(_given(one))
 

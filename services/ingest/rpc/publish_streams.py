@@ -170,7 +170,7 @@ class _Stream:
         try:
             accepted = self._streams.accept(request)
             if accepted.is_plain and not self._streams.is_traced:
-                waiting = self._publisher.hand_over(accepted)
+                waiting = self._publisher.enqueue(accepted)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
             self._refuse(number, error)
             return

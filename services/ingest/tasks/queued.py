@@ -161,14 +161,14 @@ class Tasks:
             await self._backend.enqueue(task)
         else:
             # Shielded from the caller: the body of a task that the backend has must be kept.
-            entering = asyncio.create_task(self._enqueue_kept(task))
+            entering = asyncio.create_task(self._enqueue_stored(task))
             entering.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(entering)
         if clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
             raise Unavailable("the task took over five minutes; retry", reason="ENQUEUED_LATE")
         return task_id
 
-    async def _enqueue_kept(self, task: WriteTask) -> None:
+    async def _enqueue_stored(self, task: WriteTask) -> None:
         """Enqueue a task, then note that it has a body which must be kept."""
         self._outcomes.begin_to_keep(task.task_id)
         try:

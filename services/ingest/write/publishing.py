@@ -132,7 +132,7 @@ class Publisher:
         waiting.duplicates = duplicates
         return await self._store(waiting, complete)
 
-    def hand_over(self, accepted: Accepted) -> Waiting | None:
+    def enqueue(self, accepted: Accepted) -> Waiting | None:
         """Store a plain batch (`Accepted.is_plain`) with the commit that gathers now.
 
         It is stored when `commits.newest()` is done, and has its answer or a refusal then. None,
@@ -145,14 +145,14 @@ class Publisher:
         if request_id and not self._requests.begin_new(request_id, accepted.fingerprint()):
             return None
         waiting = Waiting(accepted)
-        self._enter(waiting)
+        self._enqueue(waiting)
         return waiting
 
     def give_up(self, waiting: Waiting) -> None:
         """The commit of an enqueued publish failed: it may or may not be stored."""
         self._requests.forget(waiting.accepted.request_id)
 
-    def _enter(self, waiting: Waiting) -> None:
+    def _enqueue(self, waiting: Waiting) -> None:
         self._waiting.append(waiting)
         self.commits.mark_dirty(waiting.accepted.size_bytes)
 
@@ -195,7 +195,7 @@ class Publisher:
             if waiting.duplicates is not None:
                 waiting.duplicates.release()
             raise
-        self._enter(waiting)
+        self._enqueue(waiting)
         try:
             await self.commits.durable()
         except StorageError:
@@ -217,7 +217,7 @@ class Publisher:
         waiting = Waiting(accepted, uris, push)
         # For now: `drain` looks again. What is stored is not to be uploaded once more.
         last = self._outboxes.last_number(push.broker_shard)
-        waiting.pass_over(last + 1 - push.first_number)
+        waiting.skip(last + 1 - push.first_number)
         if waiting.accepted.payloads or last < push.first_number - 1:
             await self._store(waiting, None)
             return waiting.last_number

@@ -47,7 +47,7 @@ class Waiting:
     answered: Answered = _NOTHING
     refusal: SlateMQError | None = None
 
-    def pass_over(self, count: int) -> None:
+    def skip(self, count: int) -> None:
         if self.push is not None and count > 0:
             self._keep(range(count, len(self.accepted.payloads)))
             shard, first, _ = self.push
@@ -64,7 +64,7 @@ class Waiting:
         except FailedPrecondition as gap:
             self.refusal = gap
             return False
-        self.pass_over(stored_count)
+        self.skip(stored_count)
         self.last_number = outboxes.last_number(self.push.broker_shard)
         if not self.accepted.payloads and stored_count >= 0:
             return False

@@ -277,10 +277,10 @@ class _Pump:
                 await self._reap()
             self._worker.check_proven()
         except BaseException:
-            await self._give_back()
+            await self._release()
             raise
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         """Stop the work, and return unfinished messages without counting an attempt."""
         # Closed first, or released messages would be delivered here again.
         await self._messages.close()

@@ -42,7 +42,7 @@ from slatemq.errors import (
 )
 from slatemq.models import OutgoingMessage
 from slatemq.textqueue import AlreadyMarked, Rewritten, State, TextQueue, scan
-from slatemq.textqueue.claiming import taken_by_hand
+from slatemq.textqueue.claiming import claimed_by_a_person
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class Importer:
         if entry.state not in self._states:
             return None
         is_claimed = self._marking and entry.state is State.QUEUED
-        if is_claimed and (entry.offset in self._claimed or taken_by_hand(entry)):
+        if is_claimed and (entry.offset in self._claimed or claimed_by_a_person(entry)):
             note(f"{self._name}:{entry.line}: skipped, because it is claimed")
             return None
         content = content_of(entry, self._name)

@@ -27,7 +27,7 @@ async def test_the_line_is_served_in_order_and_a_large_one_is_not_overtaken() ->
     await settle()
     assert not small.done()
 
-    room.give_back(60)
+    room.release(60)
     await settle()
     assert large.done()
     assert small.done()
@@ -38,7 +38,7 @@ async def test_one_that_is_larger_than_the_room_is_let_in_alone() -> None:
     assert room.try_take(10)
     assert not room.try_take(1000)
     (huge,) = await turns(room, 1000)
-    room.give_back(10)
+    room.release(10)
     await settle()
     assert huge.done()
     assert not room.try_take(1)
@@ -57,7 +57,7 @@ async def test_who_gives_up_when_just_let_in_gives_the_room_back() -> None:
     room = ByteSemaphore(100)
     assert room.try_take(100)
     first, second = await turns(room, 100, 100)
-    room.give_back(100)  # The first is let in, but has not run since.
+    room.release(100)  # The first is let in, but has not run since.
     first.cancel()
     await settle()
     assert first.cancelled()
@@ -72,5 +72,5 @@ async def test_everybody_in_the_line_can_be_sent_away() -> None:
     for task in waiting:
         with pytest.raises(Unavailable):
             await task
-    room.give_back(10)
+    room.release(10)
     assert room.try_take(10)

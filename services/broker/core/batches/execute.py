@@ -161,9 +161,9 @@ def plan(shard: Shard, execution: Execution, now_ms: int, came_ms: int | None = 
             raise
     pushes = [command.value for command in execution.commands if isinstance(command, Push)]
     if pushes:
-        shard.outbox.check_room(len(pushes), sum(map(len, pushes)))
+        shard.outbox.check_capacity(len(pushes), sum(map(len, pushes)))
     if execution.request_id:
-        shard.executed.check_room()
+        shard.executed.check_capacity()
     return steps
 
 

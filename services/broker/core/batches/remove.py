@@ -209,7 +209,7 @@ def redrive_archived(
     if not places:
         return outcomes
     rows = [pushes[number] for number in places.values()]
-    shard.outbox.check_room(len(rows), sum(map(len, rows)))
+    shard.outbox.check_capacity(len(rows), sum(map(len, rows)))
     for row in rows:
         shard.outbox.push(ingest_shard, row, now_ms)
     _remove(shard, queue.archived, order, stored, places)

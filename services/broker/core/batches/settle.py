@@ -84,9 +84,9 @@ def settle(shard: Shard, queue: Queue, wanted: Settlements, now_ms: int) -> None
     """Applies them. Raises Needs, and the errors of the proto, when nothing has changed."""
     places = check(queue, wanted, now_ms)
     if wanted.pushes:
-        shard.outbox.check_room(len(wanted.pushes), sum(map(len, wanted.pushes.values())))
+        shard.outbox.check_capacity(len(wanted.pushes), sum(map(len, wanted.pushes.values())))
     if wanted.request_id:
-        shard.executed.check_room()
+        shard.executed.check_capacity()
     noted = [attempts_at(queue, one.message_id) for one in wanted.each if one.note]
     shard.attempts.require(noted)
 

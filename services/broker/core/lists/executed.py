@@ -57,7 +57,7 @@ class Executed:
         """The fingerprint of the commands that took effect under this ID; None if none did."""
         return self._fingerprints.get(_hash(request_id))
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Raises ResourceExhausted if no further ID can be remembered."""
         if len(self._fingerprints) >= REQUEST_IDS_MAX:
             raise ResourceExhausted(

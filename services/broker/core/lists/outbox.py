@@ -110,7 +110,7 @@ class Outbox:
         """When the oldest waiting push was made; None: none waits, or it was not read yet."""
         return self._oldest_ms.get(ingest_shard)
 
-    def check_room(self, count: int, size_bytes: int) -> None:
+    def check_capacity(self, count: int, size_bytes: int) -> None:
         """Raises ResourceExhausted if `count` more pushes do not fit; an empty outbox takes all."""
         rows = sum(map(self.waiting_count, self._counters))
         waiting = sum(counter.waiting_bytes for counter in self._counters.values())
@@ -155,7 +155,7 @@ class Outbox:
 
     # --- What ingest refuses ------------------------------------------------
 
-    def put_aside(self, ingest_shard: int, value: bytes, reason: str, now_ms: int) -> None:
+    def set_aside(self, ingest_shard: int, value: bytes, reason: str, now_ms: int) -> None:
         """Sets the push of the oldest row aside, whose value this is; its number stays."""
         before = self.counter(ingest_shard)
         place = (ingest_shard, before.first_waiting)

@@ -90,7 +90,7 @@ class Replays:
     def _last_of(self, queue_id: str, log: int) -> ReplayRange | None:
         return next((one for one in self.of(queue_id)[::-1] if one.ingest_shard == log), None)
 
-    def is_under_way(self, queue_id: str) -> bool:
+    def is_running(self, queue_id: str) -> bool:
         return any(one.cursor < one.end for one in self.of(queue_id))
 
     def begin(self, queue_id: str, ranges: Ranges) -> None:

@@ -109,7 +109,7 @@ class Selector(ABC):
     takes = True
     """Whether the messages that it accepts are taken; otherwise they are left where they are."""
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many messages it may be offered together; 0: enough."""
         return 0
 
@@ -209,7 +209,7 @@ class Walk:
     def take(self, lane: Lane, bucket: Bucket, selector: Selector, expiry: ExpiryPolicy) -> Segment:
         """Takes what the selector wants of a bucket; drops what must leave undelivered."""
         start, count = bucket.start, bucket.count
-        end = min(count, start + min(selector.room(), self.capacity))
+        end = min(count, start + min(selector.capacity(), self.capacity))
         items = bucket.items[start:end]
         if expiry.may_drop(*bucket.worst) or not selector.offer(items):
             return self._take_each(lane, bucket, selector, expiry)

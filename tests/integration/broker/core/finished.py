@@ -33,12 +33,12 @@ class Finished(Compared):
             self.note(token, "acked")
 
     async def nack(self) -> None:
-        await self._give_back(release=False)
+        await self._release(release=False)
 
     async def release(self) -> None:
-        await self._give_back(release=True)
+        await self._release(release=True)
 
-    async def _give_back(self, *, release: bool) -> None:
+    async def _release(self, *, release: bool) -> None:
         found = self.a_lease()
         if not found:
             return

@@ -44,7 +44,7 @@ async def fill(rig: Rig) -> None:
         outbox = rig.owner.shard.outbox
         value = encode_outbox(OutboxRecord(now_ms, "q", b"new", 3, {}))
         outbox.push(0, value, now_ms)
-        outbox.put_aside(0, value, "too large", now_ms)
+        outbox.set_aside(0, value, "too large", now_ms)
 
     await rig.owner.run(refuse)
     for _ in range(2):  # the newest is never dropped

@@ -154,7 +154,7 @@ def test_a_refused_push_that_does_not_fit_stays_where_it_is() -> None:
     before = [*outbox.drain()]
     assert before
     with pytest.raises(InvalidArgument, match="refused push 1"):
-        outbox.put_aside(3, b"value", "no", 1 << 63)
+        outbox.set_aside(3, b"value", "no", 1 << 63)
     assert (outbox.refused, outbox.has_changes) == ({}, False)
 
 

@@ -36,7 +36,7 @@ def cache(disk: Disk, bytes_max: int) -> Payloads:
 
 def fetch(payloads: Payloads, ids: Sequence[int]) -> dict[int, CachedMessage]:
     async def run() -> dict[int, CachedMessage]:
-        with payloads.hand() as hand:
+        with payloads.pin() as hand:
             await payloads.fetch(ids, hand)
             return dict(hand)
 
@@ -83,7 +83,7 @@ def test_what_is_forgotten_is_gone_from_both_halves_and_from_hands() -> None:
     fetch(payloads, range(4))
     fetch(payloads, range(4, 8))
 
-    with payloads.hand() as hand:
+    with payloads.pin() as hand:
         hand.update(payloads.look(range(8))[0])
         payloads.forget(1)
         payloads.forget(6)

@@ -67,7 +67,7 @@ class Choosing(Selector):
         self.left = limit
         self.away = away
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.left
 
     def offer(self, items: Sequence[AvailableMessage]) -> bool:

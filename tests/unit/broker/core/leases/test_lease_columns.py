@@ -19,7 +19,7 @@ IDS = range(1, 301)
 class All(Selector):
     """Takes everything at once."""
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return len(IDS)
 
     def offer(self, items: Sequence[AvailableMessage]) -> bool:

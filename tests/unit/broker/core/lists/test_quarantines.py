@@ -131,7 +131,7 @@ async def test_a_replay_under_way_goes_on_after_the_quarantine() -> None:
     replays.move("slow", 0, 50, Counts(2, 0))
     assert replays.range_of("slow", 0) == ReplayRange(0, 70, 70, 80)
     replays.move("slow", 0, 80, Counts(3, 0))
-    assert not replays.is_under_way("slow")
+    assert not replays.is_running("slow")
 
 
 async def test_quarantines_one_after_the_other_leave_one_part_to_replay() -> None:

@@ -144,7 +144,7 @@ def test_a_replay_whose_start_is_looked_up_later_is_under_way_and_ends_where_it_
     replays = Replays()
     waiting = ReplayRange(3, 0, 0, 50, since_ms=99)
     replays.begin("q", (waiting,))
-    assert replays.is_under_way("q")
+    assert replays.is_running("q")
     replays.extend(["q"], 3, 50, 60)
     replays.found("q", waiting, 20)
     assert replays.of("q") == (ReplayRange(3, 20, 20, 60),)
@@ -153,7 +153,7 @@ def test_a_replay_whose_start_is_looked_up_later_is_under_way_and_ends_where_it_
     assert replays.of("q") == (ReplayRange(3, 20, 20, 60),)
     replays.begin("late", (waiting,))
     replays.found("late", waiting, 70)
-    assert not replays.is_under_way("late")
+    assert not replays.is_running("late")
 
 
 def test_a_start_that_is_found_in_a_quarantine_is_looked_up_again_after_it() -> None:
