@@ -82,7 +82,7 @@ def test_the_quick_start_publishes_and_consumes(stack: LocalStack) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("127.0.0.1:1",), ()])
-def test_the_quick_start_says_in_a_line_that_nobody_is_there(arguments: tuple[str, ...]) -> None:
+def test_the_quick_start_says_in_a_line_that_no_server_is_there(arguments: tuple[str, ...]) -> None:
     ended = run("examples/quickstart.py", *arguments, SLATEMQ_ENDPOINT="127.0.0.1:1")
 
     assert ended.returncode == 1

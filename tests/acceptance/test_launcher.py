@@ -127,7 +127,9 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path, flag: str) -> None:
     assert ended.stdout == ""
 
 
-def test_ports_that_the_folders_own_stack_has_are_told_from_those_of_others(tmp_path: Path) -> None:
+def test_ports_that_the_folders_own_stack_has_are_distinguished_from_those_of_others(
+    tmp_path: Path,
+) -> None:
     arguments = ("--data", str(tmp_path / "data"), "--ports", str(free_ports(4).start))
     with LocalStack(tmp_path, *arguments) as running:
         ended = launch(*arguments)

@@ -9,7 +9,7 @@ from benchmarks.suite import payloads, tally
 
 
 @pytest.mark.parametrize("kind", [payloads.EVENTS, payloads.RANDOM])
-def test_a_payload_tells_its_number_and_whether_it_is_whole(kind: str) -> None:
+def test_a_payload_shows_its_number_and_whether_it_is_whole(kind: str) -> None:
     # Given
     payload = payloads.make(7, 100, kind)
 

@@ -204,7 +204,7 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
     assert "nothing to do: 4 done already" in cli.ok(*act[:-1]).err
 
 
-def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> None:
+def test_conflicts_are_reported_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
     archived_letters(cli, queue, b"twice", b"gone", b"note", b"good")
     out = tmp_path / "a.tq"
@@ -240,7 +240,7 @@ def test_conflicts_are_told_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> No
     assert sorted(payload for payload, _ in contents(cli, queue)) == ["by another", "good"]
 
 
-def test_letters_archived_while_they_are_edited_are_told(cli: Cli, tmp_path: Path) -> None:
+def test_dead_letters_archived_while_they_are_edited_are_reported(cli: Cli, tmp_path: Path) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
     dead_letters(cli, queue, b"one")
     out = tmp_path / "f.tq"

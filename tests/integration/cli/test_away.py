@@ -96,7 +96,7 @@ def test_a_watch_ends_with_3_when_everything_stays_away(ended: Mapping[str, Ende
     assert b"--position" in err
 
 
-def test_consume_sums_nothing_up_where_nobody_was_there(cli: Cli) -> None:
+def test_consume_sums_nothing_up_where_no_server_was_there(cli: Cli) -> None:
     program = ("--exec", "true", "--wait", "2s")
     unknown = cli.run("consume", "no-such-queue", *program)
     nobody = cli.run("consume", "some", *program, "--endpoint", "127.0.0.1:1")

@@ -225,7 +225,7 @@ def test_a_publish_says_how_many_queues_take_it(cli: Cli, queue: str) -> None:
 
 
 @pytest.mark.parametrize("how", [("x",), ("--jsonl", "-")], ids=["one", "lines"])
-def test_a_delay_that_no_queue_heeds_is_said(cli: Cli, queue: str, how: tuple[str, ...]) -> None:
+def test_a_delay_that_no_queue_applies_is_said(cli: Cli, queue: str, how: tuple[str, ...]) -> None:
     publish = ("publish", "--to", queue, *how)
     assert "--visible-at" in cli.ok(*publish, "--delay", "5m", stdin=b"a line\n").err
     assert "--visible-at" not in cli.ok(*publish, stdin=b"a line\n").err

@@ -84,7 +84,7 @@ def test_queues_are_listed_one_object_per_line(cli: Cli) -> None:
     }
 
 
-def test_a_long_filter_is_told_in_full_into_a_pipe(cli: Cli) -> None:
+def test_a_long_filter_is_reported_in_full_into_a_pipe(cli: Cli) -> None:
     terms = " || ".join(f'headers["type"] == "number {n}"' for n in range(30))
     cli.ok("queue", "create", "long-filter", "--filter", terms)
 
@@ -229,7 +229,7 @@ def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
     assert b"serving" in cli.ok("status").out
 
 
-def test_a_lease_that_is_longer_than_the_queue_allows_is_told(cli: Cli, queue: str) -> None:
+def test_a_lease_that_is_longer_than_the_queue_allows_is_reported(cli: Cli, queue: str) -> None:
     for text in ("a", "b"):
         cli.ok("publish", "--to", queue, text)
 
@@ -338,7 +338,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(cli: Cli, queue: str) -> None:
     assert sum(counts.values()) == 200
 
 
-def test_messages_come_for_programs_as_claim_tells_them(cli: Cli, queue: str) -> None:
+def test_messages_come_for_programs_as_claim_shows_them(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
 
     (result,) = cli.ok("consume", queue, "--max", "1", "--json").objects

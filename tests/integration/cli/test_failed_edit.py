@@ -66,7 +66,7 @@ text = text.replace('!note', '# asked the customer\\n!note')
     assert "nothing to do" in again.err
 
 
-def test_a_replaced_letter_keeps_its_headers_unless_they_were_edited(
+def test_a_replaced_dead_letter_keeps_its_headers_unless_they_were_edited(
     cli: Cli, tmp_path: Path
 ) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
@@ -167,7 +167,7 @@ text = text.replace('!one', '-one')
     assert counts(cli, queue) == {"available": 1}
 
 
-def test_what_happened_meanwhile_is_told_and_nothing_is_done_twice(
+def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
     cli: Cli, tmp_path: Path
 ) -> None:
     # Given an export of dead letters
@@ -284,7 +284,7 @@ text += '-new, by hand\\n!edited\\n'
     kept.unlink()
 
 
-def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
+def test_an_edit_that_cannot_be_done_is_reported_and_kept_though_others_are_done(
     cli: Cli, tmp_path: Path
 ) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
@@ -307,7 +307,7 @@ def test_an_edit_that_cannot_be_done_is_told_and_kept_though_others_are_done(
     kept.unlink()
 
 
-def test_a_second_line_that_lacks_its_space_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_second_line_that_lacks_its_space_is_reported(cli: Cli, tmp_path: Path) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
     dead_letters(cli, queue, b"one", b"two")
 

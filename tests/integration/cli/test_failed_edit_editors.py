@@ -88,7 +88,7 @@ def test_windows_line_ends_that_cannot_be_taken_back_are_refused_by_their_name(
         ),
     ],
 )
-def test_without_an_editor_the_export_is_kept_and_it_is_told_what_to_set(
+def test_without_an_editor_the_export_is_kept_and_it_says_what_to_set(
     cli: Cli, variables: dict[str, str], named: str
 ) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
@@ -118,7 +118,7 @@ def test_without_an_editor_the_export_is_kept_and_it_is_told_what_to_set(
     kept.unlink()
 
 
-def test_a_byte_order_mark_is_taken_out_or_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_taken_out_or_reported(cli: Cli, tmp_path: Path) -> None:
     queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
     dead_letters(cli, queue, b"one")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))

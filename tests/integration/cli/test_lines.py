@@ -175,7 +175,7 @@ def test_more_lines_than_there_are_cannot_be_skipped(cli: Cli) -> None:
     assert "only 5 lines" in refused.err
 
 
-def test_ctrl_c_tells_how_far_it_came(cli: Cli, queue: str) -> None:
+def test_ctrl_c_shows_how_far_it_came(cli: Cli, queue: str) -> None:
     # Given a source that is not at its end
     publishing = cli.start("publish", "--jsonl", "-", "--to", queue)
     feed(publishing, numbered(1, 2500))
@@ -240,7 +240,7 @@ def test_an_ingest_killed_on_the_way_loses_and_doubles_nothing(cli: Cli, queue: 
     assert Counter(drain(cli, queue)) == Counter(numbered(1, 20_000).splitlines())
 
 
-def test_a_bad_line_is_to_be_mended_first(cli: Cli, queue: str) -> None:
+def test_a_bad_line_must_be_repaired_first(cli: Cli, queue: str) -> None:
     # When the second line is no JSON
     arguments = ("publish", "--jsonl", "-", "--to", queue, "--headers-from", "/a")
     result = cli.run(*arguments, stdin=b'{"a":"1"}\n{bad\n')

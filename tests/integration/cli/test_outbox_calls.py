@@ -72,7 +72,7 @@ async def test_refused_pushes_are_listed_shown_retried_and_discarded(
     assert [push async for push in client.refused_pushes()] == []
 
 
-async def test_the_lines_tell_what_waits_and_none_that_is_not_halted_is_resumed(
+async def test_the_lines_show_what_waits_and_none_that_is_not_halted_is_resumed(
     rig: Rig, client: slatemq.Client
 ) -> None:
     await execute(rig, push(payload=b"2"))

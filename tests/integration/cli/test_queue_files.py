@@ -50,7 +50,7 @@ HEADERS = {
 }
 
 
-def test_an_import_tells_of_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
+def test_an_import_reports_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
     # Given a file that somebody has written by hand on Windows
     queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
     file.write_bytes(b"-one\r\n-two\r\n")
@@ -72,7 +72,7 @@ def test_an_import_tells_of_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
     assert cli.ok("import", str(file), "--to", queue).err == ""
 
 
-def test_an_import_leaves_what_somebody_works_on_and_tells_what_it_does_not_know(
+def test_an_import_leaves_what_a_worker_holds_and_shows_what_it_does_not_know(
     cli: Cli, tmp_path: Path
 ) -> None:
     # Given a file that a worker has a message of, and a person, and one that nobody knows

@@ -152,7 +152,9 @@ def archive(cli: Cli, queue: str) -> None:
     assert (answer.removed_count, len(answer.refused)) == (len(rows), 0)
 
 
-def test_archived_letters_are_listed_apart_with_the_run_that_has_them_and_purged(cli: Cli) -> None:
+def test_archived_dead_letters_are_listed_apart_with_the_run_that_has_them_and_purged(
+    cli: Cli,
+) -> None:
     queue = new_queue(cli, "--max-attempts", "1")
     dead_letter(cli, queue, "a")
     archive(cli, queue)
@@ -220,7 +222,7 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_redrive_tells_the_ids_that_are_no_dead_letters_and_moves_the_others(
+def test_a_redrive_shows_the_ids_that_are_no_dead_letters_and_moves_the_others(
     cli: Cli, as_json: bool
 ) -> None:
     # Given a dead letter, a message that is none, and an ID that nothing has
@@ -316,7 +318,7 @@ def test_a_purge_empties_a_queue_and_spares_what_is_in_flight(cli: Cli) -> None:
         ("queue create x --filter headers.", "--filter: line 1"),
     ],
 )
-def test_what_the_server_refuses_is_told_in_the_words_of_the_options(
+def test_what_the_server_refuses_is_reported_in_the_words_of_the_options(
     cli: Cli, line: str, said: str
 ) -> None:
     refused = cli.run(*line.split())

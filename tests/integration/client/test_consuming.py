@@ -63,7 +63,7 @@ async def test_streams_that_break_lose_nothing_and_credit_stays_right(
     assert broker.streams >= 7
 
 
-async def test_closing_gives_back_what_nobody_began_with(
+async def test_closing_gives_back_what_was_not_begun(
     instance: Instance, client: slatemq.Client
 ) -> None:
     fill(instance.broker, 50)
@@ -327,7 +327,7 @@ async def test_batches_are_claimed_ahead_and_acked_together(
     assert reasons == ["not this one"] + ["ValueError: bad"] * 5
 
 
-async def test_leases_of_batches_are_kept_and_what_nobody_began_with_goes_back(
+async def test_leases_of_batches_are_kept_and_what_was_not_begun_goes_back(
     instance: Instance, client: slatemq.Client
 ) -> None:
     broker = instance.broker

@@ -242,9 +242,7 @@ async def test_a_watch_goes_on_where_its_stream_broke(
     assert entries.positions == ["", "2", "4", "6"]
 
 
-async def test_closing_a_watch_ends_whoever_waits(
-    instance: Instance, client: slatemq.Client
-) -> None:
+async def test_closing_a_watch_ends_its_waiters(instance: Instance, client: slatemq.Client) -> None:
     await serve(instance, Entries(count=0))
     watch = client.watch_delayed("q")
     waiting = asyncio.create_task(anext(watch, None))

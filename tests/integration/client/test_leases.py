@@ -110,9 +110,7 @@ async def test_what_is_refused_for_its_input_can_be_used_again(
     await client.execute(context)
 
 
-async def test_a_batch_that_nobody_answered_for_is_acked_again(
-    rig: Rig, client: slatemq.Client
-) -> None:
+async def test_a_batch_without_an_answer_is_acked_again(rig: Rig, client: slatemq.Client) -> None:
     async with client.consume_batches("q", 3, lease=60) as batches:
         batch = await anext(batches)
         rig.disk.free.clear()

@@ -129,7 +129,7 @@ async def test_a_queue_without_messages_is_not_an_outage(
     assert lines.lines == []
 
 
-async def test_process_waits_for_its_handlers_before_it_tells_of_the_outage(
+async def test_process_waits_for_its_handlers_before_it_reports_the_outage(
     instance: Instance, client: slatemq.Client
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()

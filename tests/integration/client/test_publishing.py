@@ -160,7 +160,7 @@ async def test_headers_count_for_the_size_of_a_request(instance: Instance) -> No
     assert {count for _, _, count in instance.ingest.calls} <= {1, 2, 3}
 
 
-async def test_a_request_that_is_too_large_is_told_at_once(instance: Instance) -> None:
+async def test_a_request_that_is_too_large_is_reported_at_once(instance: Instance) -> None:
     await instance.serve(
         ingest=instance.ingest, options=[("grpc.max_receive_message_length", 10_000)]
     )
@@ -270,7 +270,7 @@ async def test_a_client_of_another_loop_says_so(instance: Instance) -> None:
         await asyncio.to_thread(elsewhere)
 
 
-async def test_nobody_at_the_address_is_told_with_the_address() -> None:
+async def test_no_server_at_the_address_is_an_error_that_names_it() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 is not reachable"):
         async with slatemq.connect("127.0.0.1:1"):
             pass

@@ -177,7 +177,7 @@ def test_ctrl_c_ends_a_wait_and_loses_nothing(stack: LocalStack) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_is_told_to_make_its_own(stack: LocalStack) -> None:
+def test_a_forked_process_must_make_its_own(stack: LocalStack) -> None:
     client = slatemq.sync.connect(stack.endpoint)  # Not entered: gRPC itself has not begun.
     reading, writing = os.pipe()
     pid = os.fork()

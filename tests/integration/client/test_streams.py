@@ -125,7 +125,7 @@ async def test_an_answer_that_does_not_come_in_time_is_no_success(instance: Inst
     assert ingest.stored.count(b"x") == 1
 
 
-async def test_large_requests_are_calls_and_hold_nobody_up(instance: Instance) -> None:
+async def test_large_requests_are_calls_and_block_no_caller(instance: Instance) -> None:
     async with slatemq.connect(instance.endpoint) as client:
         await client.publish(b"opens the stream")
         await asyncio.gather(client.publish(bytes(2 << 20)), client.publish(b"small"))

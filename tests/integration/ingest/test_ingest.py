@@ -73,7 +73,7 @@ async def test_a_restart_keeps_everything_and_never_gives_an_id_twice(root: str)
 
 
 @pytest.mark.parametrize("cache", [0, MIB], ids=["stored", "fresh"])
-async def test_the_log_tells_delays_and_visible_times(cache: int) -> None:
+async def test_the_log_shows_delays_and_visible_times(cache: int) -> None:
     async with serving(log_cache_bytes=cache, max_message_delay_ms=5) as ingest:
         await ingest.publish(
             message(b"plain"),
@@ -273,7 +273,7 @@ async def test_a_tail_from_nowhere_is_refused(after: int) -> None:
         assert refused.value.field == "after_sequence"
 
 
-async def test_a_tailer_is_told_at_once_and_then_by_heartbeats_where_the_log_ends() -> None:
+async def test_a_tailer_hears_at_once_and_then_by_heartbeats_where_the_log_ends() -> None:
     async with serving(heartbeat_ms=1) as ingest:
         (message_id,) = await ingest.send(b"x")
         call = ingest.stub.TailLog(ingest_pb2.TailLogRequest(after_sequence=message_id))
@@ -302,7 +302,7 @@ async def test_streams_over_the_bound_are_refused_until_one_ends() -> None:
                     await asyncio.sleep(0)
 
 
-async def test_a_publish_that_does_not_fit_beside_another_is_told_to_wait() -> None:
+async def test_a_publish_that_does_not_fit_beside_another_must_wait() -> None:
     async with serving(uncommitted_bytes_max=1) as ingest:
         # One larger than the bound goes when nothing else does; of many at once some must wait.
         results = await asyncio.gather(
@@ -340,7 +340,7 @@ async def test_draining_ends_streams_and_answers_publishes_in_flight(root: str) 
         assert {ids[0] for ids in answered} <= in_log
 
 
-async def test_every_ingest_tells_the_topology(root: str) -> None:
+async def test_every_ingest_shows_the_topology(root: str) -> None:
     async with serving(root, shard=1) as one, serving(root, shard=0):
         topology: Any = topology_pb2_grpc.TopologyServiceStub(one.channel)
         answer = await topology.GetTopology(topology_pb2.GetTopologyRequest())

@@ -58,7 +58,7 @@ async def test_the_purge_epoch_is_higher_after_each_call_and_each_restart(root: 
     assert found == [1, 2, 3, 4]
 
 
-async def test_a_publish_tells_the_time_of_receipt() -> None:
+async def test_a_publish_shows_the_time_of_receipt() -> None:
     async with serving() as ingest:
         request = ingest_pb2.PublishRequest(runs=[message(b"a")], request_id="r")
         first = await ingest.stub.Publish(request, timeout=30)

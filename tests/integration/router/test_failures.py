@@ -151,7 +151,7 @@ async def test_a_broker_that_is_away_stops_no_other_and_gets_everything_later(
     await other.stop()
 
 
-async def test_a_broker_that_never_answers_an_assignment_is_asked_anew_after_the_deadline(
+async def test_a_broker_that_never_answers_an_assignment_is_asked_again_after_the_deadline(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers, "ASSIGN_SECONDS", 0.3)

@@ -361,7 +361,7 @@ async def test_a_replay_ends_where_the_log_was_cleared_meanwhile() -> None:
             assert await drained(rig, "late") == []
 
 
-async def test_progress_is_told_wherever_the_queue_is() -> None:
+async def test_progress_is_reported_wherever_the_queue_is() -> None:
     async with world() as there, there.broker() as rig:
         async with there.router():
             await publish(there, 3)

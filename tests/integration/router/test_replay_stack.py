@@ -26,7 +26,7 @@ class Sent(NamedTuple):
 
 
 @pytest.mark.parametrize("again", [0, proof(2)])
-async def test_each_message_comes_once_however_late_its_queue_and_whoever_is_killed(
+async def test_each_message_comes_once_however_late_its_queue_and_whichever_process_is_killed(
     tmp_path: Path, again: int
 ) -> None:
     """The full form kills two services again."""

@@ -32,7 +32,9 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         yield stack
 
 
-async def test_every_queue_gets_exactly_its_messages_whoever_is_killed(stack: Stack) -> None:
+async def test_every_queue_gets_exactly_its_messages_whichever_process_is_killed(
+    stack: Stack,
+) -> None:
     sent: dict[int, str] = {}
     after: dict[str, set[int]] = {}  # What was published once the queue had been created.
     for queue_id, source in {

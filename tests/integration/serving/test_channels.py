@@ -66,7 +66,7 @@ async def test_a_peer_has_one_channel(directory: TopologyDirectory, channels: Ch
     await server.stop(0)
 
 
-async def test_a_peer_that_nobody_knows_is_unavailable(channels: Channels) -> None:
+async def test_an_unknown_peer_is_unavailable(channels: Channels) -> None:
     with pytest.raises(Unavailable) as caught:
         await channels.to("broker", 7)
 

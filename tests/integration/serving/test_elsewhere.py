@@ -85,7 +85,7 @@ async def test_a_method_that_no_service_has_is_unimplemented(tmp_path: Path, met
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
-async def test_what_a_process_serves_is_what_callers_of_others_are_told(kind: str) -> None:
+async def test_what_a_process_serves_is_what_callers_of_others_learn(kind: str) -> None:
     config_type, build = PROCESSES[kind]
     config: Any = load(config_type, kind, ["--root", "memory:///"], {})
     process: Any = build(config, Telemetry(), open_root(config.root))

@@ -75,7 +75,7 @@ async def test_bad_bytes_in_the_middle_of_a_stream_end_it(channel: grpc.aio.Chan
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_unexpected_error_is_logged_and_tells_nothing(
+async def test_an_unexpected_error_is_logged_and_reveals_nothing(
     channel: grpc.aio.Channel,
     servicer: EchoServicer,
     kind: str,
@@ -243,7 +243,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_handler(
     assert caplog.get_records("call") == []
 
 
-async def test_calls_over_the_bound_are_told_to_wait(
+async def test_calls_over_the_bound_must_wait(
     channel: grpc.aio.Channel, servicer: EchoServicer, gate: Gate
 ) -> None:
     # Given as many calls in flight as there may be
@@ -303,7 +303,7 @@ async def test_a_call_without_a_request_is_refused(channel: grpc.aio.Channel) ->
     assert caught.value.reason == "NO_REQUEST"
 
 
-async def test_a_request_over_the_limit_is_told_the_limit(
+async def test_a_request_over_the_limit_is_refused_with_the_limit(
     servicer: EchoServicer, gate: Gate, telemetry: Telemetry
 ) -> None:
     server = grpc.aio.server(interceptors=[CallGuard(gate, telemetry, message_bytes_max=100)])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", ["ingest", "broker", "router", "janitor"])
-async def test_every_service_tells_its_health_and_its_metrics(tmp_path: Path, name: str) -> None:
+async def test_every_service_shows_its_health_and_its_metrics(tmp_path: Path, name: str) -> None:
     service = Service(tmp_path, name, "--http-port", "0")
     try:
         await service.start()

@@ -138,7 +138,7 @@ MILLIONS: list[tuple[str, str, Callable[[], bytes]]] = [
 ]
 
 
-async def test_a_request_of_a_million_items_is_refused_and_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_request_of_a_million_items_is_refused_and_blocks_no_caller(tmp_path: Path) -> None:
     async with ingest(tmp_path) as there, channel(there.address) as opened:
         # Given an ingest at rest
         before = there.resident
@@ -197,7 +197,7 @@ MEANT = {"queue_id": "q", "message_id": 1, "first_number": 1, "reason": 1, "job"
 
 
 @pytest.mark.parametrize("kind", ["ingest", "broker", "router", "janitor"])
-async def test_the_longest_lists_that_are_parsed_hold_up_nobody(tmp_path: Path, kind: str) -> None:
+async def test_the_longest_lists_that_are_parsed_block_no_caller(tmp_path: Path, kind: str) -> None:
     async with serving(kind, tmp_path) as there, channel(there.address) as opened:
         for one, name, data in lists_of(kind):
             error = await ending(opened, one, data, timeout_s=60)

@@ -6,7 +6,7 @@ from libs.storage.database.roots import open_root
 from slatemq.v1 import topology_pb2, topology_pb2_grpc
 
 
-async def test_one_address_tells_all_others() -> None:
+async def test_one_address_shows_all_others() -> None:
     # Given an instance of four processes, one of which serves the topology
     directory = TopologyDirectory(open_root("memory:///").objects)
     for service, shard in (("broker", 1), ("broker", 0), ("ingest", 0), ("router", 0)):

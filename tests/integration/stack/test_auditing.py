@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool], task: asyncio.Task[None]) -> None
             await asyncio.sleep(0.01)
 
 
-async def test_an_auditor_sees_and_mends_every_message_before_it_is_delivered(
+async def test_an_auditor_sees_and_repairs_every_message_before_it_is_delivered(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as stack:

@@ -17,7 +17,7 @@ from libs.storage.records.states import encode_format
 
 
 @pytest.mark.parametrize("kind", [Kind.INGEST, Kind.BROKER])
-async def test_an_owner_ends_for_good_where_its_shard_has_another_format(
+async def test_an_owner_ends_permanently_where_its_shard_has_another_format(
     tmp_path: Path, kind: Kind
 ) -> None:
     name = kind.name.lower()

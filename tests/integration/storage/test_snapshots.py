@@ -68,7 +68,7 @@ async def test_an_ingests_snapshot_has_every_publish_answered_before_and_none_af
     assert len(payloads) == 3
 
 
-async def test_it_tells_the_purge_epoch_from_before_so_that_a_later_raise_is_noticed(
+async def test_it_shows_the_purge_epoch_from_before_so_that_a_later_raise_is_noticed(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path.as_uri()) as ingest:

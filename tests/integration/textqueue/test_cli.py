@@ -83,7 +83,7 @@ def test_next_looks_and_next_claim_takes(run: Terminal, file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["--json", "--text", "--fsync"])
-def test_a_claim_whose_token_nobody_could_be_told_is_given_back(file: Path, form: str) -> None:
+def test_a_claim_whose_token_could_not_be_printed_is_given_back(file: Path, form: str) -> None:
     words = [
         sys.executable,
         "-m",
@@ -155,7 +155,7 @@ def test_lines_are_appended_as_they_come_and_counted_at_ctrl_c(file: Path) -> No
     assert (process.returncode, out, err.strip()) == (130, b"appended: 2\n", b"")
 
 
-def test_a_code_without_room_for_it_is_told(run: Terminal, file: Path) -> None:
+def test_a_code_without_room_for_it_is_reported(run: Terminal, file: Path) -> None:
     offset = str(CONTENT.index("-photo 8"))
 
     run("fail", "jobs.tq", offset, "--code", "E-1")
@@ -169,7 +169,7 @@ def test_a_code_without_room_for_it_is_told(run: Terminal, file: Path) -> None:
     assert run.err == ""
 
 
-def test_done_takes_offsets_from_a_pipe_and_tells_each(run: Terminal, file: Path) -> None:
+def test_done_takes_offsets_from_a_pipe_and_shows_each(run: Terminal, file: Path) -> None:
     offsets = [line.split("\t")[0] for line in run("ls", "jobs.tq").splitlines()]
     stdin = "\n".join([*offsets, offsets[0], "1"]).encode()
 

@@ -21,7 +21,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", ["ls", "next", "check", "compact"])
-def test_a_byte_order_mark_is_told_and_how_to_get_rid_of_it(
+def test_a_byte_order_mark_is_reported_and_how_to_get_rid_of_it(
     run: Terminal, file: Path, command: str
 ) -> None:
     file.write_bytes(b"\xef\xbb\xbf-first\n-second\n")
@@ -38,7 +38,7 @@ def test_a_byte_order_mark_is_told_and_how_to_get_rid_of_it(
     assert run.err == ""
 
 
-def test_a_byte_order_mark_is_told_of_stdin_and_where_it_keeps_from_marking(
+def test_a_byte_order_mark_is_reported_of_stdin_and_where_it_keeps_from_marking(
     run: Terminal, file: Path
 ) -> None:
     content = b"\xef\xbb\xbf-first\n-second\n"
@@ -63,7 +63,7 @@ def test_the_help_has_examples(run: Terminal, command: str) -> None:
     assert max(map(len, result.splitlines())) <= 80
 
 
-def test_what_is_not_there_is_told_by_its_name_and_with_what_there_is(
+def test_what_is_not_there_is_reported_by_its_name_and_with_what_there_is(
     run: Terminal, file: Path
 ) -> None:
     for words in (("ls",), ("next", "--claim"), ("done", "0"), ("compact",), ("check",)):

@@ -29,7 +29,7 @@ def settler() -> ArchiveSettler:
     return ArchiveSettler(Client("127.0.0.1:1"), "ann", as_json=False)
 
 
-def test_what_was_done_is_noted_under_the_letter_alone(
+def test_what_was_done_is_noted_under_the_dead_letter_alone(
     tmp_path: Path, settler: ArchiveSettler
 ) -> None:
     file = tmp_path / "a.tq"
@@ -67,7 +67,7 @@ def test_what_is_under_way_is_noted_until_there_is_an_answer(
     assert settler.counts == {"drop": 1, "conflict": 2, "already": 1}
 
 
-def test_a_file_that_cannot_be_noted_in_is_told_once(
+def test_a_file_that_cannot_be_noted_in_is_reported_once(
     tmp_path: Path, settler: ArchiveSettler, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):

@@ -9,7 +9,7 @@ from slatemq.cli.repair.dead_letter_plans import steps
 
 
 @pytest.mark.parametrize("state", ["=", "-"])
-def test_a_letter_whose_id_is_not_that_of_its_handle_is_left_alone(
+def test_a_dead_letter_whose_id_is_not_that_of_its_handle_is_left_alone(
     tmp_path: Path, state: str
 ) -> None:
     file = tmp_path / "orders.tq"

@@ -105,7 +105,7 @@ def test_wrong_usage_ends_with_2_and_says_why(
         "failed redrive q --rate 0",
     ],
 )
-def test_nobody_there_ends_with_3_and_says_what_to_do(
+def test_no_server_at_the_address_ends_with_3_and_says_what_to_do(
     line: str, nowhere: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke([*line.split(), "--timeout", "100ms"]) == 3
@@ -116,7 +116,7 @@ def test_nobody_there_ends_with_3_and_says_what_to_do(
 
 
 @pytest.mark.parametrize("line", ["failed redrive q --id abc", "message show abc"])
-def test_what_is_no_message_id_is_told_how_one_looks(
+def test_an_invalid_message_id_is_refused_with_an_example(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(line.split()) == 2
@@ -145,14 +145,16 @@ def test_the_words_of_the_design_are_there(line: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("group", ["", "queue", "message", "failed", "done", "tq"])
-def test_lists_of_commands_are_told_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_of_commands_are_reported_whole(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke([*group.split(), "--help"]) == 0
     commands = capsys.readouterr().out.partition("Commands:")[2]
     assert commands
     assert "..." not in commands.replace("ARGS...", "")
 
 
-def test_lines_for_nobody_are_counted_all_the_same(
+def test_lines_that_no_queue_takes_are_counted_all_the_same(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "f").write_bytes(b"a\nb\nc\n")

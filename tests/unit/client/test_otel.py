@@ -31,6 +31,6 @@ def test_a_context_is_left_out_where_it_has_no_room() -> None:
     assert headers == {"traceparent": "x"}
 
 
-def test_errors_are_told_by_their_reason() -> None:
+def test_errors_are_reported_by_their_reason() -> None:
     assert error_type(Unavailable("x", reason="STARTING")) == "STARTING"
     assert error_type(ValueError("x")) == "ValueError"

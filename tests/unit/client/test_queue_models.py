@@ -35,7 +35,7 @@ def test_the_kind_of_a_backoff_may_be_its_name() -> None:
         Backoff("sometimes", 5).wire()  # type: ignore[arg-type]
 
 
-def test_a_queue_tells_its_counts_and_its_replay() -> None:
+def test_a_queue_shows_its_counts_and_its_replay() -> None:
     record = queue_pb2.Queue(queue_id="q")
     assert queue_of(record).replay is None
     assert queue_of(record).counts.oldest_claimable_age_ms is None

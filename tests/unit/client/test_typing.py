@@ -127,7 +127,7 @@ def test_a_users_program_is_typed_throughout(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_calls_are_told_by_the_types(tmp_path: Path) -> None:
+def test_wrong_calls_are_reported_by_the_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import slatemq.sync\n"

@@ -124,7 +124,7 @@ async def test_nothing_is_trimmed_where_the_commit_is_refused(refusal: errors.Ka
         assert broker.deleted[TASKS] == 1
 
 
-async def test_dead_letters_that_were_retried_are_committed_anew_and_removed() -> None:
+async def test_dead_letters_that_were_retried_are_committed_again_and_removed() -> None:
     # Given a task that was retried, and failed again
     broker = Broker()
     broker.add("t.tasks", encode_task(task()))

@@ -23,7 +23,7 @@ def verdict_of(*deliveries: Delivery, **outcomes: Outcome) -> TasksVerdict:
     return judge_tasks(ANSWERS, {**OUTCOMES, **outcomes}, deliveries)
 
 
-def test_each_event_arrived_once_as_its_task_tells_is_a_perfect_run() -> None:
+def test_each_event_arrived_once_as_its_task_shows_is_a_perfect_run() -> None:
     verdict = verdict_of(*ARRIVED)
 
     assert verdict.faults == []

@@ -190,7 +190,7 @@ def test_a_filter_matches_only_where_its_condition_holds(
 
 @given(FILTERS, st.dictionaries(NAMES, NAMES))
 @settings(max_examples=examples(600), deadline=None)
-def test_what_is_told_without_the_library_is_what_it_tells(
+def test_what_is_reported_without_the_library_is_what_it_shows(
     source: str, headers: dict[str, str]
 ) -> None:
     made = Filter(source)
@@ -354,7 +354,7 @@ def test_every_method_listed_is_supported_by_the_library(name: str, kind: str) -
     assert Filter(f"{call} == {call}").explain(MESSAGE).error == ""
 
 
-def test_a_single_equals_sign_is_told_how_to_compare() -> None:
+def test_a_single_equals_sign_is_answered_with_how_to_compare() -> None:
     with pytest.raises(FilterError, match="to compare, write =="):
         parse('headers.region = "eu"')
     with pytest.raises(FilterError) as refused:

@@ -58,7 +58,7 @@ def test_queues_that_read_different_variables_see_them_in_one_message() -> None:
     assert [queue for queue, _ in rules.route(HEADERS, FIELDS, -1, 4)] == ["a", "b", "c", "d"]
 
 
-def test_the_rules_know_whether_somebody_reads_message_ids() -> None:
+def test_the_rules_know_whether_an_expression_reads_message_ids() -> None:
     rules = RuleSet()
     rules.replace("plain", "size > 1", "size % 256")
     seen = [rules.reads_ids]

@@ -76,7 +76,7 @@ def test_their_types_are_checked(column: int, source: str) -> None:
     assert "unknown variable" not in refused.value.message
 
 
-def test_an_unknown_name_is_told_all_that_there_are() -> None:
+def test_an_unknown_name_is_answered_with_all_that_there_are() -> None:
     with pytest.raises(FilterError) as refused:
         check("size > 1 && priority > 5", "bool", ALL)
     known = "headers, created_at, received_at, size, reason, attempts, failed_at, tags"

@@ -98,7 +98,7 @@ async def test_a_key_stands_for_its_message_until_its_end_and_not_a_moment_longe
     assert await commits.publish(START_MS + 2 * WINDOW_MS - 1, "a") == [3]
 
 
-async def test_what_has_ended_is_removed_but_for_keys_that_were_used_anew(
+async def test_what_has_ended_is_removed_but_for_keys_that_were_reused(
     database: Database,
 ) -> None:
     commits = Commits(database)
@@ -166,7 +166,7 @@ async def test_a_burst_after_quiet_minutes_is_removed_in_small_batches(
     assert await commits.ends() == []
 
 
-async def test_a_key_used_anew_whose_row_is_being_written_stays(database: Database) -> None:
+async def test_a_key_reused_whose_row_is_being_written_stays(database: Database) -> None:
     commits = Commits(database, cached_max=0)
     await commits.publish(START_MS, "a", "b")
     late_ms = START_MS + WINDOW_MS + MINUTE_MS
@@ -188,7 +188,7 @@ async def test_a_key_used_anew_whose_row_is_being_written_stays(database: Databa
 
 
 @pytest.mark.parametrize("moment", ["found", "looked up"])
-async def test_a_key_used_anew_while_it_is_being_removed_stays(
+async def test_a_key_reused_while_it_is_being_removed_stays(
     database: Database, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     commits = Commits(database, cached_max=0)
@@ -241,7 +241,7 @@ async def test_memory_is_bounded_and_nothing_is_forgotten(database: Database) ->
     assert (len(commits.known._cached), len(commits.known._held)) == (10, 0)
 
 
-async def test_a_failed_reading_fails_those_who_wait_and_nobody_after_them(
+async def test_a_failed_reading_fails_those_who_wait_and_none_after_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = Commits(database)

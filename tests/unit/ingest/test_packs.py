@@ -127,7 +127,7 @@ async def test_what_is_purged_is_in_no_row_any_more_and_the_others_are() -> None
         assert await rows_of(shard) == ({}, {})
 
 
-async def test_what_is_written_anew_by_one_purge_is_bounded(
+async def test_what_is_rewritten_by_one_purge_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("services.ingest.edit.purging.PACKS_BYTES", 1000)

@@ -106,7 +106,7 @@ async def test_what_is_not_durable_yet_has_no_position(monkeypatch: pytest.Monke
         assert await shard.log.position_before(clock.now_ms()) == first.first_message_id
 
 
-async def test_a_repeat_is_told_the_time_of_the_first_also_after_a_restart() -> None:
+async def test_a_repeat_returns_the_time_of_the_first_also_after_a_restart() -> None:
     root: Root = open_root("memory:///")
     clock = ManualClock()
     async with opened(root, clock) as shard:

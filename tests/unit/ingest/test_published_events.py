@@ -67,7 +67,7 @@ async def publish(shard: Shard, *messages: PublishRun) -> list[int]:
     return [answered.first_message_id + n for n in range(len(messages))]
 
 
-async def test_an_event_tells_what_was_published() -> None:
+async def test_an_event_shows_what_was_published() -> None:
     clock = ManualClock()
     async with opened(clock=clock) as (shard, events):
         at_ms = clock.now_ms()
@@ -224,7 +224,7 @@ async def test_a_message_is_not_purged_before_its_event_is_published() -> None:
         assert events.lost_count == 0
 
 
-async def test_messages_purged_after_the_hold_are_counted_as_lost_for_good() -> None:
+async def test_messages_purged_after_the_hold_are_counted_as_lost_permanently() -> None:
     clock, root = ManualClock(), open_root("memory:///")
     async with opened(root, clock) as (shard, events):
         hold_for(shard, events, 24 * HOUR_MS)
@@ -250,7 +250,7 @@ async def test_a_log_that_was_purged_to_its_end_leaves_no_lag() -> None:
         assert events.lag == 0
 
 
-async def test_giving_up_skips_to_the_end_and_tells_how_much() -> None:
+async def test_giving_up_skips_to_the_end_and_shows_how_much() -> None:
     async with opened() as (shard, events):
         await shard.publisher.publish(batch(*[b"x"] * 7))
         assert events.skip_to_end() == 7

@@ -95,7 +95,7 @@ async def test_a_message_goes_when_its_retention_is_over_by_the_grace_period() -
         assert await purge(shard, ids) == Purged(1, 3, ids[2:])
 
 
-async def test_what_nobody_needs_goes_when_it_is_older_than_the_replay_window_and_the_grace() -> (
+async def test_what_no_queue_needs_goes_when_it_is_older_than_the_replay_window_and_the_grace() -> (
     None
 ):
     clock = ManualClock()

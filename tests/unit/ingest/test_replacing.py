@@ -57,7 +57,7 @@ async def test_a_message_that_is_read_while_it_is_replaced_is_read_when_it_is_du
         assert read.etags == [await replacing]
 
 
-async def test_whoever_reads_a_message_whose_replace_failed_is_told(
+async def test_readers_of_a_message_whose_replace_failed_get_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened() as shard:
@@ -133,7 +133,7 @@ async def headers_shown(shard: Shard, first: int) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_readers_are_told_how_a_replace_ended_also_when_the_one_who_waited_for_it_is_gone(
+async def test_readers_learn_how_a_replace_ended_also_when_the_one_who_waited_for_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     async with opened(commit_interval_ms=300) as shard:

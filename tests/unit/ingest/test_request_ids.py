@@ -88,7 +88,7 @@ async def test_sealed_tables_still_answer(database: Database) -> None:
     assert await requests.begin("another", PRINT) is None
 
 
-async def test_colliding_hashes_are_told_apart_by_their_rows(
+async def test_colliding_hashes_are_distinguished_by_their_rows(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_ids, "hash", lambda text: len(text), raising=False)

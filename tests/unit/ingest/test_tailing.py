@@ -154,7 +154,7 @@ async def test_a_tailer_that_is_up_to_date_gets_the_very_objects_of_the_commit()
         await two.aclose()
 
 
-async def test_a_waiting_tailer_is_told_in_the_turn_in_which_the_publish_is_answered() -> None:
+async def test_a_waiting_tailer_hears_in_the_turn_in_which_the_publish_is_answered() -> None:
     async with opened() as shard:
         tailer = shard.log.tail(0)
         await anext(tailer)

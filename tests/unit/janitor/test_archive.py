@@ -100,7 +100,7 @@ def parts(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / FOLDER).rglob("*.parquet"))
 
 
-def test_a_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
+def test_a_dead_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
     objects: Objects, tmp_path: Path
 ) -> None:
     folder_of(objects).add(dead_letters(7, payload=b"\x00payload"))

@@ -78,7 +78,7 @@ async def test_what_is_listed_comes_with_what_the_archive_has(objects: Objects) 
     assert not found[9].HasField("message")
 
 
-async def test_another_failure_of_the_same_message_is_another_letter(objects: Objects) -> None:
+async def test_another_failure_of_the_same_message_is_another_dead_letter(objects: Objects) -> None:
     await add(objects, 1)
     (found,) = await joined(objects, listed(1, failed_ms=AT_MS + 1))
     assert not found.HasField("message")
@@ -114,13 +114,13 @@ async def test_each_comes_once_while_a_part_absorbs_another(
     assert all(one.message.payload == b"x" for one in found)
 
 
-async def test_a_damaged_part_is_told_and_nothing_is_made_up(objects: Objects) -> None:
+async def test_a_damaged_part_is_reported_and_nothing_is_made_up(objects: Objects) -> None:
     await objects.put(f"{day_path('orders', DAY)}/part-000001.parquet", b"no Parquet")
     with pytest.raises(Unavailable, match="day=2026-01-02"):
         await joined(objects, listed(1))
 
 
-async def test_only_row_groups_that_have_a_wanted_letter_are_read_whole(
+async def test_only_row_groups_that_have_a_wanted_dead_letter_are_read_whole(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a part of several row groups, in the order of failures

@@ -28,7 +28,7 @@ An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
         ("", "Spark gives no reason"),
     ],
 )
-def test_why_spark_does_not_start_is_told_in_a_line(text: str, why: str) -> None:
+def test_why_spark_does_not_start_is_reported_in_a_line(text: str, why: str) -> None:
     assert why in why_not(text)
     assert "\n" not in why_not(text)
 
@@ -55,7 +55,7 @@ org.apache.spark.sql.catalyst.ExtendedAnalysisException
 """
 
 
-def test_of_a_task_that_failed_the_line_of_python_is_told() -> None:
+def test_of_a_task_that_failed_the_line_of_python_is_reported() -> None:
     assert cause_of(Exception(TASK)) == (
         "libs.storage.errors.CorruptRecord: payload pack: ends too early"
     )
@@ -63,5 +63,5 @@ def test_of_a_task_that_failed_the_line_of_python_is_told() -> None:
     assert cause_of(ValueError()) == "ValueError"
 
 
-def test_of_a_query_all_is_told_but_the_stack() -> None:
+def test_of_a_query_all_is_reported_but_the_stack() -> None:
     assert without_stack(Exception(QUERY)) == QUERY.partition("\n\nJVM")[0]

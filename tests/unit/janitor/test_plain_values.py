@@ -50,7 +50,7 @@ def _anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         (datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC), "2026-01-02T03:04:05.678901Z"),
     ],
 )
-def test_moments_are_told_in_utc_wherever_the_machine_is(moment: datetime, text: str) -> None:
+def test_moments_are_reported_in_utc_wherever_the_machine_is(moment: datetime, text: str) -> None:
     kind = TimestampType()
     # As Spark makes it of what comes from its JVM: in the time of this machine.
     local = kind.fromInternal(int(moment.timestamp() * 1_000_000))

@@ -47,7 +47,7 @@ ROWS = [
 ]
 
 
-def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
+def test_the_page_is_whole_and_loads_nothing() -> None:
     result = page("run-1", NOW_MS, ROWS, 3)
 
     document = ElementTree.fromstring(re.sub(r"<!DOCTYPE html>|<meta[^>]*>", "", result))
@@ -60,7 +60,7 @@ def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
     assert "<orders>" not in result
 
 
-def test_the_page_tells_the_numbers() -> None:
+def test_the_page_shows_the_numbers() -> None:
     result = page("run-1", NOW_MS, ROWS, 3)
 
     for number in ("1,200", "1,000", "6 h", "3 MiB", "2025-12-31", "2026-01-02"):

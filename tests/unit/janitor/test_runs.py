@@ -48,7 +48,7 @@ def run_of(job: str = "retention", at_ms: int = NOW_MS, **rest: object) -> Run:
     return replace(made, **rest)  # type: ignore[arg-type]
 
 
-def test_ids_ascend_with_the_time_and_tell_the_job() -> None:
+def test_ids_ascend_with_the_time_and_show_the_job() -> None:
     ids = [new_run_id(job, NOW_MS + at) for at, job in enumerate(JOBS)]
 
     assert ids == sorted(ids)

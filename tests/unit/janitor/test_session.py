@@ -20,7 +20,7 @@ ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
         ("retention", JobOptions(spark={"spark.driver.defaultJavaOptions": "-Da=b"}), "-Da=b"),
     ],
 )
-def test_java_compiles_little_for_a_job_that_is_brief_unless_it_is_told_otherwise(
+def test_java_compiles_little_for_a_job_that_is_brief_unless_it_is_set_otherwise(
     job: str, options: JobOptions, text: str | None
 ) -> None:
     assert settings_of(job, options).get("spark.driver.defaultJavaOptions") == text

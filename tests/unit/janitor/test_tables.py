@@ -34,7 +34,7 @@ FIRST_DAY_MS = -62_135_596_800_000
 LAST_DAY_MS = 253_402_214_400_000
 
 
-def test_the_page_tells_every_column_of_every_table_with_its_type_in_order() -> None:
+def test_the_page_shows_every_column_of_every_table_with_its_type_in_order() -> None:
     fields: dict[str, list[tuple[str, str]]] = {}
     for section in PAGE.read_text().split("\n## ")[1:]:
         name, _, rest = section.partition("\n")

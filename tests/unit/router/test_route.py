@@ -319,7 +319,7 @@ def test_a_piece_that_is_not_thin_goes_whatever_waits_behind_it() -> None:
     [(3, 100, False), (4, 100, True), (4, 3, False)],
     ids=["all offered", "one is not", "no room for it"],
 )
-def test_more_is_at_hand_while_the_log_goes_on_and_the_route_has_room(
+def test_more_is_ready_while_the_log_goes_on_and_the_route_has_room(
     durable_sequence: int, messages_max: int, *, more: bool
 ) -> None:
     unused: Any = SimpleNamespace(doubt=None)  # Nothing is read here.
@@ -347,7 +347,7 @@ class TooSlowAt(BrokerRules):
         return super().judge(entry, columns, begin, rest)
 
 
-def test_what_was_judged_beside_a_filter_that_took_too_long_is_judged_anew_in_its_order() -> None:
+def test_what_was_judged_beside_a_filter_that_took_too_long_is_judged_again_in_its_order() -> None:
     route, slow = Route(), TooSlowAt(2)
     slow.change([QueueRule("q", "true")])
     route.offer(0, [entry(1, "a"), entry(2, "a"), entry(3, "a")])

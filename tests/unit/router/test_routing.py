@@ -213,7 +213,7 @@ def test_a_list_that_is_none_is_refused(text: str) -> None:
         parse_shards(text)
 
 
-def test_messages_that_are_alike_but_for_their_ids_are_told_apart_by_a_filter_on_ids() -> None:
+def test_messages_that_are_alike_but_for_their_ids_are_distinguished_by_a_filter_on_ids() -> None:
     rules, columns = BrokerRules(), Columns()
     rules.change([QueueRule("even", "message_id % 2 == 0"), QueueRule("all", "true")])
     alike = LogEntry([((10, 0, 500, 0, 0), {"k": "v"}, -1, (5,) * 6, "")], 100)

@@ -77,7 +77,7 @@ async def test_health_says_503_with_the_reason_until_the_service_serves() -> Non
         assert (await asked(session))[0] == 503
 
 
-async def test_health_tells_of_the_queue_as_the_design_writes_it() -> None:
+async def test_health_shows_the_queue_as_the_design_writes_it() -> None:
     queue = QueueHealth("redis", True, 0, 0)
 
     async def look() -> QueueHealth:

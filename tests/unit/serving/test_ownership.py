@@ -65,7 +65,7 @@ async def test_after_a_standstill_every_call_waits_for_one_proof() -> None:
     assert standstill.proof() is None
 
 
-async def test_whoever_looks_first_the_standstill_is_seen() -> None:
+async def test_whichever_looks_first_the_standstill_is_seen() -> None:
     # Given a look that comes before the first call
     proofs = Proofs()
     standstill = Standstill(proofs.prove, proofs.clock)

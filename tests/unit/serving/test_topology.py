@@ -52,7 +52,7 @@ async def test_services_and_clients_each_get_the_address_that_they_can_reach(
     assert dict(topology.advertised("broker")) == {0: "127.0.0.1:7422"}
 
 
-async def test_an_ingest_tells_its_largest_payload_and_an_old_entry_does_not(
+async def test_an_ingest_shows_its_largest_payload_and_an_old_entry_does_not(
     objects: Objects,
 ) -> None:
     directory = TopologyDirectory(objects)
@@ -105,7 +105,7 @@ async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> 
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b"\xff", b'{"service": "broker"}'])
-async def test_a_damaged_entry_hides_nobody_else(objects: Objects, damage: bytes) -> None:
+async def test_a_damaged_entry_hides_no_other(objects: Objects, damage: bytes) -> None:
     directory = TopologyDirectory(objects)
     await directory.announce(Peer("broker", 0, "b:0"))
     await objects.put("topology/broker-1.json", damage)

@@ -11,7 +11,7 @@ shards = st.integers(0, 16_383)
 
 
 @given(times, shards)
-def test_an_id_tells_its_time_and_shard_and_is_a_ulid(at_ms: int, shard: int) -> None:
+def test_an_id_shows_its_time_and_shard_and_is_a_ulid(at_ms: int, shard: int) -> None:
     text = TaskIds(shard).make(at_ms)
     check_id("task_id", text, TASK_PREFIX)
     named = parse_task_id(text)

@@ -66,7 +66,7 @@ async def test_a_killed_process_is_started_again_on_its_port(
     ]
 
 
-async def test_a_process_that_fails_at_first_is_tried_again_with_its_last_words_told(
+async def test_a_process_that_fails_at_first_is_tried_again_with_its_last_words_reported(
     watch: Callable[[str], Watched],
 ) -> None:
     watched = watch("1,1,serve")

@@ -26,7 +26,7 @@ def save(path: Path, content: bytes, in_place: bool) -> None:
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("call", ["append", "claim", "compact", "has_all_appends"])
-def test_an_append_that_a_save_took_away_is_told_once(
+def test_an_append_that_a_save_took_away_is_reported_once(
     path: Path, call: str, in_place: bool
 ) -> None:
     # Given an editor that reads the file, two appends, and the editor saving what it had
@@ -62,7 +62,7 @@ def test_what_was_marked_moved_set_or_commented_out_is_not_missed(path: Path) ->
         assert queue.has_all_appends()
 
 
-def test_a_save_in_the_midst_of_an_append_is_told_by_the_next_call(
+def test_a_save_in_the_midst_of_an_append_is_reported_by_the_next_call(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an editor that saves an older copy after the append has looked, and before it writes
@@ -114,7 +114,7 @@ def test_an_append_beside_a_save_is_there_once(
     assert claims(queue) == ["same", "other", "same", "next"]
 
 
-def test_what_an_editor_has_moved_is_found_at_the_end_though_nobody_can_read_the_rest(
+def test_what_an_editor_has_moved_is_found_at_the_end_though_the_rest_is_unreadable(
     path: Path,
 ) -> None:
     queue = TextQueue(path)
@@ -189,7 +189,7 @@ def test_what_a_compaction_keeps_is_still_missed(path: Path) -> None:
     assert queue.has_all_appends()
 
 
-def test_a_file_that_was_deleted_begins_anew(path: Path) -> None:
+def test_a_file_that_was_deleted_starts_over(path: Path) -> None:
     queue = TextQueue(path)
     queue.append("a")
     path.unlink()
@@ -218,7 +218,7 @@ def test_of_two_that_make_the_file_at_once_both_appends_are_missed(
         queue.has_all_appends()
 
 
-def test_a_broken_file_is_looked_at_again_when_it_is_mended(path: Path) -> None:
+def test_a_broken_file_is_looked_at_again_when_it_is_repaired(path: Path) -> None:
     queue = TextQueue(path)
     queue.append("a")
     path.write_bytes(b"-b\xff\n")
@@ -322,7 +322,7 @@ def test_an_append_has_room_for_its_line_in_the_list_before_it_is_written(path: 
         queue.has_all_appends()
 
 
-def test_a_list_that_cannot_be_written_anew_is_as_it_was(path: Path) -> None:
+def test_a_list_that_cannot_be_rewritten_is_as_it_was(path: Path) -> None:
     # Given an append that a save took away, and a disk that takes only a part of the new list
     queue = TextQueue(path)
     for text in ("one", "two", "three"):
@@ -370,7 +370,7 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_who_may_only_read_is_told_of_losses_each_time() -> None:
+def test_a_reader_without_the_right_to_write_learns_of_losses_each_time() -> None:
     # Given files that are somebody else's, and a save that took an append away
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.tq")

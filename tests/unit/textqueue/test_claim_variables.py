@@ -49,7 +49,7 @@ def test_a_message_without_retries_left_becomes_an_error(path: Path, make: Make)
     assert path.read_bytes() == b"!a\n\\retries=0\n\\error=retries \n-b\n"
 
 
-def test_what_a_worker_has_told_of_its_error_stays_when_no_retries_are_left(
+def test_what_a_worker_has_reported_of_its_error_stays_when_no_retries_are_left(
     path: Path, make: Make
 ) -> None:
     queue = make(b"-a\n\\retries=1\n\\error=        \n")

@@ -71,7 +71,7 @@ def test_a_claim_that_ran_out_of_time_goes_to_another(path: Path, make: Make, cl
     assert path.read_bytes() == b"=a\n"
 
 
-def test_a_late_claim_that_nobody_took_still_counts(path: Path, make: Make, clock: Clock) -> None:
+def test_a_late_claim_that_was_not_taken_still_counts(path: Path, make: Make, clock: Clock) -> None:
     claim = make(b"-a\n").claim()
     assert claim is not None
     clock.now_ms += 10**9
@@ -142,7 +142,7 @@ def test_a_process_number_used_again_is_no_life(make: Make) -> None:
     assert elsewhere.state(10).value == "timed out"
 
 
-def test_what_a_person_marked_meanwhile_is_told(path: Path, make: Make) -> None:
+def test_what_a_person_marked_meanwhile_is_reported(path: Path, make: Make) -> None:
     claim = make(b"-a\n").claim()
     assert claim is not None
     path.write_bytes(b"=a\n")
@@ -384,7 +384,7 @@ def test_threads_that_claim_and_one_that_has_the_lock_do_not_wait_for_ever(make:
     assert got == ["b"]
 
 
-def test_whose_messages_are_claimed_is_told_by_their_places(make: Make, clock: Clock) -> None:
+def test_whose_messages_are_claimed_is_reported_by_their_places(make: Make, clock: Clock) -> None:
     queue = make(b"-a\n-b\n-c\n")
     first, second = taken(queue), taken(TextQueue(queue.path, clock_ms=clock))
 

@@ -30,7 +30,7 @@ def test_writers_append_to_their_own_and_all_is_one_queue(tmp_path: Path) -> Non
     assert (tmp_path / "jobs.2.tq").read_bytes() == b"=d\n\\v=1\n"
 
 
-def test_without_a_file_of_its_own_nobody_appends(tmp_path: Path) -> None:
+def test_without_a_file_of_its_own_no_process_appends(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no writer's file"):
         SplitQueue(tmp_path / "*.tq").append("a")
 

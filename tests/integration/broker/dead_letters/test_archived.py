@@ -37,7 +37,7 @@ async def archive_all(rig: Rig, numbers: range, run: str = "run") -> None:
     await archive(rig, failed_rows(await listed(rig, FAILED)), run)
 
 
-async def test_archived_letters_are_listed_with_the_run_that_has_their_content() -> None:
+async def test_archived_dead_letters_are_listed_with_the_run_that_has_their_content() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         failed_ms = rig.clock.now_ms()
@@ -99,7 +99,7 @@ async def test_they_come_back_as_new_messages_once_however_often_it_is_asked() -
         assert await rig.counts() == {"archived": 6}
 
 
-async def test_what_nobody_wants_back_is_dropped_and_stays_away() -> None:
+async def test_what_is_not_wanted_back_is_dropped_and_stays_away() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         await archive_all(rig, range(1, 11))
@@ -248,7 +248,7 @@ async def test_purging_them_leaves_dead_letters_and_deleting_the_queue_takes_all
 
 @pytest.mark.parametrize("kept", [False, True], ids=["lost", "kept"])
 @pytest.mark.parametrize("at", range(1, 5))
-async def test_each_letter_is_archived_and_comes_back_once_whichever_commit_fails(
+async def test_each_dead_letter_is_archived_and_comes_back_once_whichever_commit_fails(
     monkeypatch: pytest.MonkeyPatch, at: int, kept: bool
 ) -> None:
     # Given dead letters, and a fault that will strike

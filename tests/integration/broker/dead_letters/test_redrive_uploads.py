@@ -53,7 +53,7 @@ async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
         assert pushed.payload_uri == uploaded[1]
 
 
-async def test_a_letter_that_is_too_large_to_be_pushed_stays_and_is_told_in_the_log(
+async def test_a_dead_letter_that_is_too_large_to_be_pushed_stays_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     disk, pushes = Disk(), Pushes()

@@ -157,7 +157,7 @@ def _text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def test_letters_that_fail_again_or_come_later_are_not_taken() -> None:
+async def test_dead_letters_that_fail_again_or_come_later_are_not_taken() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         await fail(rig, [1, 2, 3, 4])
@@ -173,7 +173,7 @@ async def test_letters_that_fail_again_or_come_later_are_not_taken() -> None:
         assert await ids(rig, AVAILABLE) == [2, 3, 4]
 
 
-async def test_letters_past_their_retention_stay() -> None:
+async def test_dead_letters_past_their_retention_stay() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         deadline = rig.clock.now_ms() + 60_000
@@ -190,7 +190,7 @@ async def test_letters_past_their_retention_stay() -> None:
         assert await ids(rig, FAILED) == [1]
 
 
-async def test_letters_that_are_not_listed_any_more_stay() -> None:
+async def test_dead_letters_that_are_not_listed_any_more_stay() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1, failed_retention_s=60)
         await fail(rig, [1])
@@ -329,7 +329,7 @@ async def test_an_ingest_that_is_away_is_waited_for() -> None:
 # --- What else happens meanwhile --------------------------------------------------
 
 
-async def test_a_purge_of_the_letters_leaves_nothing_to_do() -> None:
+async def test_a_purge_of_the_dead_letters_leaves_nothing_to_do() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         await rig.create("target")

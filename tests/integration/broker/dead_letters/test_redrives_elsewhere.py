@@ -110,7 +110,7 @@ async def test_where_nothing_can_be_pushed_it_goes_on_to_the_end(
         await eventually(lambda: pushes.payloads() == [payload(n) for n in range(16, 31)])
 
 
-async def test_a_target_shard_that_is_away_is_waited_for_and_a_deleted_one_is_told() -> None:
+async def test_a_target_shard_that_is_away_is_waited_for_and_a_deleted_one_is_reported() -> None:
     disk, pushes = Disk(), Pushes()
     root = memory_root(disk)
     clock = ManualClock()
@@ -184,7 +184,7 @@ async def reaches_its_end(rig: Rig, redrive_id: str) -> bool:
 @pytest.mark.parametrize("target", ["q", "other", "far"])
 @pytest.mark.parametrize("kept", [False, True], ids=["lost", "kept"])
 @pytest.mark.parametrize("at", range(1, 6))
-async def test_each_letter_moves_once_whichever_commit_fails(
+async def test_each_dead_letter_moves_once_whichever_commit_fails(
     monkeypatch: pytest.MonkeyPatch, at: int, kept: bool, target: str
 ) -> None:
     # Given a row of letters that takes three steps, and a fault that will strike
@@ -298,7 +298,9 @@ async def test_what_cannot_be_redriven_is_refused_and_nothing_is_begun(
         assert await rig.counts() == {"failed": 1}
 
 
-async def test_a_bad_filter_is_told_with_its_position_and_the_variables_that_there_are() -> None:
+async def test_a_bad_filter_is_reported_with_its_position_and_the_variables_that_there_are() -> (
+    None
+):
     async with running() as rig:
         await rig.create()
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -28,7 +28,7 @@ async def told(rig: Rig) -> list[str]:
     return [one.redrive_id for one in answer.redrives]
 
 
-async def test_those_that_ended_long_ago_are_forgotten_for_good(
+async def test_those_that_ended_long_ago_are_forgotten_permanently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given redrives that are done, cancelled, and running, and a retention of an hour

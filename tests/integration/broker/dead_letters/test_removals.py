@@ -128,7 +128,7 @@ async def test_each_bad_input_is_refused_by_the_name_of_its_field_and_changes_no
         assert await rig.counts() == before
 
 
-async def test_what_a_queue_of_the_same_name_had_is_not_looked_for_in_the_one_made_anew() -> None:
+async def test_what_a_queue_of_the_same_name_had_is_not_looked_for_in_the_one_re_created() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         await fail(rig, [1])

@@ -58,7 +58,7 @@ async def test_each_expired_message_goes_once_while_consumers_take_what_they_can
         assert 7 <= len(held) < 2000
 
 
-async def test_a_redrive_goes_on_beside_removals_and_each_letter_ends_once() -> None:
+async def test_a_redrive_goes_on_beside_removals_and_each_dead_letter_ends_once() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
         for first in range(1, 301, 3):

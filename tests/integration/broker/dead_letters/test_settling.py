@@ -72,7 +72,7 @@ async def dead_letters(rig: Rig, count: int, **settings: Any) -> list[str]:
     return [entry.handle for entry in await listed(rig, FAILED)]
 
 
-async def test_letters_come_back_go_and_are_replaced_and_it_stays_so() -> None:
+async def test_dead_letters_come_back_go_and_are_replaced_and_it_stays_so() -> None:
     disk, clock, pushes = Disk(), ManualClock(), Pushes()
     root = memory_root(disk)
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
@@ -103,7 +103,7 @@ async def test_letters_come_back_go_and_are_replaced_and_it_stays_so() -> None:
         assert dict(pushed.headers) == {"k": "v"}
 
 
-async def test_when_one_letter_is_gone_nothing_happens_to_the_others() -> None:
+async def test_when_one_dead_letter_is_gone_nothing_happens_to_the_others() -> None:
     pushes = Pushes()
     async with running(pushes=pushes) as rig:
         one, two, three = await dead_letters(rig, 3)
@@ -120,7 +120,7 @@ async def test_when_one_letter_is_gone_nothing_happens_to_the_others() -> None:
         assert not pushes.payloads()
 
 
-async def test_a_letter_that_failed_again_is_another_one() -> None:
+async def test_a_dead_letter_that_failed_again_is_another_one() -> None:
     clock = ManualClock()
     async with running(clock=clock) as rig:
         [old] = await dead_letters(rig, 1)
@@ -154,7 +154,7 @@ async def test_a_repeat_does_nothing_and_other_content_under_its_id_is_refused()
         assert pushes.payloads() == [b"new", b"other"]
 
 
-async def test_calls_for_the_same_letters_at_the_same_time_settle_each_once() -> None:
+async def test_calls_for_the_same_dead_letters_at_the_same_time_settle_each_once() -> None:
     pushes = Pushes()
     async with running(pushes=pushes) as rig:
         handles = await dead_letters(rig, 200)
@@ -185,7 +185,7 @@ async def test_calls_for_the_same_letters_at_the_same_time_settle_each_once() ->
         await eventually(lambda: len(pushes.payloads()) == sum(results))
 
 
-async def test_a_redrive_that_runs_stays_at_its_message_when_letters_before_it_go() -> None:
+async def test_a_redrive_that_runs_stays_at_its_message_when_dead_letters_before_it_go() -> None:
     clock = ManualClock()
     async with running(clock=clock) as rig:
         handles = await dead_letters(rig, 300)
@@ -212,7 +212,7 @@ async def test_a_redrive_that_runs_stays_at_its_message_when_letters_before_it_g
         assert sorted(back) == [*range(1, 201), *range(251, 301)]
 
 
-async def test_a_letter_past_its_retention_does_not_come_back() -> None:
+async def test_a_dead_letter_past_its_retention_does_not_come_back() -> None:
     clock = ManualClock()
     async with running(clock=clock) as rig:
         await rig.create(max_attempts=1)
@@ -233,7 +233,7 @@ async def test_a_letter_past_its_retention_does_not_come_back() -> None:
         assert await rig.counts() == {"done": 1}
 
 
-async def test_what_replaces_a_letter_keeps_its_end_and_may_be_large() -> None:
+async def test_what_replaces_a_dead_letter_keeps_its_end_and_may_be_large() -> None:
     clock, pushes, disk = ManualClock(), Pushes(), Disk()
     root = memory_root(disk)
     async with running(root, clock, disk=disk, pushes=pushes) as rig:
@@ -281,7 +281,7 @@ async def test_bad_input_names_its_field_and_changes_nothing() -> None:
         assert (await get(rig, good)).state == queue_pb2.ENTRY_STATE_FAILED
 
 
-async def test_after_a_purge_the_letters_are_gone() -> None:
+async def test_after_a_purge_the_dead_letters_are_gone() -> None:
     async with running() as rig:
         [handle] = await dead_letters(rig, 1)
         await rig.queues.PurgeQueue(queue_pb2.PurgeQueueRequest(queue_id="q", states=[FAILED]))

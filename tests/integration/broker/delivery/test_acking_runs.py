@@ -45,7 +45,7 @@ async def test_a_row_of_tokens_is_acked_as_each_of_them_would_be() -> None:
         assert await rig.counts() == {"available": 1, "done": 549}
 
 
-async def test_tokens_that_nobody_was_given_are_refused_each() -> None:
+async def test_tokens_that_no_claim_returned_are_refused_each() -> None:
     async with running() as rig:
         tokens = await claimed_tokens(rig, 60)
         prefix = tokens[0][:-2]

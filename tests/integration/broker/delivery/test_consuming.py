@@ -228,7 +228,7 @@ async def test_no_lease_ends_while_a_commit_is_overdue() -> None:
         assert await late == [OK]
 
 
-async def test_an_ingest_that_is_away_costs_nobody_an_attempt() -> None:
+async def test_an_ingest_that_is_away_costs_no_attempt() -> None:
     ingest = Ingest()
     async with running(ingest=ingest) as rig:
         await rig.create(max_attempts=1)
@@ -248,7 +248,7 @@ async def test_an_ingest_that_is_away_costs_nobody_an_attempt() -> None:
         assert claimed.attempts_count == 1
 
 
-async def test_a_payload_that_is_gone_for_good_makes_a_dead_letter() -> None:
+async def test_a_payload_that_is_permanently_gone_makes_a_dead_letter() -> None:
     ingest = Ingest()
     ingest.gone = {2}
     async with running(ingest=ingest) as rig:

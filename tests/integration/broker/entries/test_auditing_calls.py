@@ -40,7 +40,7 @@ async def delayed(rig: Rig, *ids: int) -> None:
 
 
 @pytest.mark.parametrize("view", entry_pb2.EntryView.values())
-async def test_a_watch_tells_as_much_of_an_entry_as_its_view_says(
+async def test_a_watch_shows_as_much_of_an_entry_as_its_view_says(
     view: entry_pb2.EntryView.ValueType,
 ) -> None:
     async with running() as rig:
@@ -58,7 +58,7 @@ async def test_a_watch_tells_as_much_of_an_entry_as_its_view_says(
         assert bool(entry.message.payload) == (view == entry_pb2.ENTRY_VIEW_FULL)
 
 
-async def test_what_a_watch_tells_can_be_edited_by_its_handle() -> None:
+async def test_what_a_watch_shows_can_be_edited_by_its_handle() -> None:
     async with running() as rig:
         await rig.create()
         await delayed(rig, 5, 6)
@@ -75,7 +75,7 @@ async def test_what_a_watch_tells_can_be_edited_by_its_handle() -> None:
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
 
 
-async def test_a_watch_of_nothing_answers_at_once_and_tells_where_to_go_on() -> None:
+async def test_a_watch_of_nothing_answers_at_once_and_shows_where_to_go_on() -> None:
     async with running() as rig:
         await rig.create()
         answer = await first_answer(rig, queue_id="q")
@@ -178,7 +178,7 @@ async def test_edits_of_what_is_not_there_are_refused(reason: str, handle: str) 
         assert rig.ingest.edits == []
 
 
-async def test_an_edit_under_an_old_etag_is_told_the_current_one() -> None:
+async def test_an_edit_under_an_old_etag_returns_the_current_one() -> None:
     async with running() as rig:
         await rig.create()
         await delayed(rig, 5)

@@ -27,7 +27,7 @@ FULL = entry_pb2.ENTRY_VIEW_FULL
 NONE = entry_pb2.ENTRY_VIEW_UNSPECIFIED
 
 
-async def test_delayed_messages_are_told_in_order_both_those_there_and_those_to_come() -> None:
+async def test_delayed_messages_are_reported_in_order_both_those_there_and_those_to_come() -> None:
     async with running() as rig:
         await rig.create()
         await delay(rig, [3, 1], 9 * MINUTE)
@@ -105,7 +105,7 @@ async def test_what_can_be_claimed_is_left_out() -> None:
             assert await watch.heartbeat() == []
 
 
-async def test_nothing_is_told_before_it_is_durable() -> None:
+async def test_nothing_is_reported_before_it_is_durable() -> None:
     async with running() as rig:
         await rig.create()
         async with watching(rig) as watch:

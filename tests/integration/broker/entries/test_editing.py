@@ -113,7 +113,7 @@ async def test_what_is_not_named_is_kept() -> None:
         assert len(rig.ingest.edits) == 2
 
 
-async def test_while_an_edit_runs_the_entry_is_handed_out_to_nobody() -> None:
+async def test_while_an_edit_runs_the_entry_is_not_delivered() -> None:
     async with running() as rig:
         await rig.create()
         await delayed(rig, 1, 2)
@@ -150,7 +150,7 @@ async def test_only_a_delayed_message_is_edited() -> None:
         assert rig.ingest.edits == []
 
 
-async def test_what_ingest_refuses_is_told_and_the_entry_is_free_again() -> None:
+async def test_what_ingest_refuses_is_reported_and_the_entry_is_free_again() -> None:
     async with running() as rig:
         await rig.create()
         await delayed(rig, 1)
@@ -180,7 +180,7 @@ async def test_an_edit_goes_on_when_its_caller_has_gone() -> None:
         assert payloads(await rig.claim(wait_ms=60_000)) == [b"new"]
 
 
-async def test_a_read_that_an_edit_has_overtaken_is_handed_out_to_nobody() -> None:
+async def test_a_read_that_an_edit_has_overtaken_is_not_delivered() -> None:
     async with running() as rig:
         await rig.create()
         await rig.create("other")

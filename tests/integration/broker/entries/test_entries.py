@@ -45,7 +45,7 @@ NO_VIEW: Any = 9
 # --- What an entry tells ---------------------------------------------------------
 
 
-async def test_an_entry_tells_all_of_its_state_also_after_a_restart(tmp_path: Path) -> None:
+async def test_an_entry_shows_all_of_its_state_also_after_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
     began_ms = clock.now_ms()
     async with running(tmp_path, clock) as rig:
@@ -75,7 +75,7 @@ async def test_an_entry_tells_all_of_its_state_also_after_a_restart(tmp_path: Pa
     assert attempt.outcome == "nack: broken"
 
 
-async def test_views_tell_as_much_as_is_asked() -> None:
+async def test_views_show_as_much_as_is_asked() -> None:
     async with running() as rig:
         handles = await one_of_each(rig)
         rig.ingest.header_bytes = 3

@@ -36,7 +36,7 @@ from tests.integration.broker.rig import Disk, Rig, memory_root, running
 from tests.manual_clock import ManualClock
 
 
-async def test_nothing_is_told_that_a_crash_could_take_back() -> None:
+async def test_nothing_is_reported_that_a_crash_could_take_back() -> None:
     disk = Disk()
     async with running(disk=disk) as rig:
         await rig.create()
@@ -143,7 +143,7 @@ async def test_pages_may_be_short_and_go_on_all_the_same(monkeypatch: pytest.Mon
         assert await ids(rig, AVAILABLE) == [230]
 
 
-async def test_a_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_servicer, "PROGRESS_S", 0.0)
     async with running() as rig:
         for name in ("a", "b", "c"):

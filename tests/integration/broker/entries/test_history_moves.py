@@ -72,7 +72,7 @@ async def test_the_history_comes_along_through_redrives_and_transfers(tmp_path: 
         assert (left.message_id, told(left)) == (2, [("q", "nack: broken")])
 
 
-async def test_what_comes_back_tells_nothing_twice() -> None:
+async def test_what_comes_back_reveals_nothing_twice() -> None:
     async with running() as rig:
         for queue_id in ("q", "other"):
             await rig.create(queue_id, max_attempts=1)

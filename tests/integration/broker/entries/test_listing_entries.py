@@ -101,7 +101,7 @@ async def test_a_restart_between_two_pages_changes_nothing(tmp_path: Path) -> No
         assert token == ""
 
 
-async def test_what_was_told_last_may_be_gone_when_the_next_page_is_asked() -> None:
+async def test_what_was_reported_last_may_be_gone_when_the_next_page_is_asked() -> None:
     async with running() as rig:
         await several_of_each(rig)
 
@@ -215,7 +215,7 @@ async def test_listings_follow_the_clock_and_hide_what_is_past_its_retention() -
 
 
 @each_state
-async def test_every_listing_can_tell_the_messages(state: queue_pb2.EntryState.ValueType) -> None:
+async def test_every_listing_can_show_the_messages(state: queue_pb2.EntryState.ValueType) -> None:
     async with running() as rig:
         await several_of_each(rig)
         rig.ingest.header_bytes = 2

@@ -72,7 +72,7 @@ async def letters_of_one_commit(turns: Turns) -> AsyncIterator[Rig]:
         others.cancel()
 
 
-async def test_nobody_holds_the_others_up_while_a_long_list_is_read(
+async def test_no_call_blocks_others_while_a_long_list_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns = Turns()
@@ -97,7 +97,7 @@ async def test_nobody_holds_the_others_up_while_a_long_list_is_read(
     assert 0 < turns.most <= LIST_ROW_MAX + DECODED_MAX
 
 
-async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_letters_they_have(
+async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_dead_letters_they_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given letters in rows of their own, and a step that may look at five
@@ -126,7 +126,7 @@ async def test_a_step_looks_at_a_bounded_number_of_rows_however_few_letters_they
 QUEUES, PRIORITIES = 12, 7
 
 
-async def test_nobody_is_held_up_while_queues_of_many_priorities_are_listed(
+async def test_no_call_is_blocked_while_queues_of_many_priorities_are_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given queues with messages of several priorities, more than are told in one step

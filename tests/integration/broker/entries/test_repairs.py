@@ -137,7 +137,7 @@ async def test_a_rescheduled_entry_wakes_who_waits() -> None:
         assert claimed.message.message_id == 2
 
 
-async def test_a_queue_made_anew_knows_nothing_of_old_handles() -> None:
+async def test_a_queue_re_created_knows_nothing_of_old_handles() -> None:
     async with running() as rig:
         handles = await one_of_each(rig)
         await delete(rig)

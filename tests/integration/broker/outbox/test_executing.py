@@ -175,7 +175,7 @@ async def test_the_pushes_of_a_call_have_64_mib_together() -> None:
         assert error.field == "commands[2].push"
 
 
-async def test_a_refusal_tells_which_command_and_nothing_has_happened() -> None:
+async def test_a_refusal_shows_which_command_and_nothing_has_happened() -> None:
     async with running() as rig:
         await rig.create()
         await rig.assign([1, 2])

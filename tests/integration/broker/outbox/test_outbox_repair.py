@@ -74,7 +74,7 @@ async def known(root: Path) -> None:
 # --- Refused for good -----------------------------------------------------------
 
 
-async def test_a_push_refused_for_good_is_put_aside_and_the_others_come_once(
+async def test_a_push_refused_permanently_is_set_aside_and_the_others_come_once(
     tmp_path: Path,
 ) -> None:
     # Given pushes that wait for an ingest, whose largest payload is lowered meanwhile
@@ -148,7 +148,7 @@ async def test_a_payload_that_the_ingest_would_refuse_is_refused_at_once(
 
 @pytest.mark.parametrize("kept", [False, True], ids=["lost", "kept"])
 @pytest.mark.parametrize("at", range(1, 9))
-async def test_what_is_refused_is_put_aside_once_whichever_commit_fails(
+async def test_what_is_refused_is_set_aside_once_whichever_commit_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: int, kept: bool
 ) -> None:
     # Given pushes that wait, two of which will be refused, and a fault that will strike
@@ -200,7 +200,7 @@ async def test_a_discarded_push_is_gone(tmp_path: Path) -> None:
         assert list((await told(rig)).refused_pushes) == []
 
 
-async def test_where_too_many_are_put_aside_the_outbox_halts_until_there_is_room(
+async def test_where_too_many_are_set_aside_the_outbox_halts_until_there_is_room(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(outbox_sender, "REFUSED_MAX", 1)
@@ -218,7 +218,7 @@ async def test_where_too_many_are_put_aside_the_outbox_halts_until_there_is_room
             assert (await told(rig)).lines[0].halted_reason == ""
 
 
-async def test_a_damaged_row_is_put_aside_and_cannot_be_retried(tmp_path: Path) -> None:
+async def test_a_damaged_row_is_set_aside_and_cannot_be_retried(tmp_path: Path) -> None:
     await known(tmp_path)
     async with running(tmp_path, pushes=IngestPushes) as rig:
         await rig.create()
@@ -307,7 +307,7 @@ async def test_a_halted_outbox_does_not_spin(
             assert tries <= 12
 
 
-async def test_what_an_ingest_has_lost_for_good_is_left_behind_when_people_say_so(
+async def test_what_an_ingest_has_lost_permanently_is_left_behind_when_people_say_so(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock()
@@ -336,7 +336,7 @@ async def test_what_an_ingest_has_lost_for_good_is_left_behind_when_people_say_s
         assert await stored(ingest) == [b"3", b"4", b"5", b"6"]
 
 
-async def test_a_broker_that_begins_anew_loses_no_push_to_an_ingest_that_goes_on(
+async def test_a_broker_that_starts_over_loses_no_push_to_an_ingest_that_goes_on(
     tmp_path: Path,
 ) -> None:
     # Given an ingest that has stored three pushes of a broker

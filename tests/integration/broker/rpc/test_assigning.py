@@ -184,7 +184,7 @@ async def test_a_change_that_is_not_durable_yet_holds_no_range_up() -> None:
         assert await rig.counts() == {"available": 2}
 
 
-async def test_the_routing_state_tells_what_changed_after_a_revision() -> None:
+async def test_the_routing_state_shows_what_changed_after_a_revision() -> None:
     async with running() as rig:
         await rig.create("a")
         await rig.create("b")

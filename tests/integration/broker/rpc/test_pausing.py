@@ -180,7 +180,7 @@ async def test_a_queue_is_created_with_one_of_the_shard_or_not_at_all() -> None:
         assert set(rig.owner.shard.queues) == {"q", "a"}
 
 
-async def test_counts_tell_priorities_and_how_long_the_oldest_has_been_claimable() -> None:
+async def test_counts_show_priorities_and_how_long_the_oldest_has_been_claimable() -> None:
     async with running() as rig:
         await rig.create()
         assert not (await get(rig)).counts.HasField("oldest_claimable_age_ms")

@@ -112,7 +112,7 @@ async def test_a_queue_deleted_while_its_purge_is_swept_is_swept_whole(
         assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [6001]
 
 
-async def test_a_message_that_ends_before_its_delay_leaves_though_nobody_claims(
+async def test_a_message_that_ends_before_its_delay_leaves_without_consumers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, "LOOK_EVERY_S", 0.01)

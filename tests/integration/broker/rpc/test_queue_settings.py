@@ -40,7 +40,7 @@ async def test_all_settings_survive_a_restart_and_go_back_to_their_defaults() ->
         assert reset.backoff.kind == Backoff.KIND_EXPONENTIAL
 
 
-async def test_a_backoff_is_told_with_its_defaults() -> None:
+async def test_a_backoff_is_reported_with_its_defaults() -> None:
     async with running() as rig:
         asked = Backoff(kind=Backoff.KIND_LINEAR, initial_ms=5)
         backoff = (await rig.create(backoff=asked)).backoff

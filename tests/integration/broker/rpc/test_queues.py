@@ -244,7 +244,7 @@ async def test_a_forged_page_token_is_refused() -> None:
         assert (await refusal(rig.queues.ListQueues(request)))[::2] == (INVALID, "page_size")
 
 
-async def test_a_queue_made_anew_is_empty_and_refuses_the_old_leases() -> None:
+async def test_a_queue_re_created_is_empty_and_refuses_the_old_leases() -> None:
     async with running() as rig:
         await rig.create()
         await rig.assign([1, 2, 3])

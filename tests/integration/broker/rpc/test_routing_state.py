@@ -76,7 +76,7 @@ async def test_configs_that_no_message_has_room_for_are_read_page_by_page() -> N
         assert (list(first.cursors), bool(first.next_page_token)) == ([], True)
 
 
-async def test_what_changes_between_two_pages_is_told_as_it_is_in_the_end(
+async def test_what_changes_between_two_pages_is_reported_as_it_is_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queue_conversion, "CHANGES_MAX", 2)
@@ -115,7 +115,7 @@ async def delete_more_than_are_remembered(rig: Rig) -> None:
         await delete(rig, f"other{number}")
 
 
-async def test_one_who_may_have_missed_deletions_is_refused_and_begins_anew() -> None:
+async def test_one_who_may_have_missed_deletions_is_refused_and_starts_over() -> None:
     async with running() as rig:
         await rig.create("a")
         await rig.create("b")
@@ -207,7 +207,7 @@ async def test_a_token_that_no_answer_had_is_refused(token: str) -> None:
         assert (reason, field) == ("INVALID_PAGE_TOKEN", "page_token")
 
 
-def test_queues_that_share_a_revision_are_told_once_each_wherever_a_page_ends() -> None:
+def test_queues_that_share_a_revision_are_reported_once_each_wherever_a_page_ends() -> None:
     # As after a start with replays under way
     log = ConfigLog(ConfigChange(name, 7, LARGE, 7) for name in ("b", "a", "a.b", "ab", "Z"))
     log.add([ConfigChange("later", 8, LARGE, 8)])

@@ -45,7 +45,7 @@ class OneSyncAtATime(Disk):
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_watch_tells_all_queues_first_and_then_every_later_change() -> None:
+async def test_a_watch_shows_all_queues_first_and_then_every_later_change() -> None:
     async with running() as rig:
         await rig.create("a")
         await rig.create("b")
@@ -66,7 +66,7 @@ async def test_a_watch_tells_all_queues_first_and_then_every_later_change() -> N
         assert await rest.read() == queue_pb2.WatchQueuesResponse(revision=4)
 
 
-async def test_a_watch_tells_durable_changes_only() -> None:
+async def test_a_watch_shows_durable_changes_only() -> None:
     disk = Disk()
     async with running(memory_root(disk), disk=disk) as rig:
         await rig.create("a")

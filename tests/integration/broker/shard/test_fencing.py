@@ -105,7 +105,7 @@ async def test_an_idle_broker_notices_by_itself_that_it_is_fenced(tmp_path: Path
             assert await first.process.wait() == 77
 
 
-async def test_a_failed_commit_ends_the_process_and_answers_nobody() -> None:
+async def test_a_failed_commit_ends_the_process_and_answers_no_caller() -> None:
     disk = Disk()
     root = memory_root(disk)
     async with running(root, disk=disk) as rig:

@@ -124,7 +124,7 @@ async def answered(tasks: dict[str, asyncio.Task[object]]) -> dict[str, object]:
     return {name: task.result() for name, task in tasks.items() if task.done()}
 
 
-async def test_what_a_reading_call_tells_is_on_disk() -> None:
+async def test_what_a_reading_call_shows_is_on_disk() -> None:
     # Given all sorts of things, and a disk that hangs when all of them are removed
     disk, pushes = Disk(), Pushes()
     pushes.away = True
@@ -170,7 +170,7 @@ async def test_no_command_is_refused_for_what_is_not_on_disk() -> None:
         await asyncio.wait(tasks.values())
 
 
-async def test_a_target_that_is_gone_is_told_when_its_deletion_is_on_disk() -> None:
+async def test_a_target_that_is_gone_is_reported_when_its_deletion_is_on_disk() -> None:
     # Given an archived message, and a queue whose deletion hangs
     disk, pushes = Disk(), Pushes()
     pushes.away = True
@@ -214,7 +214,7 @@ def change_once_durable(disk: Disk, rig: Rig, change: Callable[[int], object]) -
     disk.free.set()
 
 
-async def test_what_goes_while_a_reading_call_waits_is_told_when_it_is_gone_on_disk() -> None:
+async def test_what_goes_while_a_reading_call_waits_is_reported_when_it_is_gone_on_disk() -> None:
     # Given all sorts of things, and calls that read them, which wait for a commit
     disk, pushes = Disk(), Pushes()
     pushes.away = True

@@ -62,7 +62,7 @@ async def test_a_sweep_cut_short_goes_on_after_the_restart() -> None:
         assert await rig.claim() == []
 
 
-async def test_a_queue_made_anew_during_the_sweep_keeps_its_records(
+async def test_a_queue_re_created_during_the_sweep_keeps_its_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made_anew, sweep_span = asyncio.Event(), sweeper.Sweeper._sweep_span

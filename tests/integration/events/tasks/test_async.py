@@ -220,7 +220,9 @@ async def test_a_task_that_comes_again_is_not_applied_again(backend: tuple[str, 
         assert list((await ingest.task(task_id)).message_ids) == ids
 
 
-async def test_a_wrong_task_id_is_told_from_one_that_waits(backend: tuple[str, Server]) -> None:
+async def test_a_wrong_task_id_is_distinguished_from_one_that_waits(
+    backend: tuple[str, Server],
+) -> None:
     async with queued(queue_settings(*backend)) as ingest:
         now_ms = int((await ingest.wait(await ingest.send_task(b"x"))).ended_at_ms)
         waiting = TaskIds(0).make(now_ms)

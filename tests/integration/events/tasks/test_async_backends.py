@@ -80,7 +80,7 @@ def backend(
     yield from served(request, tmp_path_factory)
 
 
-async def test_what_is_not_a_task_is_told_and_hinders_no_other(
+async def test_what_is_not_a_task_is_reported_and_hinders_no_other(
     backend: tuple[str, Server],
 ) -> None:
     settings = queue_settings(*backend, max_retries=0)
@@ -212,7 +212,7 @@ async def _ignore(event: Event) -> None:
     """Acknowledge nothing."""
 
 
-async def test_copies_of_a_dead_letter_are_told_retried_and_applied_once(
+async def test_copies_of_a_dead_letter_are_reported_retried_and_applied_once(
     backend: tuple[str, Server], tmp_path: Path
 ) -> None:
     settings = queue_settings(*backend, max_retries=0)

@@ -171,7 +171,7 @@ async def test_tasks_whose_move_was_never_heard_of_come_again_in_order(tmp_path:
         await backend.close()
 
 
-async def test_what_comes_at_once_is_sent_together_and_a_lost_connection_is_told_to_all(
+async def test_what_comes_at_once_is_sent_together_and_a_lost_connection_is_reported_to_all(
     server: Server,
 ) -> None:
     backend = open_backend("redis")

@@ -189,7 +189,7 @@ async def test_a_refusal_of_one_try_is_not_kept_for_the_next(backend: tuple[str,
         assert made.outcomes.last_attempt(task_id) is None
 
 
-async def test_a_task_that_is_refused_for_good_says_so_and_is_tried_no_more(
+async def test_a_task_that_is_refused_permanently_says_so_and_is_tried_no_more(
     backend: tuple[str, Server],
 ) -> None:
     root = open_root("memory:///")

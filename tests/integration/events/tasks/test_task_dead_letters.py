@@ -140,7 +140,7 @@ async def test_what_is_not_a_task_goes_to_the_dead_letters_and_others_are_applie
         await waiting.close()
 
 
-async def test_a_damaged_dead_letter_is_told_of_and_hinders_no_other(
+async def test_a_damaged_dead_letter_is_reported_and_hinders_no_other(
     backend: tuple[str, Server], tmp_path: Path
 ) -> None:
     root = tmp_path.as_uri()

@@ -110,7 +110,7 @@ async def test_what_waits_for_a_queue_in_quarantine_is_not_judged_yet(tmp_path: 
     assert await read_judged(root, names) == {0: 40, 1: 90}
 
 
-async def test_a_letter_whose_message_came_after_the_snapshot_of_its_ingest_is_not_archived(
+async def test_a_dead_letter_whose_message_came_after_the_snapshot_of_its_ingest_is_not_archived(
     tmp_path: Path,
 ) -> None:
     root = open_root(tmp_path.as_uri(), sync=False)

@@ -32,7 +32,7 @@ async def cli(there: Janitor, *arguments: str) -> Result:
     return Result(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
-async def test_a_run_is_told_with_what_it_did(tmp_path: Path) -> None:
+async def test_a_run_is_reported_with_what_it_did(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
         result = await cli(there, "run", "retention", "--queue", "quick", "--dry-run")
         run_id = result.err.split()[2]

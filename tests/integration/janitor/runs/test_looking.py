@@ -80,7 +80,7 @@ async def test_with_a_replay_window_for_ever_nothing_is_unreferenced(tmp_path: P
         assert await detector.look("unreferenced", time.time_ns() // 1_000_000 + 99 * DAY_MS) == {}
 
 
-async def test_objects_that_may_belong_to_nobody_are_work_once_they_are_old_enough(
+async def test_objects_that_may_be_orphans_are_work_once_they_are_old_enough(
     tmp_path: Path,
 ) -> None:
     async with looked_at(tmp_path, Ages(0, 0, 60)) as (detector, _, _, _):
@@ -125,7 +125,7 @@ async def test_dead_letters_are_work_for_the_archive_and_past_their_queues_reten
         assert await detector.look("retention", now_ms + HOUR_MS + 62_000) == {"failed/0": 1}
 
 
-async def test_while_a_shard_is_away_nobody_can_tell(tmp_path: Path) -> None:
+async def test_while_a_shard_is_away_that_is_unknown(tmp_path: Path) -> None:
     async with looked_at(tmp_path) as (detector, _, _, directory):
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
         await directory.announce(Peer("ingest", 7, "127.0.0.1:1"))

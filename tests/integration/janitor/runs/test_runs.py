@@ -69,7 +69,7 @@ FAULTS = {
 }
 
 
-async def test_a_job_that_fails_tells_why_and_the_next_is_run(tmp_path: Path) -> None:
+async def test_a_job_that_fails_shows_why_and_the_next_is_run(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there:
         for job, error in FAULTS.items():
             run = await there.done(await there.run("done", job))

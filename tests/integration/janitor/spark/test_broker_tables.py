@@ -61,7 +61,7 @@ async def said(rig: Rig, state: queue_pb2.EntryState.ValueType, queue_id: str = 
     return sorted(await entry_calls.ids(rig, state, queue_id=queue_id))
 
 
-async def test_every_state_of_a_queue_is_read_as_the_broker_tells_it(tmp_path: Path) -> None:
+async def test_every_state_of_a_queue_is_read_as_the_broker_shows_it(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         await rig.create("q", max_attempts=2, default_delay_ms=0)
         now_ms = rig.clock.now_ms()
@@ -121,7 +121,7 @@ async def test_columns_have_what_the_broker_knows(tmp_path: Path) -> None:
     assert [queue[name] for name in counts] == [0, 1, 1, 1]
 
 
-async def test_archived_letters_have_a_table_of_their_own_with_the_run_of_each(
+async def test_archived_dead_letters_have_a_table_of_their_own_with_the_run_of_each(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as rig:

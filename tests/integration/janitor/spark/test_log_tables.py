@@ -206,7 +206,9 @@ async def test_an_empty_log_has_no_messages(opened: tuple[Root, Database]) -> No
     assert (await read(options, "done")).rows == []
 
 
-async def test_a_snapshot_that_was_released_is_told_by_name(opened: tuple[Root, Database]) -> None:
+async def test_a_snapshot_that_was_released_is_reported_by_name(
+    opened: tuple[Root, Database],
+) -> None:
     root, database = opened
     await fill(database)
     options = await snapshot_of(root, database)

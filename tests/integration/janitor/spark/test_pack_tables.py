@@ -192,7 +192,7 @@ async def test_payloads_in_packs_are_read_by_id_in_the_order_asked_for(
     assert found == [None, b"alone", None, *(stored[one] for one in ids[3:-2]), None, None]
 
 
-async def test_a_message_in_a_damaged_pack_is_not_told_to_be_gone(
+async def test_a_message_in_a_damaged_pack_is_not_reported_as_gone(
     opened: tuple[Root, Database],
 ) -> None:
     root, database = opened

@@ -129,7 +129,7 @@ def test_a_report_has_the_same_columns_where_nothing_happened(
     assert nothing.schema.equals(all_.schema)
 
 
-def test_letters_have_their_history_in_order_and_none_is_lost_with_its_message(
+def test_dead_letters_have_their_history_in_order_and_none_is_lost_with_its_message(
     spark: SparkSession,
 ) -> None:
     failed = [

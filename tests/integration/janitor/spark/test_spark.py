@@ -267,7 +267,7 @@ async def test_columns_that_are_named_are_those_that_come_in_their_order(
     assert others == [result, result]
 
 
-async def test_a_snapshot_that_is_gone_is_told_and_so_is_a_wrong_option(
+async def test_a_snapshot_that_is_gone_is_reported_and_so_is_a_wrong_option(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     options = await log_options(tmp_path)

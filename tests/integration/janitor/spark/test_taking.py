@@ -116,7 +116,7 @@ async def test_while_a_shard_is_away_none_is_taken(
             await stub_of(ingest).CreateSnapshot(snapshot_pb2.CreateSnapshotRequest())
 
 
-async def test_a_root_without_services_is_told(tmp_path: Path) -> None:
+async def test_a_root_without_services_is_reported(tmp_path: Path) -> None:
     directory = TopologyDirectory(open_root(tmp_path.as_uri()).objects)
 
     with pytest.raises(Unavailable, match="no ingest or broker"):
@@ -124,7 +124,7 @@ async def test_a_root_without_services_is_told(tmp_path: Path) -> None:
             pytest.fail("there is nothing")
 
 
-async def test_one_that_is_lost_while_it_is_read_is_told_at_the_next_renewal(
+async def test_one_that_is_lost_while_it_is_read_is_reported_at_the_next_renewal(
     tmp_path: Path,
 ) -> None:
     passing: asyncio.Queue[None] = asyncio.Queue()

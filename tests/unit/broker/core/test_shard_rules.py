@@ -163,7 +163,7 @@ async def test_the_same_range_twice_in_one_call_counts_once_and_the_next_one_fol
     assert await rig.ids(10) == [1, 2]
 
 
-async def test_a_range_without_a_match_moves_the_cursor_for_good() -> None:
+async def test_a_range_without_a_match_moves_the_cursor_permanently() -> None:
     rig = Rig()
     assign_all(rig.shard, [Range(7, 0, 5, [])], rig.now_ms)
     rig.commit()

@@ -43,7 +43,7 @@ def test_what_was_forgotten_before_its_turn_is_not_fetched_ahead_for_long() -> N
     assert fetched.count(AHEAD) <= len(fetched) // PAUSE + 1
 
 
-def test_messages_that_did_not_come_tell_nothing_of_sizes() -> None:
+def test_messages_that_did_not_come_show_nothing_of_sizes() -> None:
     ahead = PrefetchWindow()
     ahead.fetched(range(1, 101), 100, FetchResult())
     assert ahead.count(101) == 0

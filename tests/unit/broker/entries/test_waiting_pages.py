@@ -50,7 +50,7 @@ async def test_a_list_is_in_the_order_of_delivery_and_takes_nothing(
     assert [*await rig.ids(10), *await rig.ids(10), *await rig.ids(10)] == [2, 3, 4, 5, 6, 7]
 
 
-async def test_a_page_goes_on_behind_what_was_told_though_others_left_meanwhile() -> None:
+async def test_a_page_goes_on_behind_what_was_reported_though_others_left_meanwhile() -> None:
     rig = Rig()
     rig.create()
     await rig.route([1, 2, 3, 4])

@@ -195,7 +195,7 @@ def test_an_entry_whose_first_messages_were_removed_keeps_its_sequence() -> None
     assert {row["entry_sequence"] for row in found} == {1}
 
 
-def test_payloads_and_the_uris_that_stand_for_large_ones_are_told_apart() -> None:
+def test_payloads_and_the_uris_that_stand_for_large_ones_are_distinguished() -> None:
     first = 3 << 48
     rows = [
         (payload_key(first + 1), encode_inline(b"\xff\x00bytes")),

@@ -77,7 +77,7 @@ def test_a_step_of_the_wall_clock_that_is_taken_back_soon_is_not_followed() -> N
     assert clock.stepped_ms == 0
 
 
-def test_a_step_of_the_wall_clock_that_lasts_is_followed_and_told_of() -> None:
+def test_a_step_of_the_wall_clock_that_lasts_is_followed_and_reported() -> None:
     hands = _Hands(wall=1000.0)
     clock = hands.clock()
     hands.wall += 120

@@ -273,7 +273,7 @@ async def test_a_hook_that_breaks_lets_no_answer_through() -> None:
             await stack.running
 
 
-async def test_a_loop_that_is_stopped_leaves_nobody_waiting() -> None:
+async def test_a_loop_that_is_stopped_leaves_no_caller_waiting() -> None:
     sync = HeldSync()
     async with committing(sync) as stack:
         waiter = asyncio.create_task(stack.set(b"k"))

@@ -13,7 +13,7 @@ sequences = st.integers(ids.FIRST_SEQUENCE, ids.MAX_SEQUENCE)
 
 
 @given(shards, sequences)
-def test_an_id_tells_its_shard_and_sequence(shard: int, sequence: int) -> None:
+def test_an_id_shows_its_shard_and_sequence(shard: int, sequence: int) -> None:
     message_id = ids.message_id(shard, sequence)
     assert ids.shard_of(message_id) == shard
     assert ids.sequence_of(message_id) == sequence

@@ -40,7 +40,7 @@ def removed(data: bytes, ids: Collection[int]) -> Removal:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_others_stay_as_they_were_and_what_went_is_told(seed: int) -> None:
+def test_the_others_stay_as_they_were_and_what_went_is_reported(seed: int) -> None:
     chance = random.Random(seed)
     messages = [message(chance, 100 + n) for n in range(chance.randrange(1, 20))]
     data = encode_log_entry(messages)

@@ -136,7 +136,7 @@ def test_frames_of_other_compressors_are_read() -> None:
         ("0301000500000068656c6c6f", "unknown type 03"),
     ],
 )
-def test_damaged_frames_are_told(content: str, complaint: str) -> None:
+def test_damaged_frames_are_reported(content: str, complaint: str) -> None:
     data = bytes.fromhex(content)
     with pytest.raises(CorruptRecord, match=complaint):
         decode_pack(FIRST_ID, data)
@@ -256,7 +256,7 @@ def test_columns_that_are_not_asked_for_are_not_made(names: list[str]) -> None:
     assert batch.to_pylist() == stored_payloads(rows).select(names).to_pylist()
 
 
-def test_records_of_both_kinds_are_told_by_their_keys() -> None:
+def test_records_of_both_kinds_are_reported_by_their_keys() -> None:
     alone = stored_payloads([(payload_key(7), encode_inline(b"alone"))])
     packed = stored_payloads([(pack_key(8), encode_pack([b"packed"]))])
 

@@ -92,7 +92,7 @@ async def test_purged_leases_have_ended_and_their_messages_are_gone() -> None:
     assert await rig.ids(10) == [3]
 
 
-async def test_a_purged_list_of_dead_letters_begins_anew_behind_its_garbage() -> None:
+async def test_a_purged_list_of_dead_letters_starts_over_behind_its_garbage() -> None:
     rig = Rig()
     rig.create()
     await rig.route([1, 2, 3])

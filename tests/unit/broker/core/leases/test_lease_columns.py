@@ -55,7 +55,7 @@ async def test_their_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0] == rows[1]
 
 
-async def test_what_is_acked_is_told_with_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_acked_is_reported_with_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     rig, claimed = await claimed_rig(monkeypatch, columns=True)
     rig.now_ms += 10
     rig.shard.leases.ack([claimed.tokens[7], claimed.tokens[249]], rig.now_ms)

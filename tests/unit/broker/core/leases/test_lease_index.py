@@ -108,7 +108,7 @@ def test_a_block_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -
     assert shard.leases._free_block() == 9
 
 
-def test_no_block_tells_of_another_and_none_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_block_reveals_another_and_none_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given blocks in the order of their claims, and those of a second start
     blocks = shard_leases.random_blocks()
     made = [*islice(blocks, 1000), *islice(shard_leases.random_blocks(), 1000)]

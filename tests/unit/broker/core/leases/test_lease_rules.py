@@ -69,7 +69,7 @@ async def test_a_second_restart_leaves_a_lease_the_grace_that_the_first_one_gave
     assert rig.shard.leases.ack([lease.token], rig.now_ms) == [Finish.OK]
 
 
-async def test_a_finished_lease_is_told_from_a_forged_one_also_after_a_restart() -> None:
+async def test_a_finished_lease_is_distinguished_from_a_forged_one_also_after_a_restart() -> None:
     rig = Rig()
     rig.create()
     await rig.route([1, 2, 3])

@@ -29,7 +29,7 @@ async def fail_once(rig: Rig, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("reason", "outcome"), [("no paper", "nack: no paper"), ("", "nack")])
-async def test_a_nack_is_told_with_its_reason_if_it_has_one(reason: str, outcome: str) -> None:
+async def test_a_nack_is_reported_with_its_reason_if_it_has_one(reason: str, outcome: str) -> None:
     rig = Rig()
     rig.create("orders")
     await rig.route([1])
@@ -55,7 +55,7 @@ def told(rig: Rig, queue_id: str) -> list[tuple[str, str]]:
     return [(one.outcome, one.queue) for one in found]
 
 
-async def test_a_transfer_takes_the_history_along_and_tells_where_it_was() -> None:
+async def test_a_transfer_takes_the_history_along_and_shows_where_it_was() -> None:
     rig = Rig()
     for queue_id in ("orders", "next"):
         rig.create(queue_id)
@@ -104,7 +104,7 @@ def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPat
     assert [one.claimed_at_ms for one in records.get(at_q) or ()] == [4, 5, 6]
 
 
-async def test_a_slow_read_for_a_queue_that_is_gone_tells_its_successor_nothing() -> None:
+async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing() -> None:
     # Given a message that failed, whose attempts are being read for the next nack
     rig = Rig()
     rig.create()

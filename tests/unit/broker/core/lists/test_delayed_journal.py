@@ -139,7 +139,7 @@ async def test_a_purge_leaves_nothing_to_be_written_and_begins_another_epoch() -
     assert queue.waiting.delayed.last_in(queue.waiting.epoch) == max(rows)
 
 
-async def test_a_transfer_that_waits_is_told_in_the_queue_that_it_comes_into() -> None:
+async def test_a_transfer_that_waits_is_reported_in_the_queue_that_it_comes_into() -> None:
     rig = Rig()
     for queue_id in ("orders", "next"):
         rig.create(queue_id)

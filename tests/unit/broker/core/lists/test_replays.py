@@ -74,7 +74,7 @@ async def test_the_counts_of_a_replay_are_stored_with_its_cursor_and_kept_over_a
     assert (done.done_count, done.message_count) == (10, 10)
 
 
-def test_a_replay_whose_end_moves_is_counted_anew_by_its_next_piece() -> None:
+def test_a_replay_whose_end_moves_is_counted_again_by_its_next_piece() -> None:
     replays = Replays({"q": [ReplayRange(0, 0, 0, 50)]})
     replays.move("q", 0, 20, Counts(5, 7))
     assert [one.message_count for one in replays.of("q")] == [12]

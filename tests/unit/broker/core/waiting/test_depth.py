@@ -195,7 +195,7 @@ async def cost_of_dropping(depth: int) -> tuple[int, int, int]:
     return rig.store.rows_read, written, rig.commit()
 
 
-async def test_what_fell_due_and_nobody_claims_is_counted_in_little_memory(
+async def test_what_fell_due_and_no_consumer_claims_is_counted_in_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lanes, "CACHED_MAX", 1_000)

@@ -189,7 +189,7 @@ async def test_a_rescheduled_message_moves_to_its_new_time_and_to_now() -> None:
 # --- Counts and retention ---------------------------------------------------
 
 
-async def test_counts_tell_what_fell_due_without_a_claim_also_after_a_restart(
+async def test_counts_show_what_fell_due_without_a_claim_also_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lanes, "CACHED_MAX", 20)
