@@ -9,5 +9,5 @@ import os
 
 # gRPC reads sockets in threads of its own and hands what they give to the thread that asyncio waits
 # for. Without that hop a message costs a fifth less (docs/decisions/0018-publish-streams.md). It is
-# read when gRPC is imported; whoever sets it decides for himself.
+# read when gRPC is imported; a value that is already set stays.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")

@@ -216,12 +216,12 @@ class Route:
         return None
 
     def due_ms(self, limits: PieceLimits, *, more: bool = False) -> int | None:
-        """When the next piece is to go: 0 = now, else the time; None = nothing can go.
+        """When to send the next piece: 0 = now, else the time; None = there is nothing to send.
 
-        Matches go at once, and so does a piece that is long. One without a match is held a while,
-        and so is a thin one while there is `more` to come at once: what is behind it waits anyway,
-        and less so if most of its queues are told once, not twice. (That there is more is not
-        known for the first piece after a pause, hence the few milliseconds.)
+        A piece with matches, or a long one, goes immediately. One without matches is held for a
+        while, and so is one with few matches while there is `more` to come, so that most of its
+        queues cost the broker one assignment instead of two. (After a pause it is not known for
+        the first piece whether there is more, hence the few milliseconds.)
         """
         piece = self.next_piece
         if piece is None or piece.is_catching_up or piece.is_inside_an_entry:

@@ -60,10 +60,10 @@ class TaskIds:
 
 
 def parse_task_id(text: str, field: str = "task_id") -> TaskId:
-    """What an ID says. Raises InvalidArgument for what no ingest has made."""
+    """Parse a task ID. Raises InvalidArgument for one that no ingest can have made."""
     digits = text.removeprefix(PREFIX)
     if digits == text or len(digits) != _LENGTH or not _DIGITS.keys() >= set(digits):
-        raise InvalidArgument(field, f"must be {PREFIX} and 26 letters and digits, not {text!r}")
+        raise InvalidArgument(field, f"must be {PREFIX} and 26 of A-Z and 0-9, not {text!r}")
     number = 0
     for digit in digits:
         number = number << 5 | _DIGITS[digit]

@@ -21,16 +21,16 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetRoutingStateRequest(_message.Message):
-    """What the router knows."""
+    """What the router has already."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_REVISION_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     known_revision: _builtins.int
-    """Configs that changed after this revision are told; 0 = all."""
+    """Return configs that changed after this revision; 0 = all."""
     page_token: _builtins.str
-    """The `next_page_token` of the answer before; empty = the first page."""
+    """The `next_page_token` of the previous response; empty = the first page."""
     def __init__(
         self,
         *,
@@ -47,7 +47,7 @@ Global___GetRoutingStateRequest: _TypeAlias = GetRoutingStateRequest  # noqa: Y0
 
 @_typing.final
 class GetRoutingStateResponse(_message.Message):
-    """What the broker knows."""
+    """One page of the routing state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -57,9 +57,9 @@ class GetRoutingStateResponse(_message.Message):
     BROKER_SHARD_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     config_revision: _builtins.int
-    """The shard's config revision: grows with every change of any queue."""
+    """The shard's config revision, which grows with every change of any queue."""
     broker_shard: _builtins.int
-    """The broker shard that answers."""
+    """The broker shard that sent the response."""
     next_page_token: _builtins.str
     """Reads the next page; empty = this is the last one."""
     @_builtins.property
@@ -68,7 +68,7 @@ class GetRoutingStateResponse(_message.Message):
 
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogCursor]:
-        """The cursor of each log that was ever routed to this shard; a log not told is at 0. Only in the last page."""
+        """The cursor of each log that was ever routed to this shard; other logs are at 0. Only in the last page."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class LogCursor(_message.Message):
     ingest_shard: _builtins.int
     """The log's ingest shard, 0–16,383."""
     sequence: _builtins.int
-    """The ID of the last message assigned, or passed over since it matches no queue; 0 = none."""
+    """The ID of the last message that was assigned, or that matched no queue; 0 = none."""
     def __init__(
         self,
         *,
@@ -136,11 +136,11 @@ class QueueAssignment(_message.Message):
 
     @_builtins.property
     def retention_deadlines_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Until when each may be delivered (received at + retention); 0 = for ever; empty = all 0."""
+        """When the retention of each ends (received at + retention), in milliseconds since the Unix epoch; 0 = never; empty = all 0."""
 
     @_builtins.property
     def visible_at_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """From when on each may be claimed; 0 = at once; empty = all 0."""
+        """The earliest time at which each can be claimed, in milliseconds since the Unix epoch; 0 = immediately; empty = all 0."""
 
     def __init__(
         self,
@@ -179,13 +179,13 @@ class LogRange(_message.Message):
     last_sequence: _builtins.int
     """The ID of the last message of the range, above `previous_sequence`: where the cursor goes."""
     config_revision: _builtins.int
-    """In Assign: the revision of the configs by which the router judged; the oldest, where it judged parts of the range by several."""
+    """In Assign: the revision of the configs by which the router judged the range; the oldest if several judged parts of it."""
     seen_revision: _builtins.int
-    """In Assign: from an answer to an earlier call, made when the router had read all of this range already: its `config_revision`. Not above
-    `config_revision` of the range; 0 = there is none.
+    """In Assign: the `config_revision` of the response to an earlier call, made when the router had already read all of this range. At most
+    the range's `config_revision`; 0 = none.
     """
     seen_by: _builtins.int
-    """The `broker_incarnation` of that answer: the word of another process does not count."""
+    """The `broker_incarnation` of that response; a response of another process does not count."""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueAssignment]:
         """The queues with matches; none = nothing in the range matched a queue of this shard."""
@@ -251,12 +251,12 @@ class LogRangeResult(_message.Message):
     cursor: _builtins.int
     """The broker's cursor for the log."""
     outdated: _builtins.bool
-    """Refused since a queue changed that judged the range by what it was before. It is to be judged by the queues that changed up to the
-    answer's `config_revision`, and sent again with that as `seen_revision`.
+    """The range was refused because a queue changed that judged it by its old config. Let the queues that changed up to the response's
+    `config_revision` judge it, and send it again with that as `seen_revision`.
     """
     retry_later: _builtins.bool
-    """Not taken yet: the log's ingest, which has to know of a broker shard before its first message goes there, does not answer the broker.
-    Send the range again in a while; those of other logs are not held up.
+    """The range was not applied yet: the log's ingest must know of a broker shard before its first message goes there, and does not answer
+    the broker. Send the range again later; ranges of other logs do not wait for it.
     """
     def __init__(
         self,

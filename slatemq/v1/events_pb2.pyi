@@ -18,7 +18,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetEventsStatusRequest(_message.Message):
-    """Asks where the events of a process stand."""
+    """The request has no fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -35,7 +35,7 @@ Global___GetEventsStatusRequest: _TypeAlias = GetEventsStatusRequest  # noqa: Y0
 
 @_typing.final
 class GetEventsStatusResponse(_message.Message):
-    """Where the events of a process stand. In direct mode only `enabled` is set, to false."""
+    """The publishing progress of a process. In direct mode only `enabled` is set, to false."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -61,19 +61,19 @@ class GetEventsStatusResponse(_message.Message):
     answering: _builtins.bool
     """Whether the backend answers now."""
     cursor: _builtins.int
-    """Ingest: the last message whose event is published; it and those before it need none any more. Broker: the number of the last event published.
-    Janitor: how many looks at runs are done since its start.
+    """Ingest: the ID of the last message whose event is published, as are those of all messages before it. Broker: the number of the last
+    event published. Janitor: the number of checks of runs completed since its start.
     """
     durable_sequence: _builtins.int
-    """Ingest: the ID of the last durable message of the log. Broker: the number of the newest event.
-    Janitor: how many looks at runs there were since its start.
+    """Ingest: the ID of the last durable message of the log. Broker: the number of the newest event. Janitor: the number of checks of runs
+    begun since its start.
     """
     lag_count: _builtins.int
     """Events that are not published yet."""
     lag_ms: _builtins.int
-    """How long ago the change was made of the first of these, in ms; 0 = there is none, or it was not read yet."""
+    """The age of the oldest of these, in ms; 0 = there is none, or it was not read yet."""
     published_count: _builtins.int
-    """Events published since the process began; those published twice count twice."""
+    """Events published since the process started; an event published twice counts twice."""
     failed_count: _builtins.int
     """Events in publishes that failed since the process began."""
     dropped_count: _builtins.int

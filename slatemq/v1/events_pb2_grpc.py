@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EventsServiceStub:
-    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor.
+    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class EventsServiceStub:
 
 
 class EventsServiceServicer:
-    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor.
+    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it.
     """
 
     def GetEventsStatus(self, request, context):
-        """Tells where the events of this process stand. Asks the backend whether it answers, so it takes some seconds where that is away.
+        """Returns the publishing progress of this process. It probes the backend, so it takes some seconds if the backend is down.
 
         Errors: UNAVAILABLE (the process is starting).
         """
@@ -72,7 +72,7 @@ def add_EventsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EventsService:
-    """How far a process has published its events to the backend of event queues. Served by every ingest, broker and janitor.
+    """Shows how far a process has published its events to the backend of event queues. Every ingest, broker and janitor serves it.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class InstanceSettings(_message.Message):
-    """Settings of the instance. In an answer all of them are set; in a request, those that are to change."""
+    """Settings of the instance. In a response all are set; in a request, those to change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -30,28 +30,24 @@ class InstanceSettings(_message.Message):
     REPLAY_WINDOW_S_FIELD_NUMBER: _builtins.int
     PURGE_GRACE_S_FIELD_NUMBER: _builtins.int
     payload_bytes_max: _builtins.int
-    """Largest payload of a message, in bytes: 1 to 1,073,741,824. It can only become larger."""
+    """The largest payload of a message, in bytes: 1 to 1,073,741,824. It can only be raised."""
     retention_s: _builtins.int
-    """How long a message lives whose producer does not say, in seconds: 0 (for ever) to 4,294,967,295. Messages keep what they were
-    stored with.
-    """
+    """The retention of a message whose producer sets none, in seconds: 0 (no end) to 4,294,967,295. Stored messages keep theirs."""
     max_message_delay_ms: _builtins.int
-    """Longest delay of a message in delayed queues, and of a delayed queue, in milliseconds: 0 to 3,155,760,000,000. Messages keep the
-    time that they were stored with. It cannot become less than the default delay of a queue.
+    """The longest delay of a message in delayed queues, and the longest default delay of a queue, in milliseconds: 0 to 3,155,760,000,000.
+    Stored messages keep their times. It cannot be set below the default delay of a queue.
     """
     dedupe_window_s: _builtins.int
-    """For how long a dedupe key stands for the message first published with it, in seconds: 1 to 31,622,400. Keys keep the window that
-    they were stored with.
-    """
+    """How long a dedupe key refers to the message first published with it, in seconds: 1 to 31,622,400. Stored keys keep their window."""
     request_id_window_s: _builtins.int
-    """For how long a repeated request ID gets the first answer, in seconds: 600 to 86,400."""
+    """How long a repeated request ID gets the first call's response, in seconds: 600 to 86,400."""
     replay_window_s: _builtins.int
-    """How far back a new queue may start, in seconds: 0 (for ever) to 4,294,967,295. What no queue needs is removed once it is older, so
-    a shorter window needs `accept_loss`.
+    """How far back a new queue may start, in seconds: 0 (no limit) to 4,294,967,295. Messages that no queue needs are removed once they are
+    older, so a shorter window needs `accept_loss`.
     """
     purge_grace_s: _builtins.int
-    """How long something must have been over before it is removed permanently, in seconds: 0 to 86,400. It covers clocks that differ, so a
-    shorter one needs `accept_loss`.
+    """How long after its end something is removed permanently, in seconds: 0 to 86,400. This covers clocks that differ, so a shorter period
+    needs `accept_loss`.
     """
     def __init__(
         self,
@@ -109,9 +105,9 @@ class Instance(_message.Message):
     WRITTEN_AT_MS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """1 for the first record, and one more with each change."""
+    """1 for the first record; each change adds 1."""
     written_at_ms: _builtins.int
-    """When it was written, in milliseconds since the Unix epoch, by the clock of the process that wrote it."""
+    """When the record was written, in milliseconds since the Unix epoch, by the writer's clock."""
     @_builtins.property
     def settings(self) -> Global___InstanceSettings:
         """All settings."""
@@ -157,7 +153,7 @@ class GetInstanceResponse(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     RUNNING_NUMBER_FIELD_NUMBER: _builtins.int
     running_number: _builtins.int
-    """The number of the record that the process that answers runs with; less than that of the latest where it has to be started again."""
+    """The number of the record with which the responding process runs; if it is less than the latest, restart the process to adopt that."""
     @_builtins.property
     def instance(self) -> Global___Instance:
         """The latest record."""
@@ -185,10 +181,10 @@ class UpdateInstanceRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     ACCEPT_LOSS_FIELD_NUMBER: _builtins.int
     accept_loss: _builtins.bool
-    """Permits a shorter `replay_window_s` or `purge_grace_s`, by which messages may be removed that would have been kept."""
+    """Permits a shorter `replay_window_s` or `purge_grace_s`, which may remove messages that would have been kept."""
     @_builtins.property
     def settings(self) -> Global___InstanceSettings:
-        """Those to change; at least one."""
+        """The settings to change; at least one."""
 
     def __init__(
         self,

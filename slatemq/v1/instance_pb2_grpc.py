@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class InstanceServiceStub:
-    """The settings that all processes of an instance have alike. Served by every process.
+    """The settings that all processes of an instance share. Every process serves it.
 
     They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest at its start, and runs with it until its end.
+    reads the latest record when it starts, and keeps it until it exits.
     """
 
     def __init__(self, channel):
@@ -51,31 +51,30 @@ class InstanceServiceStub:
 
 
 class InstanceServiceServicer:
-    """The settings that all processes of an instance have alike. Served by every process.
+    """The settings that all processes of an instance share. Every process serves it.
 
     They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest at its start, and runs with it until its end.
+    reads the latest record when it starts, and keeps it until it exits.
     """
 
     def GetInstance(self, request, context):
-        """Reads the latest record from the store, and says which one this process runs with.
+        """Reads the latest record from the store, and returns the number of the one with which this process runs.
 
-        Errors: UNAVAILABLE (the store is away), DATA_LOSS (the record is damaged).
+        Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateInstance(self, request, context):
-        """Changes settings. Durable when answered; each process follows once it is started again.
+        """Changes settings. The change is durable when answered; each process adopts it at its next start.
 
-        Repeating a call is safe: where nothing changes, no record is written. Of changes made at the same time each is applied to what
-        the other left.
+        Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
         Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
         CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-        undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is away, or a
-        broker that has to be asked for its queues), DATA_LOSS (the record is damaged).
+        undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
+        whose queues must be checked), DATA_LOSS (the record is damaged).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,10 +102,10 @@ def add_InstanceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InstanceService:
-    """The settings that all processes of an instance have alike. Served by every process.
+    """The settings that all processes of an instance share. Every process serves it.
 
     They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest at its start, and runs with it until its end.
+    reads the latest record when it starts, and keeps it until it exits.
     """
 
     @staticmethod

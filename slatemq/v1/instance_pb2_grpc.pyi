@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InstanceServiceStub:
-    """The settings that all processes of an instance have alike. Served by every process.
+    """The settings that all processes of an instance share. Every process serves it.
 
     They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest at its start, and runs with it until its end.
+    reads the latest record when it starts, and keeps it until it exits.
     """
 
     @_typing.overload
@@ -38,53 +38,51 @@ class InstanceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InstanceServiceAsyncStub: ...
     GetInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.GetInstanceRequest, _instance_pb2.GetInstanceResponse]
-    """Reads the latest record from the store, and says which one this process runs with.
+    """Reads the latest record from the store, and returns the number of the one with which this process runs.
 
-    Errors: UNAVAILABLE (the store is away), DATA_LOSS (the record is damaged).
+    Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
     """
     UpdateInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]
-    """Changes settings. Durable when answered; each process follows once it is started again.
+    """Changes settings. The change is durable when answered; each process adopts it at its next start.
 
-    Repeating a call is safe: where nothing changes, no record is written. Of changes made at the same time each is applied to what
-    the other left.
+    Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
     Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
     CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-    undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is away, or a
-    broker that has to be asked for its queues), DATA_LOSS (the record is damaged).
+    undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
+    whose queues must be checked), DATA_LOSS (the record is damaged).
     """
 
 @_typing.type_check_only
 class InstanceServiceAsyncStub(InstanceServiceStub):
-    """The settings that all processes of an instance have alike. Served by every process.
+    """The settings that all processes of an instance share. Every process serves it.
 
     They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest at its start, and runs with it until its end.
+    reads the latest record when it starts, and keeps it until it exits.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.GetInstanceRequest, _instance_pb2.GetInstanceResponse]  # type: ignore[assignment]
-    """Reads the latest record from the store, and says which one this process runs with.
+    """Reads the latest record from the store, and returns the number of the one with which this process runs.
 
-    Errors: UNAVAILABLE (the store is away), DATA_LOSS (the record is damaged).
+    Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
     """
     UpdateInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]  # type: ignore[assignment]
-    """Changes settings. Durable when answered; each process follows once it is started again.
+    """Changes settings. The change is durable when answered; each process adopts it at its next start.
 
-    Repeating a call is safe: where nothing changes, no record is written. Of changes made at the same time each is applied to what
-    the other left.
+    Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
     Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
     CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-    undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is away, or a
-    broker that has to be asked for its queues), DATA_LOSS (the record is damaged).
+    undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
+    whose queues must be checked), DATA_LOSS (the record is damaged).
     """
 
 class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The settings that all processes of an instance have alike. Served by every process.
+    """The settings that all processes of an instance share. Every process serves it.
 
     They are one record at the root of the store. The first process of an instance writes it; each change writes the next one. A process
-    reads the latest at its start, and runs with it until its end.
+    reads the latest record when it starts, and keeps it until it exits.
     """
 
     @_abc_1.abstractmethod
@@ -93,9 +91,9 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_pb2.GetInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.GetInstanceResponse, _abc.Awaitable[_instance_pb2.GetInstanceResponse]]:
-        """Reads the latest record from the store, and says which one this process runs with.
+        """Reads the latest record from the store, and returns the number of the one with which this process runs.
 
-        Errors: UNAVAILABLE (the store is away), DATA_LOSS (the record is damaged).
+        Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
         """
 
     @_abc_1.abstractmethod
@@ -104,15 +102,14 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_pb2.UpdateInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.UpdateInstanceResponse, _abc.Awaitable[_instance_pb2.UpdateInstanceResponse]]:
-        """Changes settings. Durable when answered; each process follows once it is started again.
+        """Changes settings. The change is durable when answered; each process adopts it at its next start.
 
-        Repeating a call is safe: where nothing changes, no record is written. Of changes made at the same time each is applied to what
-        the other left.
+        Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
         Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
         CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
-        undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is away, or a
-        broker that has to be asked for its queues), DATA_LOSS (the record is damaged).
+        undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
+        whose queues must be checked), DATA_LOSS (the record is damaged).
         """
 
 def add_InstanceServiceServicer_to_server(servicer: InstanceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,13 +32,13 @@ class Snapshot(_message.Message):
     database: _builtins.str
     """The database below the instance's root, such as `ingest/0` or `broker/3`."""
     taken_at_ms: _builtins.int
-    """The shard's time when the snapshot was asked for, in milliseconds since the Unix epoch. All that was answered before is in it."""
+    """The shard's time at the request, in milliseconds since the Unix epoch. Everything answered before is in the snapshot."""
     lifetime_ms: _builtins.int
-    """How long it lives from its last renewal, in milliseconds."""
+    """Its lifetime from its last renewal, in milliseconds."""
     purge_epoch: _builtins.int
-    """Of an ingest: its purge epoch before the snapshot was taken. Purges that are decided by this snapshot carry it, and are refused
-    once it has been raised. Of a broker: absent; its routing cursors, replays and outbox are records inside the snapshot, and
-    creations of queues that start in the past and had raised an epoch before are in it.
+    """For an ingest: its purge epoch before the snapshot was taken. Purges decided on this snapshot carry it, and are refused once it has
+    been raised. Absent for a broker, whose routing cursors, replays and outbox are records inside the snapshot, as is the creation of
+    every queue that had raised an epoch before.
     """
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CreateSnapshotRequest(_message.Message):
 
     LIFETIME_MS_FIELD_NUMBER: _builtins.int
     lifetime_ms: _builtins.int
-    """How long it shall live unless it is renewed, in milliseconds: 10,000 (10 s) to 86,400,000 (a day); 0 = 600,000 (10 min)."""
+    """Its lifetime unless renewed, in milliseconds: 10,000 (10 s) to 86,400,000 (a day); 0 = 600,000 (10 min)."""
     def __init__(
         self,
         *,
@@ -107,7 +107,7 @@ Global___CreateSnapshotResponse: _TypeAlias = CreateSnapshotResponse  # noqa: Y0
 
 @_typing.final
 class RenewSnapshotRequest(_message.Message):
-    """Which snapshot shall live on."""
+    """The snapshot to renew."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -116,7 +116,7 @@ class RenewSnapshotRequest(_message.Message):
     snapshot_id: _builtins.str
     """Its ID, as given at its creation by this shard."""
     lifetime_ms: _builtins.int
-    """How long from now, as in CreateSnapshotRequest."""
+    """The lifetime from now, as in CreateSnapshotRequest."""
     def __init__(
         self,
         *,
@@ -133,7 +133,7 @@ Global___RenewSnapshotRequest: _TypeAlias = RenewSnapshotRequest  # noqa: Y015
 
 @_typing.final
 class RenewSnapshotResponse(_message.Message):
-    """The snapshot lives on."""
+    """The snapshot was renewed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -150,7 +150,7 @@ Global___RenewSnapshotResponse: _TypeAlias = RenewSnapshotResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseSnapshotRequest(_message.Message):
-    """Which snapshot is not needed any more."""
+    """The snapshot to release."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -172,7 +172,7 @@ Global___ReleaseSnapshotRequest: _TypeAlias = ReleaseSnapshotRequest  # noqa: Y0
 
 @_typing.final
 class ReleaseSnapshotResponse(_message.Message):
-    """The snapshot is gone."""
+    """The snapshot was released."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,12 +26,13 @@ if _version_not_supported:
 
 
 class SnapshotServiceStub:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard goes on. Every ingest and every broker
-    serves it, each for its own database. Who compares shards asks every ingest first, then every broker: then what a broker has of
-    a message is never older than the message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
+    serves it, each for its own database. To compare
+    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
+    message.
 
-    A snapshot holds everything that was answered before it was asked for, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it takes credentials for the store, and no further call. Publishes, claims and acks go on meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
+    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
     """
 
     def __init__(self, channel):
@@ -58,16 +59,17 @@ class SnapshotServiceStub:
 
 
 class SnapshotServiceServicer:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard goes on. Every ingest and every broker
-    serves it, each for its own database. Who compares shards asks every ingest first, then every broker: then what a broker has of
-    a message is never older than the message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
+    serves it, each for its own database. To compare
+    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
+    message.
 
-    A snapshot holds everything that was answered before it was asked for, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it takes credentials for the store, and no further call. Publishes, claims and acks go on meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
+    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
     """
 
     def CreateSnapshot(self, request, context):
-        """Takes a snapshot. Costs a flush of what is in memory to the store.
+        """Takes a snapshot, which flushes memory to the store.
 
         Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
         """
@@ -76,7 +78,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewSnapshot(self, request, context):
-        """Lets a snapshot live on: from now, for the lifetime given. Do it in time, well before the end.
+        """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
         Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
         """
@@ -85,7 +87,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSnapshot(self, request, context):
-        """Ends a snapshot; OK, too, when it is gone already. Who still reads it may find bytes missing from then on.
+        """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
 
         Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
         """
@@ -120,12 +122,13 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SnapshotService:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard goes on. Every ingest and every broker
-    serves it, each for its own database. Who compares shards asks every ingest first, then every broker: then what a broker has of
-    a message is never older than the message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
+    serves it, each for its own database. To compare
+    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
+    message.
 
-    A snapshot holds everything that was answered before it was asked for, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it takes credentials for the store, and no further call. Publishes, claims and acks go on meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
+    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
     """
 
     @staticmethod

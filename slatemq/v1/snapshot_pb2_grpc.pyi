@@ -27,12 +27,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SnapshotServiceStub:
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard goes on. Every ingest and every broker
-    serves it, each for its own database. Who compares shards asks every ingest first, then every broker: then what a broker has of
-    a message is never older than the message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
+    serves it, each for its own database. To compare
+    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
+    message.
 
-    A snapshot holds everything that was answered before it was asked for, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it takes credentials for the store, and no further call. Publishes, claims and acks go on meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
+    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
     """
 
     @_typing.overload
@@ -40,55 +41,57 @@ class SnapshotServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SnapshotServiceAsyncStub: ...
     CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.CreateSnapshotResponse]
-    """Takes a snapshot. Costs a flush of what is in memory to the store.
+    """Takes a snapshot, which flushes memory to the store.
 
     Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
     """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
-    """Lets a snapshot live on: from now, for the lifetime given. Do it in time, well before the end.
+    """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
     Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
     """
     ReleaseSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]
-    """Ends a snapshot; OK, too, when it is gone already. Who still reads it may find bytes missing from then on.
+    """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
 
     Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
     """
 
 @_typing.type_check_only
 class SnapshotServiceAsyncStub(SnapshotServiceStub):
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard goes on. Every ingest and every broker
-    serves it, each for its own database. Who compares shards asks every ingest first, then every broker: then what a broker has of
-    a message is never older than the message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
+    serves it, each for its own database. To compare
+    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
+    message.
 
-    A snapshot holds everything that was answered before it was asked for, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it takes credentials for the store, and no further call. Publishes, claims and acks go on meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
+    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.CreateSnapshotResponse]  # type: ignore[assignment]
-    """Takes a snapshot. Costs a flush of what is in memory to the store.
+    """Takes a snapshot, which flushes memory to the store.
 
     Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
-    """Lets a snapshot live on: from now, for the lifetime given. Do it in time, well before the end.
+    """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
     Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
     """
     ReleaseSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]  # type: ignore[assignment]
-    """Ends a snapshot; OK, too, when it is gone already. Who still reads it may find bytes missing from then on.
+    """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
 
     Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
     """
 
 class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Pins the state of a shard, so that it can be read straight from the object store while the shard goes on. Every ingest and every broker
-    serves it, each for its own database. Who compares shards asks every ingest first, then every broker: then what a broker has of
-    a message is never older than the message.
+    """Pins the state of a shard, so that it can be read straight from the object store while the shard continues. Every ingest and every broker
+    serves it, each for its own database. To compare
+    shards, take the snapshots of all ingests first, then those of all brokers: then a broker's state of a message is never older than the
+    message.
 
-    A snapshot holds everything that was answered before it was asked for, and keeps its bytes in the store until it is released or its
-    lifetime ends. Reading it takes credentials for the store, and no further call. Publishes, claims and acks go on meanwhile.
+    A snapshot contains everything that was answered before the request, and keeps its bytes in the store until it is released or its
+    lifetime ends. Reading it needs credentials for the store, and no further call. Publishes, claims and acks continue meanwhile.
     """
 
     @_abc_1.abstractmethod
@@ -97,7 +100,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.CreateSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.CreateSnapshotResponse, _abc.Awaitable[_snapshot_pb2.CreateSnapshotResponse]]:
-        """Takes a snapshot. Costs a flush of what is in memory to the store.
+        """Takes a snapshot, which flushes memory to the store.
 
         Errors: INVALID_ARGUMENT (`lifetime_ms`), RESOURCE_EXHAUSTED (TOO_MANY_SNAPSHOTS: 64 of this shard are alive), UNAVAILABLE.
         """
@@ -108,7 +111,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.RenewSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.RenewSnapshotResponse, _abc.Awaitable[_snapshot_pb2.RenewSnapshotResponse]]:
-        """Lets a snapshot live on: from now, for the lifetime given. Do it in time, well before the end.
+        """Extends a snapshot's life to the given lifetime from now. Renew it well before its end.
 
         Errors: INVALID_ARGUMENT (`lifetime_ms`), NOT_FOUND (no such snapshot of this shard: released, or its lifetime has ended), UNAVAILABLE.
         """
@@ -119,7 +122,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.ReleaseSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.ReleaseSnapshotResponse, _abc.Awaitable[_snapshot_pb2.ReleaseSnapshotResponse]]:
-        """Ends a snapshot; OK, too, when it is gone already. Who still reads it may find bytes missing from then on.
+        """Ends a snapshot; OK even if it has ended already. Programs that still read it may find bytes missing from then on.
 
         Errors: INVALID_ARGUMENT (`snapshot_id` empty), UNAVAILABLE.
         """

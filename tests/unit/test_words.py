@@ -1,11 +1,12 @@
-"""Names use the words of docs/glossary.md, and none of those that they replace."""
+"""Names and texts use the words of docs/glossary.md, and none of those that they replace."""
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.test_house import _product
+from tests.unit.test_house import ROOT, _product
 
 GLOSSARY = Path(__file__).resolve().parents[2] / "docs" / "glossary.md"
 
@@ -30,6 +31,17 @@ BARRED = {
     "whoever",
 }
 
+BARRED_IN_TEXTS = re.compile(
+    r"\b(told|tells?(?!\()|telling|whoever|nobody|somebody|anew|mend(s|ed|ing)?|for good|at hand"
+    r"|puts? aside|heed(s|ed)?)\b",
+    re.IGNORECASE,
+)
+TEXTS = ("services", "libs", "slatemq", "protos", "docs", "examples", "benchmarks", "*.md")
+NAMING_THEM = {
+    "docs/glossary.md",
+    "benchmarks/suite/servers.py",  # the user "nobody"
+}
+
 ELSEWHERE = {
     ("libs/storage/objects/small_objects.py", "tell"),  # the method of a file
     ("slatemq/textqueue/texts.py", "tell"),
@@ -46,6 +58,22 @@ def test_no_name_has_a_word_that_the_glossary_replaces() -> None:
     }
 
     assert barred == set()
+
+
+def test_no_text_has_a_word_that_the_glossary_replaces() -> None:
+    files = subprocess.run(
+        ["git", "ls-files", "--", *TEXTS], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    barred = [
+        f"{file}:{number}: {found.group()}"
+        for file in files
+        if file.endswith((".py", ".proto", ".md")) and file not in NAMING_THEM
+        for number, line in enumerate((ROOT / file).read_text(encoding="utf-8").splitlines(), 1)
+        if (found := BARRED_IN_TEXTS.search(line))
+    ]
+
+    assert barred == []
+    assert len(files) > 500
 
 
 def test_the_glossary_has_one_row_for_each_word() -> None:

@@ -13,13 +13,13 @@ AWAY_MS = 200
 
 
 class IngestHealth:
-    """Ingests that were found away are left alone by all but a probe, until they answer it.
+    """Which ingests are down: only a probe asks them, until they answer it.
 
-    So are single messages whose payloads take long to read: those behind them pass.
+    The same holds for single messages whose payloads take long to read: others overtake them.
     """
 
     def __init__(self, payloads: Payloads, on_back: Callable[[], None]) -> None:
-        """Probe through this, and tell when an ingest, or a message, is back."""
+        """Probe by `payloads`; call `on_back` when an ingest or a message is available again."""
         self._payloads = payloads
         self._on_back = on_back
         self._probes: dict[int, asyncio.Task[None]] = {}

@@ -41,11 +41,11 @@ TOKEN_CHARS_MAX = 1000
 State: TypeAlias = queue_pb2.EntryState.ValueType
 T = TypeVar("T")
 Numbers: TypeAlias = tuple[int, ...]
-"""Behind which entry to go on: of which list is told by the state."""
+"""The entry after which to continue; the state says in which list."""
 
 
 class EntryList(NamedTuple):
-    """Entries, each with the place behind it; `next`: behind which entry the next page begins."""
+    """Entries, each with its position; `next`: the position after which the next page begins."""
 
     entries: Sequence[tuple[entry_pb2.Entry, Numbers]]
     next: Numbers | None

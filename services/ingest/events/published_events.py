@@ -234,7 +234,7 @@ def _trace_of(headers: dict[str, str]) -> str:
 
 
 def _nothing() -> None:
-    """Nobody waits for the cursor."""
+    """No caller waits for the cursor."""
 
 
 def _messages_of(value: bytes) -> Iterator[_Logged]:

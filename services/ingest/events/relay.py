@@ -75,4 +75,4 @@ async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvent
 
 
 def _nothing() -> None:
-    """Nobody waits for rows to be deleted."""
+    """No caller waits for rows to be deleted."""

@@ -49,7 +49,7 @@ class S3Events:
     """
 
     def __init__(self, directory: TopologyDirectory, channels: Channels, token: str) -> None:
-        """Publish by these channels; an empty token lets in whoever reaches the port."""
+        """Publish by these channels; an empty token admits every caller that reaches the port."""
         self._directory = directory
         self._channels = channels
         self._token = token.encode()
