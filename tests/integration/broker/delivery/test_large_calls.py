@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.broker.core.shard import Shard
+from services.broker.core.lease_table import LeaseTable
 from services.broker.outbox import conversion as execute_conversion
 from services.broker.outbox import executor
 from services.broker.outbox import sender as outbox_sender
@@ -41,15 +41,15 @@ class Spy:
         self.seen_turns: list[int] = []
         self._turns = 0
         self._other = asyncio.create_task(self._take_turns())
-        command = getattr(Shard, name)
+        command = getattr(LeaseTable, name)
 
-        def step(shard: Shard, items: Sequence[Any], *rest: Any) -> Any:
-            done = command(shard, items, *rest)  # or it must read first, and runs again
+        def step(leases: LeaseTable, items: Sequence[Any], *rest: Any) -> Any:
+            done = command(leases, items, *rest)  # or it must read first, and runs again
             self.sizes.append(len(items))
             self.seen_turns.append(self._turns)
             return done
 
-        monkeypatch.setattr(Shard, name, step)
+        monkeypatch.setattr(LeaseTable, name, step)
 
     async def _take_turns(self) -> None:
         while True:
