@@ -86,6 +86,10 @@ class Service(Protocol):
         """What the service adds to the HTTP port."""
 
     @property
+    def note(self) -> str:
+        """What an operator should know although the process serves; empty: nothing."""
+
+    @property
     def held_bytes(self) -> int:
         """Bytes held for callers: messages on their way to them, or to the store."""
 
@@ -172,7 +176,7 @@ class RunningService:
         self._service = service
         self._config = config
         self._telemetry = telemetry
-        self._health = Health(service.grpc_services, service.http_parts.note)
+        self._health = Health(service.grpc_services, lambda: service.note)
         telemetry.meter.create_observable_gauge(
             "slatemq.serving",
             callbacks=[lambda _: [metrics.Observation(int(self._health.is_serving))]],

@@ -125,10 +125,11 @@ class BrokerService:
     @property
     def http_parts(self) -> HttpParts:
         """What it adds to the HTTP port: the state of the backend of events."""
-        return HttpParts(
-            queue_health=self._relay.health if self._relay is not None else None,
-            note=lambda: "" if self.broker is None else self.broker.delivery.in_flight.note,
-        )
+        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
+
+    @property
+    def note(self) -> str:
+        return "" if self.broker is None else self.broker.delivery.in_flight.note
 
     @property
     def held_bytes(self) -> int:

@@ -119,6 +119,10 @@ class IngestProcess:
         return HttpParts([s3_events.post], queue.health if queue is not None else None)
 
     @property
+    def note(self) -> str:
+        return ""
+
+    @property
     def held_bytes(self) -> int:
         return 0 if self._servicer is None else self._servicer.held_bytes
 

@@ -137,6 +137,10 @@ class JanitorProcess:
         return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
     @property
+    def note(self) -> str:
+        return ""
+
+    @property
     def held_bytes(self) -> int:
         """None: its responses are small."""
         return 0

@@ -88,6 +88,10 @@ class RouterProcess:
         return HttpParts()
 
     @property
+    def note(self) -> str:
+        return ""
+
+    @property
     def held_bytes(self) -> int:
         """Nothing: its answers are small."""
         return 0

@@ -44,10 +44,7 @@ class HttpParts:
     Attributes:
         posts: Paths of its own.
         queue_health: Asks the queue backend; None in direct mode.
-        note: What an operator should know although the process serves; empty: nothing. The health
-            check says it too.
     """
 
     posts: Sequence[HttpPost] = ()
     queue_health: Callable[[], Awaitable[QueueHealth]] | None = None
-    note: Callable[[], str] = str

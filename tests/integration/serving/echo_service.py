@@ -91,6 +91,7 @@ class EchoService:
     directory = None
     held_bytes = 0
     http_parts = HttpParts()
+    note = ""
 
     def __init__(self) -> None:
         self.servicer = EchoServicer()

@@ -47,7 +47,7 @@ def test_a_byte_order_mark_is_reported_of_stdin_and_where_it_keeps_from_marking(
     assert run("ls", "-", stdin=content) == "10\tqueued\tsecond\n"
     assert run.err.startswith("slatemq: stdin:1: a byte order mark (BOM)")
     run("done", "jobs.tq", "0", code=1)
-    assert "is no message but of an unknown kind: it begins with a byte order mark" in run.err
+    assert "is not a message but of an unknown kind: it begins with a byte order mark" in run.err
     run("ls", "jobs.tq", "--strict", code=2)
     assert "unknown control character '\\ufeff': a byte order mark" in run.err
     assert file.read_bytes() == content

@@ -49,7 +49,7 @@ def test_a_repeated_request_that_was_applied_already_needs_no_task() -> None:
     [
         (ARRIVED[1:], {}, "never arrived", (1, 0)),
         ([*ARRIVED, Delivery(b"a", 9)], {}, "stored 2 times", (0, 1)),
-        ([*ARRIVED[:2], Delivery(b"c", 8)], {}, "tells message 3", (0, 0)),
+        ([*ARRIVED[:2], Delivery(b"c", 8)], {}, "names message 3", (0, 0)),
         ([*ARRIVED, Delivery(b"d", 4)], {}, "had no answer", (0, 0)),
         (ARRIVED, {"task_2": Outcome(problem="pending")}, "not applied: pending", (0, 0)),
     ],

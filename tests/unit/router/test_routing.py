@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from libs.filters import Facts
+from libs.filters.allowance import Allowance
 from libs.storage.records.metadata import MessageMetadata
 from services.router import configs
 from services.router.config import parse_shards
@@ -16,6 +17,11 @@ from services.router.routing import BrokerRules, Columns, QueueRule
 from services.router.wire import assign_request, log_entries, queue_rules
 from slatemq.v1 import ingest_pb2, queue_pb2
 from tests.log_entries import DecodedEntry, logged
+
+
+def standing_rules() -> BrokerRules:
+    """Rules whose clock stands still, so that no step of theirs ends early."""
+    return BrokerRules(Allowance(now_ns=lambda: 0))
 
 
 def entry(*messages: MessageMetadata) -> LogEntry:
@@ -42,7 +48,7 @@ def test_a_message_of_the_log_keeps_every_field_in_its_place() -> None:
 
 
 def test_an_entry_becomes_columns_per_queue() -> None:
-    rules = BrokerRules()
+    rules = standing_rules()
     rules.change([QueueRule("q", "true", 'int(headers["p"])')])
     columns: Columns = {}
 
@@ -76,7 +82,7 @@ def test_an_entry_becomes_columns_per_queue() -> None:
 def test_when_a_message_becomes_visible(
     default_delay_ms: int, delay_ms: int | None, visible_at_ms: int, expected: int
 ) -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     change = queue_pb2.Queue(queue_id="q", filter="true", default_delay_ms=default_delay_ms)
     rules.change(queue_rules([queue_pb2.QueueChange(queue=change)]))
 
@@ -89,7 +95,7 @@ def test_when_a_message_becomes_visible(
 
 
 def test_a_pushed_message_reaches_its_queue_alone_whatever_the_filters_say() -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     rules.change(
         [
             QueueRule("all", "true"),
@@ -118,7 +124,7 @@ def test_a_pushed_message_reaches_its_queue_alone_whatever_the_filters_say() -> 
 
 
 def test_a_priority_that_fails_gives_the_fallback_and_is_counted() -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     queue = queue_pb2.Queue(queue_id="q", priority='int(headers["p"])', fallback_priority=0)
     queue.filter = "true"
     rules.change(queue_rules([queue_pb2.QueueChange(queue=queue)]))
@@ -140,7 +146,7 @@ def test_a_priority_that_fails_gives_the_fallback_and_is_counted() -> None:
 
 
 def test_columns_that_say_nothing_are_not_sent() -> None:
-    rules = BrokerRules()
+    rules = standing_rules()
     rules.change([QueueRule("q", "true"), QueueRule("p", "true", "7")])
     piece = Piece(0, 1, 0)
     piece.add(entry(logged(message_id=1)), rules)
@@ -157,7 +163,7 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
 
 
 def test_a_queue_is_changed_and_removed() -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     one = entry(logged(message_id=1, headers={"queue": "a"}))
     changes = [
         queue_pb2.QueueChange(queue=queue_pb2.Queue(queue_id="a")),
@@ -176,7 +182,7 @@ def test_a_queue_is_changed_and_removed() -> None:
 
 
 def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     rules.change([QueueRule("bad", "true")])
     rules.change([QueueRule("bad", "1 +")])
     one = entry(logged(message_id=1))
@@ -190,7 +196,7 @@ def test_a_filter_that_cannot_be_read_matches_nothing_and_says_so() -> None:
 
 
 def test_among_two_thousand_queues_a_message_reaches_its_own() -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     rules.change(QueueRule(f"q{n}") for n in range(2_000))
     one = entry(logged(message_id=1, headers={"queue": "q77"}))
 
@@ -214,7 +220,7 @@ def test_a_list_that_is_none_is_refused(text: str) -> None:
 
 
 def test_messages_that_are_alike_but_for_their_ids_are_distinguished_by_a_filter_on_ids() -> None:
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     rules.change([QueueRule("even", "message_id % 2 == 0"), QueueRule("all", "true")])
     alike = LogEntry([((10, 0, 500, 0, 0), {"k": "v"}, -1, (5,) * 6, "")], 100)
 
@@ -228,7 +234,7 @@ def test_messages_that_are_alike_but_for_their_ids_are_distinguished_by_a_filter
 def test_a_queue_in_quarantine_gets_nothing_not_even_what_is_pushed_to_it() -> None:
     queue = queue_pb2.Queue(queue_id="slow", filter="true")
     queue.quarantine.reason = "took 9 ms"
-    rules, columns = BrokerRules(), Columns()
+    rules, columns = standing_rules(), Columns()
     rules.change(queue_rules([queue_pb2.QueueChange(queue=queue)]), 7)
     one = entry(
         logged(message_id=1),
