@@ -38,7 +38,7 @@ async def test_every_example_of_the_page_runs(
 
     out = capsys.readouterr().out
     for expected in (
-        "b'letter 9'",
+        "b'greeting 9'",
         "True True",
         "no such lease",
         "delayed b'call home'",
