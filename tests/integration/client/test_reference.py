@@ -47,7 +47,7 @@ async def test_every_example_of_the_page_runs(
         "{'n': 1} 0",
         "['urgent']",
         "True 7",
-        "QUEUE_NOT_FOUND nobody",
+        "QUEUE_NOT_FOUND absent",
         "message.headers",
         "ingest 127.0.0.1:",
     ):
