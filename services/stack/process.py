@@ -177,7 +177,8 @@ class Supervised:
             wait = self._backoff.after(served_seconds)
             self._report(f"{self.name} {end}; starting it again in {wait:g} s{words}")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._stopping.wait()
 
     async def _live(self) -> tuple[int, float]:
         """Start it once, and wait for its end: the exit code, and how long it served, in s."""

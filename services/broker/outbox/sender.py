@@ -223,7 +223,8 @@ class _Line:
         self._resuming = False
         self._look_again.clear()
         try:
-            await asyncio.wait_for(self._look_again.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._look_again.wait()
         except TimeoutError:
             return
 

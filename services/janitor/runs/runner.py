@@ -357,7 +357,8 @@ class Runner:
         """Store the runs every HEARTBEAT_S, and as soon as they have snapshots to release."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._write.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._write.wait()
             self._write.clear()
             for active in list(self._active.values()):
                 await self._save(active)
