@@ -21,8 +21,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PublishRun(_message.Message):
-    """Messages in a row that differ in nothing but their payloads and dedupe keys. A single message is a run of one. Ingest reads and
-    checks a run as one, so a long run costs little more than its payloads.
+    """Consecutive messages that differ only in their payloads and dedupe keys. A single message is a run of one. Ingest
+    reads and checks a run as one, so a long run costs little more than its payloads.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -57,39 +57,41 @@ class PublishRun(_message.Message):
     created_at_ms: _builtins.int
     """When the producer made the messages, in milliseconds since the Unix epoch; not negative. Absent: the time of receipt."""
     retention_s: _builtins.int
-    """How long each message may live, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7 days).
-    At most 4,294,967,295. A message past its retention is never delivered, and is removed. One of a retention above 0 may be removed before
-    that, once it is older than the replay window and no queue needs it; one with 0 stays stored, also when every queue is done with it.
+    """How long each message is kept, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7
+    days). At most 4,294,967,295. A message past its retention is never delivered, and is removed. A message with a
+    retention above 0 may be removed earlier, once it is older than the replay window and no queue needs it; one with 0
+    stays stored, even when every queue is done with it.
     """
     delay_ms: _builtins.int
-    """How long each message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its receipt, in
-    place of their default; 0 = no delay there. Other queues ignore it. 0 up to the instance's largest delay (900,000 ms,
-    15 min, unless set otherwise). Not together with `visible_at_ms`.
+    """How long each message stays unavailable in delayed queues (those whose `default_delay_ms` is above 0), from its
+    receipt, in place of their default; 0 = no delay. Other queues ignore it. 0 up to the instance's largest delay
+    (900,000 ms, 15 min, unless set otherwise). Not together with `visible_at_ms`.
     """
     visible_at_ms: _builtins.int
-    """From when on each message may be claimed, in milliseconds since the Unix epoch, in every queue; not negative; a time that is over
+    """When each message becomes available in every queue, in milliseconds since the Unix epoch; not negative; a past time
     means immediately. Not together with `delay_ms`.
     """
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The bytes that each message carries, in order: one payload for each message, so at least one; a payload may be empty. At most the
-        instance's largest payload (67,108,864 bytes, 64 MiB, unless set otherwise) each.
+        """The payload of each message, in order; at least one. A payload may be empty, and has at most the instance's largest
+        payload size (67,108,864 bytes, 64 MiB, unless set otherwise).
         """
 
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The headers of each message. At most 255 pairs; keys 1–65,535 bytes, values 0–65,535 bytes of UTF-8. A queue without a filter of its
-        own takes the messages whose header `queue` is its ID.
+        """The headers of each message. At most 255 pairs; keys 1–65,535 bytes, values 0–65,535 bytes of UTF-8. A queue
+        without a filter takes the messages whose header `queue` is its ID.
         """
 
     @_builtins.property
     def dedupe_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The dedupe key of each message, in the order of `payloads`; none at all, or as many as payloads, where an empty key stands for a
-        message without one. Publishes with the same key within the instance's window (10 minutes unless set otherwise) store one message:
-        the later ones get its ID, even with other content. 1–255 bytes of UTF-8. A key belongs to one ingest shard, chosen by rendezvous
-        hashing: of the shards in the topology the one with the highest `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as
-        a big-endian number. Another shard refuses it (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has `shard`). So
-        a retry stays on its shard; when shards are added, the keys that fall to them start over there.
+        """The dedupe key of each message, in the order of `payloads`; either none, or as many as payloads, where an empty key
+        means that the message has none. Publishes with the same key within the instance's window (10 minutes unless set
+        otherwise) store one message: the later ones get its ID, even with other content. 1–255 bytes of UTF-8. A key
+        belongs to one ingest shard, chosen by rendezvous hashing: the shard of the topology with the highest
+        `BLAKE2b-64(key ‖ shard as u32 big-endian)`, the hash read as a big-endian number. Other shards refuse it
+        (INVALID_ARGUMENT, WRONG_SHARD; the ErrorInfo's metadata has the `shard`). So a retry stays on its shard; when
+        shards are added, the keys that move to them start over.
         """
 
     def __init__(
@@ -135,15 +137,16 @@ class PublishRequest(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes repeating safe: a second call with the same ID and the same messages within 10 minutes stores nothing and gets
-    the first call's IDs; with other messages it gets INVALID_ARGUMENT (REQUEST_ID_REUSED). 1–128 bytes, a UUID for example;
-    empty = none. It holds on the shard that got the first call, restarts included: repeat against the same shard.
+    """Makes a repeat safe: a second call with the same ID and the same messages within 10 minutes stores nothing and gets
+    the first call's IDs; with other messages it gets INVALID_ARGUMENT (REQUEST_ID_REUSED). 1–128 bytes, a UUID for
+    example; empty = none. Only the shard that got the first call knows the ID, also after a restart: repeat against
+    the same shard.
     """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRun]:
-        """The messages, run by run, in order: in all 1 to 10,000 messages. The request as a whole must stay under the size limit of a gRPC
-        message (97 MiB, see IngestService). The headers of the messages behind the first of each run, each counted for itself, have at most
-        4 MiB together. Errors name `runs[2].payloads[5]` or `runs[2].retention_s`.
+        """The messages, run by run, in order: 1 to 10,000 messages in all. The whole request must stay under the size limit
+        of a gRPC message (97 MiB, see IngestService). The headers of all messages but the first of each run, each counted
+        separately, have at most 4 MiB together. Errors name `runs[2].payloads[5]` or `runs[2].retention_s`.
         """
 
     def __init__(
@@ -162,7 +165,7 @@ Global___PublishRequest: _TypeAlias = PublishRequest  # noqa: Y015
 
 @_typing.final
 class PublishResponse(_message.Message):
-    """Says that a batch is durable."""
+    """The batch is durable, or enqueued as a task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -171,23 +174,23 @@ class PublishResponse(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     TASK_ID_FIELD_NUMBER: _builtins.int
     received_at_ms: _builtins.int
-    """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a message in a queue
-    that it reached (see EntryService). A repeated request gets the time of the first one. 0 when nothing was stored, or is stored
-    any more: of duplicates it says nothing.
+    """When ingest accepted the messages, by its clock. `<queue ID>/<message ID in hex>/p<this>` is the handle of a
+    message in a queue that it reached (see EntryService). A repeated request gets the time of the first one. It does
+    not apply to duplicates; 0 when nothing was stored, or nothing of it is stored any more.
     """
     task_id: _builtins.str
-    """Set where event queues have the consistency `async` (or `sync`, when the deadline came first): the batch is in the queue backend, and is
-    stored later, under this ID (TaskService). `message_ids` has a 0 for each message then. Publish also sends it as initial metadata,
-    `slatemq-task-id`.
+    """Set where event queues have the consistency `async` (or `sync`, when the deadline came first): the batch is in the
+    queue backend, and is stored later as the task with this ID (TaskService). `message_ids` then has a 0 for each
+    message. Publish also sends the ID as initial metadata, `slatemq-task-id`.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The IDs of the messages, in the order of the request; each is one above the one before, but for those of `duplicates`."""
+        """The IDs of the messages, in the order of the request; they are consecutive, except those of `duplicates`."""
 
     @_builtins.property
     def duplicates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The places in the request (from 0, ascending) of messages that were not stored, since their dedupe key was used already:
-        their ID is that of the first.
+        """The indexes in the request (from 0, ascending) of messages that were not stored because their dedupe key was
+        already used: their ID is that of the first message with the key.
         """
 
     def __init__(
@@ -215,10 +218,12 @@ class PublishStreamRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PUBLISH_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Repeated in the answer. Chosen by the producer; it has no meaning here, so those without an answer should differ."""
+    """Chosen by the producer, and repeated in the answer. Unanswered requests should have different numbers; the service
+    does not look at them.
+    """
     @_builtins.property
     def publish(self) -> Global___PublishRequest:
-        """The batch. The fields that errors name are those of PublishRequest."""
+        """The batch. Errors name the fields of PublishRequest."""
 
     def __init__(
         self,
@@ -236,7 +241,7 @@ Global___PublishStreamRequest: _TypeAlias = PublishStreamRequest  # noqa: Y015
 
 @_typing.final
 class PublishStreamResponse(_message.Message):
-    """What became of batches."""
+    """The outcomes of batches."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -260,7 +265,7 @@ Global___PublishStreamResponse: _TypeAlias = PublishStreamResponse  # noqa: Y015
 
 @_typing.final
 class PublishStreamAnswer(_message.Message):
-    """What became of one batch."""
+    """The outcome of one batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -275,7 +280,7 @@ class PublishStreamAnswer(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """What Publish would have failed with, details included."""
+        """The error that Publish would have given, with its details."""
 
     def __init__(
         self,
@@ -304,8 +309,8 @@ class BatchGetMessagesRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WITH_ETAGS_FIELD_NUMBER: _builtins.int
     max_bytes: _builtins.int
-    """Stop before the payloads together pass this many bytes; the response has at least one message. 0 = 32 MiB. A response never
-    passes the size limit of a gRPC message either.
+    """Stop before the payloads together exceed this many bytes; the response has at least one message. 0 = 32 MiB. A
+    response never passes the size limit of a gRPC message either.
     """
     with_etags: _builtins.bool
     """Whether to return the messages' etags, which ReplaceMessage takes."""
@@ -340,14 +345,14 @@ class BatchGetMessagesResponse(_message.Message):
     SLOW_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
-        """The messages run by run, in the order of the request, without those missing, those slow and those beyond the bounds.
-        Ask for the last two again.
+        """The messages run by run, in the order of the request, without the missing and slow ones and those beyond the
+        bounds. Ask again for the slow ones and for those beyond the bounds.
         """
 
     @_builtins.property
     def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """IDs of the request that are not stored (any more): removed, or skipped; or damaged. Final: the ingest has proven by a commit,
-        made after the request came, that it owns the shard. Says nothing of the IDs beyond the bounds.
+        """IDs of the request that are not stored: never used, removed or damaged. This is final: the ingest has proven, by a
+        commit made after the request came, that it owns the shard. IDs beyond the bounds are not among them.
         """
 
     @_builtins.property
@@ -376,7 +381,7 @@ Global___BatchGetMessagesResponse: _TypeAlias = BatchGetMessagesResponse  # noqa
 
 @_typing.final
 class StoredRun(_message.Message):
-    """Messages in a row that differ in nothing but their IDs, payloads and etags."""
+    """Consecutive messages that differ only in their IDs, payloads and etags."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -385,8 +390,8 @@ class StoredRun(_message.Message):
     PAYLOADS_FIELD_NUMBER: _builtins.int
     ETAGS_FIELD_NUMBER: _builtins.int
     common: _builtins.bytes
-    """What they have in common: a Message without ID and payload, in protobuf's wire format, so that a client that passes messages on
-    need not parse it.
+    """What they have in common: a Message without ID and payload, in protobuf's wire format, so that a client that
+    forwards messages need not parse it.
     """
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -447,11 +452,11 @@ class TailLogResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
-    """The ID of the last durable message, whether sent yet, or removed since, or not; 0 when there was none so far."""
+    """The ID of the last durable message, even if it is not sent yet, or removed since; 0 when there was none so far."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEntry]:
-        """In ascending order of sequence; empty in a heartbeat: then all that was stored when the call began is sent. An answer comes at
-        once, and then at least every 10 seconds.
+        """In ascending order of sequence. Empty in a heartbeat, which also says that everything stored when the call began
+        has been sent. The first response comes at once, and the next ones at least every 10 seconds.
         """
 
     def __init__(
@@ -529,7 +534,9 @@ class GetLogStatusResponse(_message.Message):
     """No message is left with an ID below this one."""
     @_builtins.property
     def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogGap]:
-        """Where IDs jump, as after each restart of the ingest, in ascending order: the newest 1,000 of what the log still has."""
+        """The gaps between IDs, such as each restart of the ingest leaves, in ascending order: the newest 1,000 that the log
+        still has.
+        """
 
     def __init__(
         self,
@@ -558,7 +565,7 @@ class LogGap(_message.Message):
     after_sequence: _builtins.int
     """The ID of the last message before the gap."""
     next_sequence: _builtins.int
-    """The ID of the first message behind it."""
+    """The ID of the first message after the gap."""
     def __init__(
         self,
         *,
@@ -603,7 +610,7 @@ class FindLogPositionResponse(_message.Message):
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
-    """The ID of the last message that was received before that time; 0 = there is none: TailLog from here."""
+    """The ID of the last message that was received before that time, which TailLog takes; 0 = there is none."""
     def __init__(
         self,
         *,
@@ -660,18 +667,18 @@ class PushedMessage(_message.Message):
     retention_s: _builtins.int
     """Its retention, as in PublishRun."""
     delay_ms: _builtins.int
-    """Its delay, as in PublishRun, but of any length: the broker has judged it."""
+    """Its delay, as in PublishRun, but of any length: the broker has checked it."""
     visible_at_ms: _builtins.int
-    """From when on it may be claimed, as in PublishRun."""
+    """When it becomes available, as in PublishRun."""
     queue_id: _builtins.str
     """The queue that alone gets it; 1–255 bytes."""
     payload_uri: _builtins.str
-    """Set in place of the payload where that was stored as an object beforehand: its URI below the root."""
+    """Set in place of `payload` where the payload is already stored as an object: its URI below the root."""
     payload_bytes: _builtins.int
     """The payload's length when `payload_uri` is set."""
     retention_deadline_ms: _builtins.int
-    """Set in place of `retention_s` where the message is older than the row: it is not delivered from then on, nor within the
-    second before. A row that comes later is passed over: it counts as stored, and nothing is. 0 = none.
+    """Set in place of `retention_s` where the message is older than the row: it is not delivered after this time, nor in
+    the second before it. A row that arrives later counts as stored, but nothing is. 0 = none.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -729,10 +736,12 @@ class PushRequest(_message.Message):
     first_number: _builtins.int
     """The number of the first message; the others follow without gaps."""
     set_aside_count: _builtins.int
-    """How many rows right before `first_number` the broker has set aside: they have a number and no message, and count as stored."""
+    """How many rows right before `first_number` the broker has set aside: they have numbers but no messages, and count as
+    stored.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushedMessage]:
-        """1 to 10,000, in order; may be empty where rows are set aside."""
+        """1 to 10,000, in order; may be empty when rows are set aside."""
 
     def __init__(
         self,
@@ -752,7 +761,7 @@ Global___PushRequest: _TypeAlias = PushRequest  # noqa: Y015
 
 @_typing.final
 class PushResponse(_message.Message):
-    """Says how far the outbox is stored."""
+    """How far the outbox is stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -842,7 +851,7 @@ Global___ReplaceMessageRequest: _TypeAlias = ReplaceMessageRequest  # noqa: Y015
 
 @_typing.final
 class ReplaceMessageResponse(_message.Message):
-    """The message is replaced, durably."""
+    """Says that the message is replaced, durably."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -881,7 +890,7 @@ Global___RaisePurgeEpochRequest: _TypeAlias = RaisePurgeEpochRequest  # noqa: Y0
 
 @_typing.final
 class RaisePurgeEpochResponse(_message.Message):
-    """The purge epoch is raised, durably."""
+    """Says that the purge epoch is raised, durably."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
