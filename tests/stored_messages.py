@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from libs.storage.records.metadata import MessageMetadata
 from services.broker.delivery.message_cache import CachedMessage
-from services.ingest.read.reading import ResponseBudget
+from services.ingest.read.message_runs import ResponseBudget
 from services.ingest.shard import Shard
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse

@@ -4,7 +4,6 @@ In reading order; a file imports only files above it:
 
 `allowance`   How much processor time the expressions of one queue may take
 `engine`      The evaluating library, without its command line
-`errors`      The error of a bad filter or priority
 `syntax`      From CEL source to a small tree, by the grammar of cel-python
 `conditions`  Header pairs without which a filter cannot match, for an inverted index
 `plain`       Filters that only compare headers with texts, as Python functions
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 from libs.filters.allowance import Allowance, TooSlow
 from libs.filters.conditions import Condition
-from libs.filters.errors import FilterError
 from libs.filters.expressions import (
     DEFAULT_FILTER,
     Checked,
@@ -40,7 +38,7 @@ from libs.filters.index import (
     facts,
 )
 from libs.filters.signatures import CONTENT_VARIABLES, VARIABLES
-from libs.filters.syntax import SOURCE_BYTES_MAX
+from libs.filters.syntax import SOURCE_BYTES_MAX, FilterError
 
 __all__ = [
     "CONTENT_VARIABLES",

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Allowance", "TooSlow"]
-
 FREE_NS: Final = 500_000
 """Shorter evaluations are free; most take a hundredth of this."""
 

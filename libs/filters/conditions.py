@@ -11,8 +11,6 @@ from typing import TypeAlias
 
 from libs.filters.syntax import Node
 
-__all__ = ["Condition", "compared", "is_exact", "key_of", "necessary"]
-
 Condition: TypeAlias = frozenset[frozenset[tuple[str, str]]]
 
 ALTERNATIVES_MAX = 1_024

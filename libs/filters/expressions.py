@@ -15,18 +15,6 @@ from libs.filters.signatures import VARIABLES, Type
 from libs.filters.syntax import Node, parse
 from libs.filters.typecheck import type_of
 
-__all__ = [
-    "DEFAULT_FILTER",
-    "Checked",
-    "Facts",
-    "Filter",
-    "Outcome",
-    "Priority",
-    "check",
-    "context",
-    "timestamp",
-]
-
 PRIORITY_MAX = 255
 NO_MORE: Final[Mapping[str, Any]] = MappingProxyType({})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

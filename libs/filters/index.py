@@ -20,8 +20,6 @@ from libs.filters.expressions import (
 )
 from libs.filters.plain import Test
 
-__all__ = ["DEFAULT_PRIORITY", "FilterIndex", "OutOfTime", "QueueOutcome", "Rest", "RuleSet"]
-
 DEFAULT_PRIORITY = 128
 
 NOTHING: Final = frozenset[str]()

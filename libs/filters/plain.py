@@ -17,8 +17,6 @@ from typing import Final, NamedTuple, TypeAlias
 from libs.filters.conditions import Condition, compared, is_exact, key_of, necessary
 from libs.filters.syntax import Node
 
-__all__ = ["Part", "Test", "parts_of"]
-
 Test: TypeAlias = Callable[[Mapping[str, str]], bool]
 """Whether a part has an outcome for these headers."""
 

@@ -8,18 +8,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-__all__ = [
-    "BINARY",
-    "CONTENT_VARIABLES",
-    "FUNCTIONS",
-    "METHODS",
-    "NUMBERS",
-    "ORDERED",
-    "TYPE_NAMES",
-    "VARIABLES",
-    "Type",
-]
-
 Type: TypeAlias = str | tuple["Type", ...]
 
 CONTENT_VARIABLES: dict[str, Type] = {

@@ -15,9 +15,23 @@ from celpy.celparser import CELParseError, CELParser
 from lark import Token, Tree
 
 from libs.filters.engine import cel
-from libs.filters.errors import FilterError
 
-__all__ = ["SOURCE_BYTES_MAX", "Node", "parse"]
+
+class FilterError(ValueError):
+    """The expression is invalid at `position`.
+
+    Attributes:
+        message: What is wrong, for people.
+        position: Line and column, both from 1, counted in characters.
+        offset: The number of characters before that place.
+    """
+
+    def __init__(self, message: str, position: tuple[int, int] = (1, 1), offset: int = 0) -> None:
+        super().__init__(f"line {position[0]}, column {position[1]}: {message}")
+        self.message = message
+        self.position = position
+        self.offset = offset
+
 
 SOURCE_BYTES_MAX = 8_192
 """The longest expression: hundreds of alternatives, far below the 65,535 bytes of a Utf8."""

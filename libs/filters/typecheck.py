@@ -20,8 +20,6 @@ from libs.filters.signatures import (
 )
 from libs.filters.syntax import Node
 
-__all__ = ["type_of"]
-
 HEADERS_COUNT_MAX = 255
 """The most headers of a message, and so the most turns of a macro over them."""
 

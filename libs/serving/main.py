@@ -42,7 +42,7 @@ except ImportError:  # Not on every platform; everything works without, at half 
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from libs.serving.http.prometheus import Exposition
+    from libs.serving.http.server import Exposition
 
 C = TypeVar("C", bound=ServingConfig)
 
@@ -131,8 +131,7 @@ async def _joined(config: C, root: Root) -> C:
 def _exposition() -> Exposition:
     # Loaded when asked for, since few processes have an HTTP port; and before there is an event
     # loop that would wait for it.
-    import_module("libs.serving.http.server")
-    exposition: Exposition = import_module("libs.serving.http.prometheus").Exposition()
+    exposition: Exposition = import_module("libs.serving.http.server").Exposition()
     return exposition
 
 

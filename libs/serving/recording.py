@@ -15,8 +15,6 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from libs.serving.telemetry import Telemetry
 
-__all__ = ["exporting", "recording"]
-
 
 def exporting(
     service: str,

@@ -16,8 +16,6 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-__all__ = ["SERVICE_NAMES", "add_reflection"]
-
 _ALPHA: Final = "grpc.reflection.v1alpha"
 _STABLE: Final = "grpc.reflection.v1"
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from libs.serving.events.servicer import EventsServicer
 from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import TopologyDirectory
-from libs.serving.peers.topology_servicer import TopologyServicer
-from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
+from libs.serving.requests.budget import AnswerBudget
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root

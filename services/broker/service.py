@@ -15,12 +15,12 @@ from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.shards import wait_for_clock, wait_lost
-from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.requests.budget import AnswerBudget
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.clocks import Clock, HybridClock

@@ -14,15 +14,6 @@ import xxhash
 
 from libs.storage.records.states import FINGERPRINT_BYTES
 
-__all__ = [
-    "ENTRY_HEADERS_BYTES_MAX",
-    "ENTRY_MESSAGES_MAX",
-    "NOT_SET",
-    "Accepted",
-    "Columns",
-    "fingerprint_of",
-]
-
 NOT_SET: Final = -1
 """Stands for "created when received" in the column of creation times."""
 

@@ -15,9 +15,8 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.peers.topology import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology import Peer, TopologyDirectory, TopologyServicer
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from services.ingest.events.relay import IngestRelay
     from services.ingest.events.s3_events import S3Events
     from services.ingest.tasks.queued import Tasks
-
-__all__ = ["IngestProcess"]
 
 QUEUED: Final = ("async", "sync")
 """The consistencies of event queues with which publishes are tasks."""

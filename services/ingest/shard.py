@@ -23,12 +23,10 @@ from libs.storage.layout.own_keys import (
 )
 from libs.storage.records.states import decode_clock
 from services.ingest.config import IngestConfig
-from services.ingest.edit.changes import Changes
-from services.ingest.edit.purge_epoch import PurgeEpoch
-from services.ingest.edit.purge_rules import Rules
+from services.ingest.edit.changes import Changes, Turns
+from services.ingest.edit.purge_rules import PurgeEpoch, Rules
 from services.ingest.edit.purging import Purger
 from services.ingest.edit.replacing import Replacer
-from services.ingest.edit.turns import Turns
 from services.ingest.read.payload_cache import PayloadCache
 from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog, read_log_bounds
@@ -38,8 +36,6 @@ from services.ingest.write.publishing import Publisher, PublisherLimits
 from services.ingest.write.pushing import Outboxes
 from services.ingest.write.request_ids import RequestIds
 from slatemq.errors import Unavailable
-
-__all__ = ["Shard", "open_shard"]
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.peers.topology import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology import Peer, TopologyDirectory, TopologyServicer
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
 from libs.serving.telemetry import Telemetry

@@ -7,16 +7,13 @@ It owns nothing and may be stopped and started at any instant; two may run side 
 `pieces`    judged ranges of a log, and how they catch up with new configs
 `route`     one log on its way to one broker shard, as a plain state machine
 `wire`      log entries, configs and assignments from and to protobuf
-`configs`   taking in queues that changed, and having one left out
 `tails`     reading the logs: one shared stream per log, own ones for those who lag
 `backfill`  bringing stored messages into queues that start in the past
 `brokers`   sending to one broker shard and keeping its configs current
 `router`    finds logs and brokers in the topology and joins them
-`explain`   what would happen to a message, and why
 `servicer`  RouterService              `service`   the process: start, health, stop
-`config`    settings                   `metrics`   counters and lag
-`tracing`   spans of assignments
+`config`    settings                   `metrics`   counters, lag, spans
 
-Imports go down only: service → servicer → explain, router → brokers → backfill → tails → wire →
+Imports go down only: service → servicer → router → brokers → backfill → tails → wire →
 route → pieces → routing → entries.
 """

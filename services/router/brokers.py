@@ -36,14 +36,12 @@ from libs.serving.peers.calls import (
 )
 from libs.serving.peers.channels import Connection
 from services.router.backfill import Backfills
-from services.router.configs import apply_changes, ask_for_quarantine, read_state
-from services.router.metrics import Metrics
+from services.router.metrics import Metrics, Tracing
 from services.router.pieces import Pace, Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import STEP_NS, BrokerRules
 from services.router.tails import Log, Subscriber
-from services.router.tracing import Tracing
-from services.router.wire import assign_request
+from services.router.wire import apply_changes, ask_for_quarantine, assign_request, read_state
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 CALLS_MAX = 4

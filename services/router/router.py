@@ -14,10 +14,9 @@ from libs.serving.requests.budget import ByteBudget
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
-from services.router.metrics import Metrics
+from services.router.metrics import Metrics, Tracing
 from services.router.pieces import PieceLimits
 from services.router.tails import Buffer, Log
-from services.router.tracing import Tracing
 from slatemq.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -13,19 +13,17 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.peers.topology_servicer import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.peers.topology import SERVICE_NAME as TOPOLOGY_SERVICE
+from libs.serving.peers.topology import Peer, TopologyDirectory, TopologyServicer
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.ownership import Announcement
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from services.router.config import RouterConfig, parse_shards
-from services.router.explain import Explainer
 from services.router.pieces import PieceLimits
 from services.router.router import Router
-from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.servicer import SERVICE_NAME, Explainer, RouterServicer
 from services.router.tails import Buffer
 from slatemq.v1 import instance_pb2_grpc, router_pb2_grpc, topology_pb2_grpc
 

@@ -45,8 +45,6 @@ from libs.storage.records.event_records import (
 from slatemq.events.catalogue import EventData
 from slatemq.events.envelope import Event, derive_event_id, format_timestamp
 
-__all__ = ["EventOutbox", "Happening", "OutboxEvents", "PlacedBatch", "current_request"]
-
 log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE: Final = 32

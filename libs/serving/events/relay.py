@@ -20,8 +20,6 @@ from libs.storage.errors import StorageError
 from slatemq.errors import InvalidArgument
 from slatemq.v1.events_pb2 import GetEventsStatusResponse
 
-__all__ = ["CountedSource", "ProcessRelay"]
-
 
 class CountedSource(EventSource, Protocol):
     """An event source that counts."""

@@ -2,8 +2,6 @@
 
 In reading order; a file imports only files above it:
 
-`parts`      What a service adds to its HTTP port; light, since every service imports it
-`prometheus` The metrics of this process in Prometheus' text format; loaded where there is an HTTP
-             port
-`server`     The HTTP port of a process: `GET /health`, `GET /metrics`, and what its service adds
+`parts`  What a service adds to its HTTP port; light, since every service imports it
+`server` The HTTP port of a process: `GET /health`, `GET /metrics`, and what its service adds
 """

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from libs.events.watch import QueueHealth
 
-__all__ = ["HttpParts", "HttpPost", "HttpReply"]
-
 
 @dataclass(frozen=True)
 class HttpReply:

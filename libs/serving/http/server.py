@@ -1,6 +1,6 @@
 """The HTTP port of a process: `GET /health`, `GET /metrics`, and what its service adds.
 
-Loaded where a port is set: aiohttp takes 0.1 s and 15 MB.
+Loaded where a port is set: aiohttp and the exporter of metrics take 0.1 s and 15 MB.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
-from libs.serving.http.prometheus import CONTENT_TYPE
 from libs.serving.process.health import Health
 from slatemq.errors import (
     DeadlineExceeded,
@@ -24,8 +26,6 @@ from slatemq.errors import (
     SlateMQError,
     Unavailable,
 )
-
-__all__ = ["HttpServer"]
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,22 @@ POSTS_MAX: Final = 64
 """POST requests in work at once; over it 503. Each holds its body in memory."""
 
 _TOO_MANY: Final = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many POST requests"})
+
+
+class Exposition:
+    """The process's metrics, read on request.
+
+    Attributes:
+        reader: The reader of the meter provider.
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.reader = PrometheusMetricReader(scope_info_enabled=False, registry=self._registry)
+
+    def render(self) -> bytes:
+        """The metrics as text; takes tens of ms with many queues, so call it off the event loop."""
+        return generate_latest(self._registry)
 
 
 class HttpServer:
@@ -105,7 +121,7 @@ class HttpServer:
         if self._render is None:
             raise web.HTTPNotFound
         text = await asyncio.to_thread(self._render)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     def _handler_of(self, post: HttpPost) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:

@@ -14,8 +14,6 @@ from libs.serving.process.instance import InstanceSettings
 from libs.serving.process.settings import check_bounds, settings_of
 from slatemq.errors import FailedPrecondition, InvalidArgument
 
-__all__ = ["changed", "check_losses", "lowers_delay"]
-
 
 def changed(before: InstanceSettings, values: Mapping[str, int]) -> InstanceSettings:
     """The settings with these values. Raises InvalidArgument for a value out of bounds."""

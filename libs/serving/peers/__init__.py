@@ -2,13 +2,11 @@
 
 In reading order; a file imports only files above it:
 
-`calls`             Calling other processes: what counts as a failure of theirs, backoff, what is
-                    logged of it
-`topology`          Who serves what, and where: one small JSON object per process, below
-                    `topology/` in the root
-`channels`          Channels to other services: one per peer for the whole process
-`elsewhere`         Calls of services that this process does not have: which process has them, and
-                    where it is
-`topology_servicer` GetTopology, which every process serves, so that a client needs one address
-                    only
+`calls`     Calling other processes: what counts as a failure of theirs, backoff, what is logged of
+            it
+`topology`  Who serves what, and where: one small JSON object per process, below `topology/` in the
+            root
+`channels`  Channels to other services: one per peer for the whole process
+`elsewhere` Calls of services that this process does not have: which process has them, and where it
+            is
 """

@@ -11,8 +11,6 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import StorageError
 from slatemq.errors import Unimplemented
 
-__all__ = ["SERVED_BY", "Elsewhere"]
-
 log = logging.getLogger(__name__)
 
 PACKAGE: Final = "slatemq.v1."

@@ -21,9 +21,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from libs.storage.errors import ObjectNotFound, StorageError
 from libs.storage.objects.small_objects import Objects
+from slatemq.v1 import topology_pb2, topology_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -208,3 +210,33 @@ class TopologyDirectory:
             # One bad object, put there by hand perhaps, must not cut everybody off.
             log.warning("ignoring a damaged topology object: %r", error, extra={"path": path})
             return None
+
+
+SERVICE_NAME = topology_pb2.DESCRIPTOR.services_by_name["TopologyService"].full_name
+"""For `Service.grpc_services`."""
+
+
+class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
+    """Serves the directory, whose short cache bounds what many clients cost the store."""
+
+    def __init__(self, directory: TopologyDirectory) -> None:
+        self._directory = directory
+
+    async def GetTopology(  # noqa: N802 - the RPC's name
+        self, request: topology_pb2.GetTopologyRequest, context: Any
+    ) -> topology_pb2.GetTopologyResponse:
+        """The processes known now. Raises StoreUnavailable."""
+        topology = await self._directory.read()
+
+        def endpoints(service: str) -> list[topology_pb2.Endpoint]:
+            return [
+                topology_pb2.Endpoint(shard=shard, address=address)
+                for shard, address in topology.advertised(service).items()
+            ]
+
+        return topology_pb2.GetTopologyResponse(
+            ingests=endpoints("ingest"),
+            brokers=endpoints("broker"),
+            routers=endpoints("router"),
+            janitors=endpoints("janitor"),
+        )

@@ -12,8 +12,6 @@ from slatemq.errors import InvalidArgument
 if TYPE_CHECKING:
     from libs.events.settings import QueueSettings
 
-__all__ = ["read_queue_settings"]
-
 VARIABLES: Final = "SLATEMQ_QUEUE_"
 
 TASKS_BUILT: Final = frozenset({"kafka", "rabbitmq", "redis", "slatemq"})

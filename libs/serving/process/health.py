@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from grpc_health.v1 import health, health_pb2
 
-__all__ = ["NOTE_KEY", "REASON_KEY", "Health"]
-
 REASON_KEY: Final = "slatemq-not-serving"
 """Trailing metadata of a health check that says NOT_SERVING: why, as text."""
 

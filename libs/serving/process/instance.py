@@ -19,15 +19,6 @@ from libs.serving.process.settings import setting
 from libs.storage.errors import OtherFormat
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 
-__all__ = [
-    "Contradiction",
-    "Instance",
-    "InstanceSettings",
-    "StatedSetting",
-    "join_instance",
-    "settings_of_record",
-]
-
 log = logging.getLogger(__name__)
 
 WEEK_S: Final = 7 * 24 * 3600

@@ -17,8 +17,6 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.healthprobe import probe
 from libs.storage.errors import Fenced, StorageError
 
-__all__ = ["Announcement", "Commits", "Ownership", "Standstill"]
-
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 10.0

@@ -15,8 +15,6 @@ from opentelemetry import metrics
 
 from libs.serving.process.health import Health
 
-__all__ = ["StoreWatch"]
-
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5

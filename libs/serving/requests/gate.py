@@ -10,8 +10,6 @@ from typing import Protocol
 from libs.serving.process.ownership import Standstill
 from slatemq import errors
 
-__all__ = ["Entrance", "Gate", "OpenGate"]
-
 
 class Entrance(Protocol):
     """What admits calls to their handlers."""

@@ -1,4 +1,4 @@
-"""The rules for the headers of messages that callers send, checked where they come in."""
+"""The rules for the headers and delays of messages that callers send, in the same words for all."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def encoded_headers(field: str, at: int, headers: dict[str, str]) -> bytes:
                 named, f"{value_bytes} bytes, at most {HEADER_TEXT_BYTES_MAX} are allowed"
             )
     raise InvalidArgument(field, "cannot be stored")
+
+
+def check_delay_ms(field: str, delay_ms: int, most_ms: int) -> int:
+    """The delay. Raises InvalidArgument beyond the setting `max_message_delay_ms`."""
+    if not 0 <= delay_ms <= most_ms:
+        raise InvalidArgument(
+            field,
+            f"must be 0..{most_ms} (the setting max_message_delay_ms), not {delay_ms}",
+            reason="OUT_OF_RANGE",
+            metadata={"setting": "max_message_delay_ms", "most": str(most_ms)},
+        )
+    return delay_ms

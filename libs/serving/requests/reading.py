@@ -23,14 +23,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from libs.serving import limits
 from libs.serving.process.memory import Trimmer
-from libs.serving.requests.arrivals import Arrivals
+from libs.serving.requests.arrivals import Arrivals, StreamReads
 from libs.serving.requests.budget import ByteBudget
-from libs.serving.requests.shape import WALKED_BYTES_MIN, ShapeError, walk
-from libs.serving.requests.stream_reads import StreamReads
-from libs.serving.requests.undecodable import field_at_fault, first_list
+from libs.serving.requests.shape import (
+    WALKED_BYTES_MIN,
+    ShapeError,
+    field_at_fault,
+    first_list,
+    walk,
+)
 from slatemq import errors
-
-__all__ = ["Codec", "RequestReader", "overloaded"]
 
 WAIT_S: Final = 10.0
 """How long a large request waits for those before it; then its caller is asked to retry."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 
-from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.requests.budget import AnswerBudget
 from libs.storage.layout.ids import shard_of
 from services.broker.core.queue import NeedsLane, Queue
 from services.broker.delivery.in_flight_limit import InFlightLimit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
-from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.requests.budget import AnswerBudget
 from libs.storage.layout.buckets import BucketKind, lane_order
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.archived_records import ArchivedMessage

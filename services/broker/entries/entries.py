@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.serving.requests.answer_budget import AnswerBudget
+from libs.serving.requests.budget import AnswerBudget
 from libs.storage.database.slate import Database
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.invalidation import Invalidator

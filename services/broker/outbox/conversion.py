@@ -10,8 +10,7 @@ from typing import Any
 
 from libs.serving import telemetry
 from libs.serving.limits import RETENTION_S_MAX
-from libs.serving.requests.delays import check_delay_ms
-from libs.serving.requests.headers import encoded_headers
+from libs.serving.requests.headers import check_delay_ms, encoded_headers
 from libs.storage.records.execution_records import NOT_SET, OutboxRecord, encode_outbox
 from libs.storage.records.states import FINGERPRINT_BYTES
 from services.broker.core.batches.execute import (

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
-from libs.serving.requests.delays import check_delay_ms
+from libs.serving.requests.headers import check_delay_ms
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from services.broker.core.backoff import (
     BACKOFF_MS_MAX,

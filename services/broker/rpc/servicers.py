@@ -8,7 +8,7 @@ import grpc.aio
 
 from libs.serving.events.servicer import EventsServicer
 from libs.serving.instance.servicer import InstanceServicer
-from libs.serving.peers.topology_servicer import TopologyServicer
+from libs.serving.peers.topology import TopologyServicer
 from libs.serving.snapshot_servicer import SnapshotServicer
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer

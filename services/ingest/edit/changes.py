@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from libs.storage.errors import StorageError
 from libs.storage.layout.keys import log_key, payload_keys
@@ -14,7 +17,46 @@ from services.ingest.read.reading import Reader
 from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
 
-__all__ = ["Change", "Changes", "Record"]
+T = TypeVar("T")
+
+
+class Turns:
+    """Locks of the entries of one log: one change of an entry at a time.
+
+    The messages of a commit share an entry. So changes of them take turns: each reads the entry,
+    and the next begins when the changed entry is durable.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def of(self, sequences: Iterable[int]) -> AsyncIterator[None]:
+        """Hold the turns at the entries of these sequences."""
+        held: list[asyncio.Lock] = []
+        try:
+            # In one order for all: no two wait for each other.
+            for sequence in sorted(sequences):
+                lock = self._locks.setdefault(sequence, asyncio.Lock())
+                await lock.acquire()
+                held.append(lock)
+            yield
+        finally:
+            for lock in held:
+                lock.release()
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end, even if cancelled: the next turn must find it durable."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may have gone
 
 
 Record = tuple[bytes, bytes | None]
@@ -38,7 +80,7 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Writes changes. The caller holds the turns of the entries (services.ingest.edit.turns)."""
+    """Writes changes. The caller holds the turns of the entries."""
 
     def __init__(self, publisher: Publisher, log: MetadataLog, reader: Reader) -> None:
         self._publisher = publisher

@@ -40,15 +40,11 @@ from libs.storage.records.payload_packs import (
     rest_of_pack,
 )
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri, decode_payload
-from services.ingest.edit.changes import Change, Changes
-from services.ingest.edit.purge_epoch import PurgeEpoch
-from services.ingest.edit.purge_rules import ALL_ANNOUNCED, Reason, Rules, Unannounced
-from services.ingest.edit.turns import Turns
+from services.ingest.edit.changes import Change, Changes, Turns
+from services.ingest.edit.purge_rules import ALL_ANNOUNCED, PurgeEpoch, Reason, Rules, Unannounced
 from services.ingest.read.entries import StoredEntry, entries_of
 from services.ingest.read.rows import PACKS, read_rows
 from services.ingest.read.tailing import MetadataLog
-
-__all__ = ["Purge", "Purged", "Purger"]
 
 log = logging.getLogger(__name__)
 

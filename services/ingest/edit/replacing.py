@@ -25,8 +25,7 @@ from libs.storage.records.payloads import (
     encode_inline,
     encode_uri,
 )
-from services.ingest.edit.changes import Change, Changes, Record
-from services.ingest.edit.turns import Turns
+from services.ingest.edit.changes import Change, Changes, Record, Turns
 from services.ingest.read.entries import entry_before
 from services.ingest.read.etags import Etag, etag_of
 from services.ingest.read.reading import Reader
@@ -34,8 +33,6 @@ from services.ingest.read.tailing import MetadataLog
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
 from slatemq.errors import Aborted, InvalidArgument, NotFound, Unavailable
-
-__all__ = ["Replacement", "Replacer"]
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,6 @@ from services.ingest.shard import Shard
 from slatemq.events.catalogue import MessagePublished, make_event
 from slatemq.events.envelope import Event, derive_event_id, format_timestamp
 
-__all__ = ["PublishedEvents"]
-
 log = logging.getLogger(__name__)
 
 CURSOR_S: Final = 1.0

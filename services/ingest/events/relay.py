@@ -1,9 +1,13 @@
-"""The relay of one ingest: its messages and its edits. Loaded where events are on."""
+"""The events of one ingest, those of its log and those of edits, and their relay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Generic, TypeVar
 
+from libs.events.relay import EventBatch
 from libs.events.settings import QueueSettings
 from libs.serving.events.outbox import Happening, OutboxEvents, current_request
 from libs.serving.events.relay import ProcessRelay
@@ -12,11 +16,129 @@ from services.ingest.config import IngestConfig
 from services.ingest.edit.changes import Record
 from services.ingest.edit.purge_rules import Unannounced
 from services.ingest.events.published_events import PublishedEvents
-from services.ingest.events.shard_events import ShardEvents
 from services.ingest.shard import Shard
 from slatemq.events.catalogue import MessageEdited
 
-__all__ = ["IngestRelay", "hold_for"]
+T = TypeVar("T")
+
+
+class ShardEvents:
+    """The events of the log and those of edits, in the order of the commits: one EventSource.
+
+    An edit's row says where the log ended when the message was edited. So its event follows those
+    of all messages up to there, its own message among them, and comes before those behind.
+    """
+
+    def __init__(self, published: PublishedEvents, edited: OutboxEvents) -> None:
+        self._published = published
+        self._edited = edited
+        self._current: PublishedEvents | OutboxEvents = published
+
+    @property
+    def lost_count(self) -> int:
+        """Messages that were purged before their events were published."""
+        return self._published.lost_count
+
+    @property
+    def position(self) -> int:
+        """The last message whose event is published."""
+        return self._published.position
+
+    @property
+    def end(self) -> int:
+        return self._published.end
+
+    @property
+    def lag(self) -> int:
+        return self._published.lag + self._edited.lag
+
+    def save(self) -> None:
+        """Put what was published into the commit that gathers."""
+        self._published.save()
+        self._edited.save()
+
+    def done(self, position: int) -> None:
+        self._current.done(position)
+
+    def skip_to_end(self) -> int:
+        return self._published.skip_to_end() + self._edited.skip_to_end()
+
+    async def batches(self) -> AsyncGenerator[EventBatch, None]:
+        async with (
+            aclosing(self._published.batches()) as published,
+            aclosing(self._edited.batches_after()) as edited,
+        ):
+            messages, edits = _Lookahead(published), _Lookahead(edited)
+            try:
+                while True:
+                    await asyncio.wait(
+                        {messages.begin(), edits.begin()}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if self._edited.waits:
+                        # It may come before messages that are here already.
+                        await asyncio.wait({edits.begin()})
+                    edit = edits.peek()
+                    if edit is not None and edit.after <= self._published.position:
+                        self._current = self._edited
+                        yield edits.take().batch
+                        continue
+                    await asyncio.wait({messages.begin()})
+                    batch = messages.take()
+                    if edit is not None and edit.after < batch.position:
+                        batch, behind = _split(batch, edit.after)
+                        messages.requeue(behind)
+                    self._current = self._published
+                    yield batch
+            finally:
+                await messages.close()
+                await edits.close()
+
+
+class _Lookahead(Generic[T]):
+    """The next one of a stream, which is not asked for before the last one is done."""
+
+    def __init__(self, stream: AsyncGenerator[T, None]) -> None:
+        self._stream = stream
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> asyncio.Task[T]:
+        """The task that has it, or will."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._next())
+        return self._task
+
+    async def _next(self) -> T:
+        return await anext(self._stream)
+
+    def peek(self) -> T | None:
+        """The next one, where it is here. Raises as the stream does."""
+        return self._task.result() if self._task is not None and self._task.done() else None
+
+    def take(self) -> T:
+        assert self._task is not None, "begun"
+        found = self._task.result()
+        self._task = None
+        return found
+
+    def requeue(self, one: T) -> None:
+        """Give this one next."""
+        self._task = asyncio.create_task(_given(one))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def _given(one: T) -> T:
+    return one
+
+
+def _split(batch: EventBatch, after: int) -> tuple[EventBatch, EventBatch]:
+    """The events of the messages up to `after`, and the others."""
+    before = [event for event in batch.events if event.data["message_id"] <= after]
+    behind = batch.events[len(before) :]
+    return batch._replace(events=before, position=after), batch._replace(events=behind)
 
 
 def hold_for(shard: Shard, source: PublishedEvents, hold_ms: int) -> None:

@@ -27,8 +27,6 @@ from slatemq.models import OutgoingMessage
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
-__all__ = ["S3Events"]
-
 PATH: Final = "/s3-events"
 
 BODY_BYTES_MAX: Final = 1 << 20

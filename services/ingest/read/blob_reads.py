@@ -14,8 +14,6 @@ from libs.storage.database.blobs import Blobs
 from libs.storage.errors import ObjectNotFound, StorageError, StoreUnavailable
 from libs.storage.records.payloads import PayloadUri
 
-__all__ = ["BlobReads"]
-
 log = logging.getLogger(__name__)
 
 SILENCE_S: Final = (15.0, 60.0, 300.0)

@@ -1,24 +1,29 @@
-"""Log entries found by the IDs of their messages, in a log out of which some were removed.
+"""Log entries: found by the IDs of their messages, decoded, and cut into parts.
 
 An entry stands under the ID that its first message had at the commit, and a commit's IDs follow one
-another. So the entry of a message is the last one at or before its ID, if it is there at all.
+another. So the entry of a message is the last one at or before its ID, if it is there at all: some
+messages, and entries, were removed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.keys import log_range, parse_log_key
-from libs.storage.records.metadata import last_message_id
+from libs.storage.records.metadata import (
+    MessageMetadata,
+    decode_log_entry,
+    encode_log_entry,
+    encode_metadata_record,
+    last_message_id,
+)
 from services.ingest.batches import ENTRY_MESSAGES_MAX
-
-__all__ = ["StoredEntry", "entries_of", "entry_before"]
 
 NEAR: Final = 64
 """IDs at most so far apart are looked for on the way: a row costs 7 µs there, a new scan 300."""
@@ -130,3 +135,120 @@ async def _last_possible(database: Database, sequence: int) -> int:
     async for rows in database.scan(*log_range(sequence + 1, last), limit=1, durable=True):
         return parse_log_key(rows[0][0]) - 1
     return last
+
+
+MESSAGE_BYTES: Final = 320
+"""Of a message in memory: a tuple of nine, three numbers, its place by ID."""
+
+HEADERS_BYTES: Final = 232
+HEADER_BYTES: Final = 100
+"""Of headers that are not those of the message before, beside their texts."""
+
+
+class DecodedEntry(NamedTuple):
+    sequence: int
+    last_message_id: int
+    messages: Mapping[int, MessageMetadata]
+    size_bytes: int
+
+
+class EntryCache:
+    """The entries that were read last; one is kept even above the bound.
+
+    Attributes:
+        size_bytes: What they take, about.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.size_bytes = 0
+        self._bytes_max = bytes_max
+        self._entries: dict[int, DecodedEntry] = {}
+        self._sequences: list[int] = []
+
+    def of(self, message_id: int) -> DecodedEntry | None:
+        """The cached entry whose range has this ID."""
+        at = bisect_right(self._sequences, message_id) - 1
+        entry = self._entries[self._sequences[at]] if at >= 0 else None
+        return entry if entry is not None and message_id <= entry.last_message_id else None
+
+    def add(self, entry: DecodedEntry) -> None:
+        """Add an entry; evicts the oldest."""
+        self.forget([entry.sequence])
+        while self._entries and self.size_bytes + entry.size_bytes > self._bytes_max:
+            self.forget([next(iter(self._entries))])
+        self._entries[entry.sequence] = entry
+        insort(self._sequences, entry.sequence)
+        self.size_bytes += entry.size_bytes
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Drop these entries."""
+        for sequence in sequences:
+            entry = self._entries.pop(sequence, None)
+            if entry is not None:
+                self._sequences.remove(sequence)
+                self.size_bytes -= entry.size_bytes
+
+
+async def decoded(sequence: int, value: bytes) -> DecodedEntry:
+    """Decode a log entry, a large one in a thread. Raises CorruptRecord."""
+    if len(value) <= INLINE_BYTES_MAX:
+        return _decode(sequence, value)
+    return await asyncio.to_thread(_decode, sequence, value)
+
+
+def _decode(sequence: int, value: bytes) -> DecodedEntry:
+    messages = decode_log_entry(value)
+    size_bytes = len(messages) * MESSAGE_BYTES
+    known: Mapping[str, str] | None = None
+    for message in messages:
+        if message.headers is not known:  # neighbours share theirs
+            known = message.headers
+            size_bytes += HEADERS_BYTES + sum(
+                HEADER_BYTES + len(key) + len(text) for key, text in known.items()
+            )
+    by_id = {message.message_id: message for message in messages}
+    return DecodedEntry(sequence, messages[-1].message_id, by_id, size_bytes)
+
+
+COLUMNS_BYTES = 32
+"""What an entry has of a message besides its record and the name of its queue."""
+
+
+class EntryPart(NamedTuple):
+    """Some messages of a log entry, as an entry of their own.
+
+    Attributes:
+        sequence: The ID of the first one.
+        last_message_id: The ID of the last one.
+        value: They, encoded.
+        is_end: Whether the entry has none behind these.
+    """
+
+    sequence: int
+    last_message_id: int
+    value: bytes
+    is_end: bool
+
+
+async def part_behind(value: bytes, position: int, bytes_max: int) -> EntryPart:
+    """The messages of an entry behind a position: one, and as many more as the bound has room for.
+
+    Raises CorruptRecord. The entry has messages behind the position.
+    """
+    return await asyncio.to_thread(_part_behind, value, position, bytes_max)
+
+
+def _part_behind(value: bytes, position: int, bytes_max: int) -> EntryPart:
+    entry = decode_log_entry(value)
+    part: list[MessageMetadata] = []
+    size_bytes = 0
+    for message in entry:
+        if message.message_id <= position:
+            continue
+        size_bytes += len(encode_metadata_record(message)) + COLUMNS_BYTES
+        size_bytes += len(message.direct_queue_id)
+        if part and size_bytes > bytes_max:
+            break
+        part.append(message)
+    first, last = part[0].message_id, part[-1].message_id
+    return EntryPart(first, last, encode_log_entry(part), last == entry[-1].message_id)

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 from libs.storage.records.metadata import encode_headers
 
-__all__ = ["Etag", "etag_of"]
-
 _PART_BYTES: Final = 10
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from services.ingest.batches import Columns
 
-__all__ = ["PayloadCache", "Run"]
-
 
 class Run(NamedTuple):
     """Messages of one commit, with IDs in a row; None stands for a payload not cached."""

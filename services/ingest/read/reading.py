@@ -16,21 +16,20 @@ from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
 from libs.storage.records.payloads import PayloadUri, decode_payload, encode_inline
-from services.ingest.read.answer_room import ResponseBudget, fitting
 from services.ingest.read.blob_reads import BlobReads
-from services.ingest.read.entry_cache import DecodedEntry, EntryCache, decoded
+from services.ingest.read.entries import DecodedEntry, EntryCache, decoded
 from services.ingest.read.etags import etag_of
 from services.ingest.read.message_runs import (
     ReadResult,
+    ResponseBudget,
     common_of,
     common_stretches,
+    fitting,
     select,
 )
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.rows import PACKS, PAYLOADS, read_rows
 from services.ingest.read.tailing import MetadataLog
-
-__all__ = ["Reader", "ResponseBudget"]
 
 log = logging.getLogger(__name__)
 

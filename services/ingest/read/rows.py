@@ -17,8 +17,6 @@ from libs.storage.records.payload_packs import (
     parse_pack_key,
 )
 
-__all__ = ["PACKS", "PAYLOADS", "Series", "read_rows"]
-
 RUN_MIN: Final = 4
 """Shorter runs of rows are read one by one: a scan begins in 300 µs, a row by itself takes 70."""
 

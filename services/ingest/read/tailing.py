@@ -36,8 +36,6 @@ from libs.storage.records.metadata import (
 from services.ingest.read.entries import entry_before
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 
-__all__ = ["LogEnd", "MetadataLog", "Recent", "Update", "read_log_bounds"]
-
 UPDATE_BYTES_MAX: Final = 4 << 20
 """Encoded entries in one answer, unless one entry alone has more."""
 

@@ -15,16 +15,13 @@ from libs.storage.objects.small_objects import Objects
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
-from services.ingest.rpc.ingest import SPAN, IngestServicer, rules_of
-from services.ingest.rpc.publish_streams import PublishStreams, published
+from services.ingest.rpc.ingest import SPAN, IngestServicer, PublishStreams, published, rules_of
 from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import answered_of, seconds_to_wait
 from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, ResourceExhausted
 from slatemq.v1 import ingest_pb2
-
-__all__ = ["QueuedServicer", "open_tasks"]
 
 TASK_ID_METADATA: Final = "slatemq-task-id"
 

@@ -24,8 +24,6 @@ from libs.events.tasks import WriteTask
 from libs.events.watch import BackendWatch, QueueHealth
 from slatemq.errors import SlateMQError, Unavailable
 
-__all__ = ["BACKEND_DOWN", "TaskBackend"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -18,8 +18,6 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
 from slatemq.errors import InvalidArgument
 
-__all__ = ["ENQUEUE_MS_MAX", "INLINE_BODY_BYTES_MAX", "TaskBodies", "warn_of_stranded"]
-
 log = logging.getLogger(__name__)
 
 FOLDER: Final = "tasks"

@@ -17,8 +17,6 @@ from services.ingest.tasks.outcomes import TaskOutcomes
 from slatemq._admin.task_ids import is_task_id, parse_task_id
 from slatemq.errors import SlateMQError
 
-__all__ = ["TaskCleanup"]
-
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 60.0

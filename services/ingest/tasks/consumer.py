@@ -33,8 +33,6 @@ from services.ingest.write.request_ids import Answered
 from slatemq._admin.task_ids import is_task_id, parse_task_id
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 
-__all__ = ["OPERATION", "TaskConsumer"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -29,8 +29,6 @@ from services.ingest.write.request_ids import Answered
 from services.ingest.write.waiting import Waiting
 from slatemq._admin.task_ids import is_task_id, parse_task_id
 
-__all__ = ["KEPT_MS", "Attempt", "Outcome", "TaskOutcomes", "TaskWaiting"]
-
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """How long the record of an applied task stays, at least. A backend delivers a task again when it
 did not learn of its end: after our crash, or after its own."""

@@ -37,8 +37,6 @@ from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
 from slatemq.v1.ingest_pb2 import PublishRequest
 
-__all__ = ["Tasks"]
-
 DEAD_LETTERS_MAX: Final = 10_000
 """Dead letters to read before they are retried."""
 

@@ -10,8 +10,6 @@ from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
-__all__ = ["SERVICE_NAME", "KnownTask", "TaskLedger", "TaskServicer"]
-
 SERVICE_NAME: Final = task_pb2.DESCRIPTOR.services_by_name["TaskService"].full_name
 """For `Service.grpc_services`."""
 

@@ -18,8 +18,6 @@ from libs.serving.telemetry import Telemetry
 from services.ingest.batches import Accepted, Columns
 from services.ingest.wire import publishes as wire
 
-__all__ = ["TaskTraces"]
-
 _TRACE: Final = "trace"
 
 _APPLY: Final = {

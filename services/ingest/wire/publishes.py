@@ -9,8 +9,7 @@ from typing import Final
 
 from libs.serving import telemetry
 from libs.serving.limits import RETENTION_S_MAX
-from libs.serving.requests.delays import check_delay_ms
-from libs.serving.requests.headers import encoded_headers
+from libs.serving.requests.headers import check_delay_ms, encoded_headers
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.metadata import encode_headers
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES

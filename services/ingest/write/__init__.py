@@ -2,15 +2,13 @@
 
 In reading order; a file imports only files above it:
 
-`dedupe_keys`  Which message each dedupe key stands for: makes publishing a message twice safe for
-               days
-`duplicates`   Which messages of one publish are stored already, by their dedupe keys
-`id_gaps`      Where the log's IDs jump: noted with the first messages after a restart
-`message_rows` The rows of a commit's messages: its log entries, and the payloads of each
-`pushing`      How far the brokers' outboxes are stored here: makes sending their rows again
-               harmless, for ever
-`request_ids`  Who published what in the last minutes: makes repeating a publish safe
-`waiting`      A publish or a push on its way to its commit
-`uploads`      Payloads that do not fit into records, on their way to objects of their own
-`publishing`   Publishing: from what was accepted to what is durable
+`dedupe_keys` Which message each dedupe key stands for: makes publishing a message twice safe for
+              days
+`id_gaps`     Where the log's IDs jump: noted with the first messages after a restart
+`pushing`     How far the brokers' outboxes are stored here: makes sending their rows again
+              harmless, for ever
+`request_ids` Who published what in the last minutes: makes repeating a publish safe
+`waiting`     A publish or a push on its way to its commit
+`uploads`     Payloads that do not fit into records, on their way to objects of their own
+`publishing`  Publishing: from what was accepted to what is durable
 """

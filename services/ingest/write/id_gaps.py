@@ -9,8 +9,6 @@ from libs.storage.layout.own_keys import LOG_GAPS_KEY
 from libs.storage.records.log_gaps import GAPS_MAX, LogGap, decode_log_gaps, encode_log_gaps
 from services.ingest.read.tailing import MetadataLog
 
-__all__ = ["IdGaps"]
-
 
 class IdGaps:
     """The gaps of one log.

@@ -6,33 +6,66 @@ whose blobs take long enters a later commit, and the log's order is the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
-from libs.storage.database.slate import Batch, Database
+from libs.storage.database.slate import Batch, Change, Database
 from libs.storage.errors import SequenceExhausted, StorageError, encoding
 from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
-from libs.storage.layout.keys import payload_key
+from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.layout.own_keys import ID_BLOCK_KEY
+from libs.storage.records.metadata import encode_log_columns
+from libs.storage.records.payload_packs import payload_rows
 from libs.storage.records.payloads import encode_uri
-from services.ingest.batches import Accepted, Columns, fingerprint_of
+from services.ingest.batches import NOT_SET, Accepted, Columns, fingerprint_of
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.tailing import MetadataLog, Recent
-from services.ingest.write.dedupe_keys import DedupeKeys
-from services.ingest.write.duplicates import Duplicates
+from services.ingest.write.dedupe_keys import DedupeKeys, Duplicates
 from services.ingest.write.id_gaps import IdGaps
-from services.ingest.write.message_rows import message_rows
 from services.ingest.write.pushing import Outboxes, Push
 from services.ingest.write.request_ids import Answered, RequestIds
 from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX, Uploads
 from services.ingest.write.waiting import Waiting
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 
-__all__ = ["Publisher", "PublisherLimits"]
+
+def message_rows(
+    first_id: int,
+    columns: Columns,
+    payloads: Sequence[bytes | None],
+    now_ms: int,
+    entries: list[Recent],
+) -> Iterator[Change]:
+    """Encodes the rows of messages with IDs in a row; adds each entry to `entries` on the way.
+
+    None stands for a payload that has a row already.
+    """
+    for offset, part in columns.entries():
+        created = part.created_at_ms
+        if NOT_SET in created:
+            part.created_at_ms = [now_ms if at == NOT_SET else at for at in created]
+        sequence = first_id + offset
+        with encoding(f"log entry {sequence}"):
+            encoded = encode_log_columns(
+                sequence,
+                now_ms,
+                part.created_at_ms,
+                part.retention_s,
+                part.header_bytes,
+                part.payload_bytes,
+                part.visible_at_ms,
+                part.delay_ms,
+                part.direct_queue_id,
+            )
+        entries.append(Recent(sequence, sequence + len(part) - 1, encoded))
+        yield log_key(sequence), encoded
+        with encoding(f"payloads from message {sequence} on"):
+            yield from payload_rows(sequence, payloads[offset : offset + len(part)])
+
 
 _RETRY_MS: Final = 200
 

@@ -20,8 +20,6 @@ from libs.storage.layout.own_keys import (
 from libs.storage.records.states import decode_outbox_progress, encode_outbox_progress
 from slatemq.errors import FailedPrecondition
 
-__all__ = ["Outboxes", "Push"]
-
 GAP: Final = "OUTBOX_GAP"
 
 

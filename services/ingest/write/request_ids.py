@@ -33,8 +33,6 @@ from libs.storage.layout.own_keys import (
 from libs.storage.records.states import RequestIdRecord, decode_request_ids, encode_request_ids
 from slatemq.errors import InvalidArgument
 
-__all__ = ["Answered", "RequestIds"]
-
 MINUTE_MS: Final = 60_000
 ROW_REQUESTS_MAX: Final = 1000
 """Request IDs in one row: a repeat reads a whole row."""

@@ -12,8 +12,6 @@ from libs.storage.database.clocks import Clock
 from libs.storage.errors import ObjectNotFound, StorageError
 from services.ingest.write.waiting import Waiting
 
-__all__ = ["UPLOAD_AGE_MS_MAX", "Uploads"]
-
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
 """An object without a record is collected after a day; one that is older than this is not
 committed, so that it is not collected while a job that did not see it referred to runs."""

@@ -9,12 +9,10 @@ from typing import Final
 from libs.serving.limits import RETENTION_S_MAX
 from libs.storage.database.slate import Batch
 from services.ingest.batches import Accepted
-from services.ingest.write.duplicates import Duplicates
+from services.ingest.write.dedupe_keys import Duplicates
 from services.ingest.write.pushing import Outboxes, Push
 from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, SlateMQError
-
-__all__ = ["Waiting"]
 
 _NOTHING: Final = Answered(0, 0)
 

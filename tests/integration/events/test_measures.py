@@ -12,7 +12,7 @@ from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.wall_clock import now_ms
 from libs.events.watch import BackendWatch, QueueHealth
-from libs.serving.http.prometheus import Exposition
+from libs.serving.http.server import Exposition
 from libs.serving.telemetry import configure
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event, make_task_id

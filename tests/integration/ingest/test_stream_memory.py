@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from libs.serving.requests.reading import RequestReader
-from services.ingest.rpc import publish_streams
+from services.ingest.rpc import ingest as servicer
 from tests.integration.ingest.server import message
 from tests.integration.ingest.test_streams import Stream, server
 
@@ -13,7 +13,7 @@ from tests.integration.ingest.test_streams import Stream, server
 async def test_a_stream_whose_answers_are_not_read_holds_no_share_of_the_request_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publish_streams, "UNANSWERED_MAX", 1)
+    monkeypatch.setattr(servicer, "UNANSWERED_MAX", 1)
     seen: list[tuple[str, int]] = []
     reserve, release = RequestReader._reserve, RequestReader.release
     async with server(commit_interval_ms=500) as (running, ingest):

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from libs.serving import recording, telemetry
 from libs.serving.peers.channels import open_channel
 from services.ingest.config import IngestConfig
-from services.ingest.rpc import publish_streams
+from services.ingest.rpc import ingest as servicer
 from slatemq._rpc.rpc_status import from_status, raising_slatemq_errors
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2
@@ -248,10 +248,10 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
         await stream.ids(1)
 
         # When four times as many requests come as may be without an answer
-        count = 4 * publish_streams.UNANSWERED_MAX
+        count = 4 * servicer.UNANSWERED_MAX
         sending = asyncio.create_task(send_many(stream, count))
         (served,) = running.streams._open
-        await eventually(lambda: served._unanswered == publish_streams.UNANSWERED_MAX)
+        await eventually(lambda: served._unanswered == servicer.UNANSWERED_MAX)
         seen = list[int]()
 
         async def watch() -> None:
@@ -265,7 +265,7 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
         assert len(await stream.ids(count)) == count
         await sending
         watching.cancel()
-        assert max(seen) == publish_streams.UNANSWERED_MAX
+        assert max(seen) == servicer.UNANSWERED_MAX
 
 
 async def send_many(stream: Stream, count: int) -> None:

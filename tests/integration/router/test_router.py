@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from libs.filters import Facts
-from services.router.explain import Explainer
 from services.router.pieces import THIN, PieceLimits
+from services.router.servicer import Explainer
 from slatemq.errors import NotFound, Unavailable
 from tests.integration.router.stack import Stack, peers
 from tests.integration.waiting import eventually

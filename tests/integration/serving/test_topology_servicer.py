@@ -1,7 +1,6 @@
 import grpc.aio
 
-from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.peers.topology_servicer import SERVICE_NAME, TopologyServicer
+from libs.serving.peers.topology import SERVICE_NAME, Peer, TopologyDirectory, TopologyServicer
 from libs.storage.database.roots import open_root
 from slatemq.v1 import topology_pb2, topology_pb2_grpc
 

@@ -16,8 +16,7 @@ from libs.storage.layout.own_keys import (
 )
 from libs.storage.records.dedupe_records import decode_dedupe
 from services.ingest.write import dedupe_keys
-from services.ingest.write.dedupe_keys import DedupeKeys
-from services.ingest.write.duplicates import Duplicates
+from services.ingest.write.dedupe_keys import DedupeKeys, Duplicates
 from tests.forms import examples
 from tests.unit.storage.oracles import parse_dedupe_ends_key, parse_dedupe_key
 

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
-from services.ingest.read.entry_cache import DecodedEntry, EntryCache, decoded
+from services.ingest.read.entries import DecodedEntry, EntryCache, decoded
 
 
 def entry_of(first_id: int, count: int, *, are_alike: bool = True) -> bytes:

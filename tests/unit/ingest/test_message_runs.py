@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from libs.storage.records.metadata import MessageMetadata, encode_headers
 from services.ingest.batches import NOT_SET, Columns
-from services.ingest.read.message_runs import ReadResult, common_of
+from services.ingest.read.message_runs import ReadResult, ResponseBudget, common_of
 from services.ingest.read.payload_cache import PayloadCache, Run
-from services.ingest.read.reading import Reader, ResponseBudget
+from services.ingest.read.reading import Reader
 from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse
 from slatemq.v1.message_pb2 import Message
 from tests.stored_messages import StoredMessages, to_message

@@ -12,8 +12,7 @@ from libs.serving.events.outbox import OutboxEvents
 from libs.storage.database.roots import Root, open_root
 from services.ingest.edit.replacing import Replacement
 from services.ingest.events.published_events import PublishedEvents
-from services.ingest.events.relay import open_edited
-from services.ingest.events.shard_events import ShardEvents
+from services.ingest.events.relay import ShardEvents, open_edited
 from services.ingest.shard import Shard
 from slatemq.errors import Aborted
 from slatemq.events.catalogue import MessageEdited, data_of

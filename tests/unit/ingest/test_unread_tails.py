@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from libs.serving.peers.topology import TopologyDirectory
-from libs.serving.requests.answer_budget import SMALL_BYTES
+from libs.serving.requests.budget import SMALL_BYTES
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from libs.storage.records.metadata import decode_log_entry, remove_messages

@@ -9,7 +9,7 @@ import pytest
 from libs.filters import Facts
 from libs.filters.allowance import Allowance
 from libs.storage.records.metadata import MessageMetadata
-from services.router import configs
+from services.router import wire
 from services.router.config import parse_shards
 from services.router.entries import LogEntry
 from services.router.pieces import Piece
@@ -268,8 +268,8 @@ async def test_ten_thousand_filters_are_taken_in_step_by_step() -> None:
             await asyncio.sleep(0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configs, "STEP_NS", -1)
-        await asyncio.gather(configs.apply_changes(rules, changes, 5), others())
+        patch.setattr(wire, "STEP_NS", -1)
+        await asyncio.gather(wire.apply_changes(rules, changes, 5), others())
 
     assert rules.revision == 5
     assert len(rules.queue_ids) == 40

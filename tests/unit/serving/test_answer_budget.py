@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from libs.serving.requests import answer_budget
-from libs.serving.requests.answer_budget import SMALL_BYTES, AnswerBudget
+from libs.serving.requests import budget as budgets
+from libs.serving.requests.budget import SMALL_BYTES, AnswerBudget
 
 BYTES_MAX = 128 << 20
 
@@ -25,7 +25,7 @@ async def test_what_many_hold_without_end_leaves_most_of_the_rest_to_the_next() 
 async def test_a_full_budget_lets_one_small_fetch_at_a_time_go_beyond_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answer_budget, "WAIT_S", 0)
+    monkeypatch.setattr(budgets, "WAIT_S", 0)
     budget = AnswerBudget(BYTES_MAX, "answers_bytes_max")
     budget.take(BYTES_MAX)
     most = 0

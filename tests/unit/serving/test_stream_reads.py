@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from libs.serving import limits
-from libs.serving.requests import stream_reads
+from libs.serving.requests import arrivals
+from libs.serving.requests.arrivals import StreamReads
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.requests.shape import WALKED_BYTES_MIN
-from libs.serving.requests.stream_reads import StreamReads
 from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError
 from tests.unit.serving.test_arrivals import Memory
 
@@ -20,7 +20,7 @@ MESSAGE = b"x" * WALKED_BYTES_MIN
 
 @pytest.fixture(autouse=True)
 def looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reads, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(arrivals, "STREAMS_LOOK_S", 3_600.0)
 
 
 class Reading:
@@ -111,7 +111,7 @@ async def test_streams_that_come_back_are_not_ended_for_growth_that_is_over(
 async def test_slow_growth_ends_no_stream(streams: Reading) -> None:
     waiting = streams.begin(silence())
     await turns()
-    for _ in range(10 * stream_reads.LOOKS):
+    for _ in range(10 * arrivals.LOOKS):
         streams.memory.used_bytes += 1  # 100 looks: 99 at most between the first and the last
         streams.reads.look()
     await turns()
@@ -172,7 +172,7 @@ async def test_growth_by_what_the_service_holds_for_its_callers_ends_no_stream(
     streams.reads.look()
     # When deliveries take memory, and are over before the process has given it back
     streams.held_bytes = 1_000
-    streams.memory.used_bytes += 100 + stream_reads.HELD_FACTOR * 1_000
+    streams.memory.used_bytes += 100 + arrivals.HELD_FACTOR * 1_000
     streams.reads.look()
     streams.held_bytes = 0
     streams.reads.look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.serving.requests.undecodable import field_at_fault, first_list
+from libs.serving.requests.shape import field_at_fault, first_list
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
 
 PUBLISH = ingest_pb2.PublishRequest.DESCRIPTOR

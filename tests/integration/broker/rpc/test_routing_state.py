@@ -16,7 +16,7 @@ from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.settings import QueueSettings
 from services.broker.requests import queues as queue_conversion
 from services.broker.requests.queues import CHANGES_BYTES_MAX, CHANGES_MAX, pages_of
-from services.router.configs import read_state
+from services.router.wire import read_state
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import assignment_pb2, queue_pb2, queue_pb2_grpc
 from tests.integration.broker.queue_calls import delete, update
