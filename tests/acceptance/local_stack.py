@@ -12,11 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.ready_process import popen
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 300.0
 """On a busy machine; the launcher itself ends where a service cannot start."""
 
 LOOK_SECONDS = 0.02
+
+READY_STACK = "tests.acceptance.ready_stack"
 
 
 class LocalStack:
@@ -27,15 +31,19 @@ class LocalStack:
         folder: Where the data, the ready file and the launcher's words are.
     """
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        """Start it on `folder`/data, or as `arguments` say, and wait until it serves."""
+    def __init__(self, folder: Path, *arguments: str, ready: bool = False) -> None:
+        """Start it on `folder`/data, or as `arguments` say, and wait until it serves.
+
+        `ready` starts all its processes as tests.ready_process does, in a third of the time.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._ready_file = folder / "ready.json"
         self._said = folder / "launcher.err"
-        command = [sys.executable, "-m", "services", "--ready-file", str(self._ready_file)]
+        begin, module = (popen, READY_STACK) if ready else (subprocess.Popen, "services")
+        command = [sys.executable, "-m", module, "--ready-file", str(self._ready_file)]
         with self._said.open("w") as err, (folder / "launcher.out").open("w") as out:
-            self.process = subprocess.Popen(
+            self.process: Any = begin(
                 [*command, *(arguments or ("--data", str(folder / "data")))],
                 cwd=REPOSITORY,
                 stdout=out,
@@ -90,7 +98,7 @@ class LocalStack:
     def terminate(self) -> int:
         """Ask it to stop, and wait; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return int(self.process.wait(timeout=60))
 
     def close(self) -> None:
         """Stop it, in any state."""

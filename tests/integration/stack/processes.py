@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,6 +29,7 @@ from slatemq.v1 import (
     queue_pb2_grpc,
 )
 from tests.claimed_runs import messages_of
+from tests.ready_process import create_subprocess
 
 WAIT_SECONDS = 120
 """For what comes about within seconds, on a machine that has other things to do."""
@@ -40,18 +41,20 @@ R = TypeVar("R")
 class Service:
     """One service process that can be killed and started again, at the same port."""
 
-    def __init__(self, root: Path, name: str, *arguments: str) -> None:
+    def __init__(self, root: Path, name: str, *arguments: str, ready: bool = True) -> None:
+        """`ready` starts it as tests.ready_process does: faster, but not as small."""
+        self._begin: Any = create_subprocess if ready else asyncio.create_subprocess_exec
         self._ready = root / f"{name}{''.join(arguments)}.ready"
         self._command = [sys.executable, "-m", f"services.{name}", *arguments]
         self._command += ["--root", (root / "data").as_uri(), "--ready-file", str(self._ready)]
         self._command += ["--parent-pid", str(os.getpid())]  # killed tests leave nobody behind
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Any = None
         self.channel: grpc.aio.Channel | None = None
         self.address = self.http_address = ""
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)
-        self._process = await asyncio.create_subprocess_exec(*self._command)
+        self._process = await self._begin(*self._command)
         async with asyncio.timeout(WAIT_SECONDS):
             while not self._ready.exists():
                 assert self._process.returncode is None, "ended while starting"
@@ -64,7 +67,7 @@ class Service:
             self.channel = open_channel(self.address)
 
     @property
-    def process(self) -> asyncio.subprocess.Process:
+    def process(self) -> Any:
         assert self._process is not None, "never started"
         return self._process
 

@@ -18,10 +18,11 @@ import pytest
 from libs.serving.peers.channels import open_channel
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc
 from tests.integration.ingest.server import ROOT
+from tests.integration.janitor.runs.mark import MARK, NAME_BYTES_MAX
+from tests.ready_process import create_subprocess
 
 Run = janitor_pb2.Run
 
-MARK = "JANITOR_TEST_MARK"
 WAIT_S = 240.0
 """Far above what anything takes, a Spark on a loaded machine included."""
 
@@ -42,17 +43,18 @@ class Janitor:
         module = "tests.integration.janitor.runs.own_janitor" if own_jobs else "services.janitor"
         self._command = [sys.executable, "-m", module, "--root", (folder / "data").as_uri()]
         self._command += ["--ready-file", str(self._ready), *arguments]
-        self.process: asyncio.subprocess.Process | None = None
+        self._begin: Any = create_subprocess if own_jobs else asyncio.create_subprocess_exec
+        self.process: Any = None
         self.channel: Any = None
         self.address = ""
 
     async def start(self) -> None:
         environ = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
         with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
+            self.process = await self._begin(
                 *self._command, cwd=ROOT, env=environ, stdout=log, stderr=log
             )
-        await until(lambda: self._ready.exists() or self.process.returncode is not None)  # type: ignore[union-attr]
+        await until(lambda: self._ready.exists() or self.process.returncode is not None)
         assert self._ready.exists(), self.log.read_text()
         self.address = json.loads(self._ready.read_text())["address"]
         self.channel = open_channel(self.address)
@@ -73,7 +75,7 @@ class Janitor:
 
     async def ended(self) -> int:
         assert self.process is not None
-        return await asyncio.wait_for(self.process.wait(), WAIT_S)
+        return int(await asyncio.wait_for(self.process.wait(), WAIT_S))
 
     async def run(self, job: str, *queues: str, **rest: Any) -> str:
         """Begins a run; gives its ID."""
@@ -141,7 +143,8 @@ def marked(mark: str, name: str = "") -> list[int]:
                 stat[stat.rindex(")") + 2],
             )
             environ = (folder / "environ").read_bytes()
-            if f"{MARK}={mark}".encode() in environ and state != "Z" and name in ("", program):
+            bears = f"{MARK}={mark}".encode() in environ or program == mark[:NAME_BYTES_MAX]
+            if bears and state != "Z" and name in ("", program):
                 found.append(int(folder.name))
     return found
 

@@ -10,8 +10,11 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from services.janitor.config import JanitorConfig
 from services.janitor.rpc.janitor import NamedQueues
+from services.janitor.runs import child
 from services.janitor.runs.history import RunRequest
 from services.janitor.service import JanitorProcess
+from tests.integration.janitor.runs.mark import bear
+from tests.ready_process import popen
 
 WORKER = (sys.executable, "-m", "tests.integration.janitor.runs.own_worker")
 
@@ -42,4 +45,6 @@ class OwnJanitor(JanitorProcess):
 
 
 if __name__ == "__main__":
+    bear()
+    child.Popen = popen  # type: ignore[assignment, attr-defined]
     main("janitor", JanitorConfig, OwnJanitor)

@@ -22,12 +22,11 @@ from services.janitor.jobs.contract import (
 from services.janitor.runs.working import work
 from services.janitor.spark.instance import open_tables
 from services.janitor.spark.session import QUIET, spark_session
+from tests.integration.janitor.conftest import READY, SMALL
+from tests.integration.janitor.runs.mark import bear
 from tests.integration.janitor.runs.own_janitor import OWN_JOBS
 
-SMALL = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
-    **QUIET,
-}
+SETTINGS = {**SMALL, **READY, **QUIET}
 
 
 def quick(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
@@ -96,7 +95,7 @@ def dies(instance: JobInstance, options: JobOptions, report: Report) -> JobResul
 def spark(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """Real Spark over real snapshots; stays there until it is cancelled."""
     with (
-        spark_session("local[1]", "512m", SMALL) as session,
+        spark_session("local[1]", "512m", SETTINGS) as session,
         open_tables(session, instance.root) as table,
     ):
         count = table("queues").count()
@@ -107,7 +106,7 @@ def spark(instance: JobInstance, options: JobOptions, report: Report) -> JobResu
 
 def traces(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """The trace contexts that calls of this process and of a Spark worker have."""
-    with spark_session("local[1]", "512m", SMALL) as session:
+    with spark_session("local[1]", "512m", SETTINGS) as session:
         inside = (
             session.sparkContext.parallelize([0], 1).map(lambda _: context_of_calls()).collect()
         )
@@ -127,7 +126,7 @@ def context_of_calls() -> str:
 def spark_stubborn(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
     """Works on, and ignores the cancellation."""
     with (
-        spark_session("local[1]", "512m", SMALL) as session,
+        spark_session("local[1]", "512m", SETTINGS) as session,
         open_tables(session, instance.root) as table,
     ):
         count = table("queues").count()
@@ -157,4 +156,5 @@ def run_job(job: str, instance: JobInstance, options: JobOptions, report: Report
 
 
 if __name__ == "__main__":
+    bear()
     sys.exit(work(run_job))
