@@ -14,6 +14,9 @@ STAMP := $(VENV)/.complete
 SERVICES := ingest router broker janitor
 SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 
+# Tests start hundreds of processes: what one has compiled the others load.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help setup spark demo up test proofs lint types protos lock faults bench bench-page compose-test clean
 
 help: ## List the tasks
