@@ -4,9 +4,12 @@ Hypothesis: `make test` tries few examples, `make proofs` and HYPOTHESIS_PROFILE
 `--hypothesis-profile=thorough` runs state machines for hours, over millions of steps.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+from slatedb.uniffi import DbBuilder
 
 from libs.serving.process.memory import calm_collector, keep_for_good
 from tests.forms import examples
@@ -36,6 +39,25 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """All modules of tests are loaded, and stay: the collector need not look at them again."""
     keep_for_good()
+
+
+WITH_METRICS = DbBuilder.with_metrics_recorder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unwatched_openings() -> Iterator[None]:
+    """No metrics of SlateDB, which take two thirds of the time that it takes to open a database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DbBuilder, "with_metrics_recorder", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def watched_openings(_unwatched_openings: None) -> Iterator[None]:
+    """Openings that count their requests, as in a service."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DbBuilder, "with_metrics_recorder", WITH_METRICS)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

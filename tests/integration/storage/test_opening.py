@@ -18,7 +18,7 @@ from libs.storage.errors import StoreUnavailable
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.usefixtures("watched_openings")]
 
 NAME = "broker/0"
 WAL = f"{NAME}/wal"
