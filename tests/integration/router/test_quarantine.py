@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -16,15 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slatemq.v1 import (
     assignment_pb2,
-    assignment_pb2_grpc,
     ingest_pb2,
     ingest_pb2_grpc,
     queue_pb2,
     queue_pb2_grpc,
 )
+from tests.integration.broker.rig import running as broker
 from tests.integration.stack.processes import WAIT_SECONDS, Service, Stack, patiently, running
-
-pytestmark = pytest.mark.slow  # Four processes start.
 
 SLOW = '!headers.kind.matches("^[0-9]") && !headers.kind.matches("\\\\w{46}")'
 """True for all messages here; the library makes the pattern anew for each, for ten milliseconds."""
@@ -67,15 +64,13 @@ async def repair(stack: Stack, queue_id: str, source: str) -> queue_pb2.Queue:
     return (await patiently(lambda: stub.UpdateQueue(request))).queue
 
 
-async def health_took(service: Service) -> float:
-    """How long the answer took that it is serving."""
-    began = time.perf_counter()
+async def is_healthy(service: Service) -> None:
     stub: Any = health_pb2_grpc.HealthStub(service.there)
     answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    return time.perf_counter() - began
 
 
+@pytest.mark.slow  # Four processes start.
 async def test_a_slow_filter_holds_up_no_other_queue_and_gets_each_message_once_when_repaired(
     tmp_path: Path,
 ) -> None:
@@ -121,38 +116,44 @@ async def test_a_slow_filter_holds_up_no_other_queue_and_gets_each_message_once_
         assert got == Counter([*sent, *more, *last, *after])
 
 
+@pytest.mark.slow  # Four processes start.
 async def test_routers_answer_while_they_judge_an_entry_by_many_filters(tmp_path: Path) -> None:
     async with running(tmp_path) as stack:
         # Each takes a millisecond a message, and far too small a part of the time for quarantine.
-        for n in range(40):
+        for n in range(20):
             await stack.create_queue(f"q{n}", f'headers.kind.matches("^x{n}\\\\w{{4}}")')
         await publish(stack, 60)
-        began, took = time.perf_counter(), list[float]()
         routed = asyncio.create_task(stack.routed())
+        answers = 0
         while not routed.done():
-            took += [await health_took(router) for router in stack.routers]
+            for router in stack.routers:
+                await is_healthy(router)
+            answers += not routed.done()
         await routed
 
-        assert max(took) < (time.perf_counter() - began) / 2, "it waited for the entry's end"
+        # One that waited for the entry's end would have answered once.
+        assert answers >= 5
 
 
-async def test_a_quarantine_of_a_queue_that_changed_or_is_gone_is_none(tmp_path: Path) -> None:
-
-    async with running(tmp_path) as stack:
-        await stack.create_queue("q", "size > 5")
-        judged_by = (await queue(stack, "q")).revision
-        changed = await repair(stack, "q", "size > 6")
-        stub = assignment_pb2_grpc.AssignmentServiceStub(stack.broker.there)
+async def test_a_quarantine_of_a_queue_that_changed_or_is_gone_is_none() -> None:
+    async with broker() as rig:
+        judged_by = (await rig.create("q", filter="size > 5")).revision
+        update = queue_pb2.UpdateQueueRequest(
+            queue=queue_pb2.Queue(queue_id="q", filter="size > 6"),
+            update_mask=field_mask_pb2.FieldMask(paths=["filter"]),
+        )
+        changed = (await rig.queues.UpdateQueue(update)).queue
         request = assignment_pb2.QuarantineQueueRequest(
             queue_id="q", queue_revision=judged_by, reason="slow"
         )
-        await stub.QuarantineQueue(request)
-        assert not (await queue(stack, "q")).HasField("quarantine")
+        await rig.assignments.QuarantineQueue(request)
+        asked = queue_pb2.GetQueueRequest(queue_id="q")
+        assert not (await rig.queues.GetQueue(asked)).queue.HasField("quarantine")
 
         request.queue_revision = changed.revision
-        await stub.QuarantineQueue(request)
-        assert (await in_quarantine(stack, "q")).reason == "slow"
+        await rig.assignments.QuarantineQueue(request)
+        assert (await rig.queues.GetQueue(asked)).queue.quarantine.reason == "slow"
         request.queue_id = "gone"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.QuarantineQueue(request)
+            await rig.assignments.QuarantineQueue(request)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
