@@ -8,6 +8,7 @@ tests; another test that calls `examples` is marked `repeated`, or `make proofs`
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pytest
@@ -26,6 +27,11 @@ def examples(full: int) -> int:
 def seeds(full: int, short: int = 1) -> list[Any]:
     """Seeds of random histories: so many in the full form, the first ones in the short form."""
     return [*range(short), *map(proof, range(short, full))]
+
+
+def shortly(values: Iterable[Any], *short: Any) -> list[Any]:
+    """Values of a parameter that repeat one proof: all in the full form, `short` in the short."""
+    return [value if value in short else proof(value) for value in values]
 
 
 def proof(*values: Any) -> Any:

@@ -23,6 +23,7 @@ from libs.serving import limits
 from libs.serving.requests.shape import ITEMS_MAX, MESSAGE_ITEMS, NUMBERS, NUMBERS_MAX, TEXT_ITEMS
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import ingest_pb2
+from tests.forms import proof
 from tests.integration.serving.test_any_request import Method, ending, methods_at
 
 MEBIBYTE = 1 << 20
@@ -208,7 +209,7 @@ async def test_the_longest_lists_that_are_parsed_block_no_caller(tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "mebibytes"), [(24, 60), (300, 4)])
+@pytest.mark.parametrize(("count", "mebibytes"), [proof(24, 60), (300, 4)])
 async def test_large_publishes_side_by_side_are_bounded_in_memory_and_leave_none_behind(
     tmp_path: Path, count: int, mebibytes: int
 ) -> None:

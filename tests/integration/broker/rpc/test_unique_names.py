@@ -17,6 +17,7 @@ from libs.storage.objects.small_objects import ObjectInfo, Objects
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import AlreadyExists, NotFound, Unavailable
 from slatemq.v1 import queue_name_pb2, queue_name_pb2_grpc, queue_pb2
+from tests.forms import shortly
 from tests.integration.broker.rig import Disk, Rig, running
 
 NEVER = 10**9
@@ -191,7 +192,7 @@ async def test_a_creation_on_one_shard_holds_off_those_on_others_until_it_is_ove
         assert await other.create("q") == "QUEUE_ALREADY_EXISTS"
 
 
-@pytest.mark.parametrize("step", range(1, 12))
+@pytest.mark.parametrize("step", shortly(range(1, 12), 1, 3, 5, 7, 9))
 @pytest.mark.parametrize("used_before", [False, True])
 async def test_a_creation_that_is_killed_at_any_step_leaves_the_name_to_one_shard(
     folder: Path, step: int, used_before: bool
