@@ -13,6 +13,7 @@ Its rooms, from the ground up:
 `reflection` both versions of it
 `snapshot_servicer` SnapshotService of each owner of a database
 `events`     event queues, as every process has them
-`server`     `Service` (what a service is) and `run_service` (its life on one server)
+`service`    what a service is: its servicers, its start and its end
+`server`     `run_service`: the life of a service on one server
 `main`       the whole of a service's `__main__`: settings, logs, event loop, exit code
 """

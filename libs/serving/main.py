@@ -30,7 +30,8 @@ from libs.serving.process.instance import join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
 from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
-from libs.serving.server import Service, Signals, cause_of, run_service
+from libs.serving.server import Signals, cause_of, run_service
+from libs.serving.service import Service
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import InstanceRecords
@@ -50,7 +51,7 @@ C = TypeVar("C", bound=ServingConfig)
 def main(
     name: str,
     config_type: type[C],
-    build: Callable[[C, telemetry.Telemetry, Root], Service],
+    build: Callable[[C, telemetry.Telemetry, Root], Service[Any]],
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> NoReturn:
@@ -84,7 +85,7 @@ def main(
 async def _serve(
     name: str,
     config: C,
-    build: Callable[[C, telemetry.Telemetry, Root], Service],
+    build: Callable[[C, telemetry.Telemetry, Root], Service[Any]],
     watchdog: Watchdog | None,
     exposition: Exposition | None,
 ) -> ExitCause:

@@ -18,12 +18,12 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from grpc_health.v1 import health as grpc_health
@@ -31,19 +31,18 @@ from grpc_health.v1 import health_pb2_grpc
 from opentelemetry import metrics
 
 from libs.serving import limits
-from libs.serving.http.parts import HttpParts
 from libs.serving.peers.elsewhere import Elsewhere
-from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
 from libs.serving.process.health import Health
 from libs.serving.process.memory import keep_for_good
-from libs.serving.process.ownership import Announcement, Ownership, Standstill
+from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.requests.late_handlers import LateHandlers
+from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import parse_root
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
@@ -62,59 +61,8 @@ SENDING_GRACE_SECONDS = 1.0
 then is a watch on our health, which would go on for ever."""
 
 
-class Service(Protocol):
-    """A service that `run_service` can run."""
-
-    @property
-    def name(self) -> str:
-        """The name of this process for logs and telemetry, such as `broker-3`."""
-
-    @property
-    def grpc_services(self) -> Sequence[str]:
-        """The full names of its gRPC services, for health and reflection."""
-
-    @property
-    def directory(self) -> TopologyDirectory | None:
-        """The addresses of the other services."""
-
-    @property
-    def announcement(self) -> Announcement | None:
-        """Its entry in the topology, once started: Ownership where it owns a shard."""
-
-    @property
-    def http_parts(self) -> HttpParts:
-        """What the service adds to the HTTP port."""
-
-    @property
-    def note(self) -> str:
-        """What an operator should know although the process serves; empty: nothing."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held for callers: messages on their way to them, or to the store."""
-
-    async def start(self, address: str) -> None:
-        """Open what is owned and become ready to serve under this advertised `host:port`.
-
-        May take its time; may be cancelled by a signal. Raises FatalError to name the exit;
-        the errors of libs.storage name it by themselves (Fenced exits as fenced).
-        """
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers. Called after `start`, before the first call."""
-
-    async def wait_fatal(self) -> ExitCause:
-        """Return when the process must end: fenced, or a commit failed. Called after `start`."""
-
-    async def drain(self) -> None:
-        """End long calls (waiting claims, streams); called when asked to stop."""
-
-    async def stop(self) -> None:
-        """Close what `start` opened; also called after a `start` that failed or was cancelled."""
-
-
 async def run_service(
-    service: Service,
+    service: Service[Any],
     config: ServingConfig,
     telemetry: Telemetry | None = None,
     render_metrics: Callable[[], bytes] | None = None,
@@ -164,7 +112,7 @@ class RunningService:
 
     def __init__(
         self,
-        service: Service,
+        service: Service[Any],
         config: ServingConfig,
         telemetry: Telemetry,
         render_metrics: Callable[[], bytes] | None = None,

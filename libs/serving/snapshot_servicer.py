@@ -10,9 +10,6 @@ from libs.storage.errors import SnapshotNotFound
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 
-SERVICE_NAME: Final = snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"].full_name
-"""For `Service.grpc_services`."""
-
 LIFETIME_MS: Final = 600_000
 """Of a snapshot whose request says nothing."""
 

@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from libs.serving.events.servicer import EventsServicer
-from libs.serving.instance.servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
+from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.requests.budget import AnswerBudget
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.storage.database.blobs import Blobs
@@ -118,8 +117,6 @@ class Broker:
                 settled=partial(_settled, starts, owner),
             ),
             EventsServicer(relay),
-            InstanceServicer(root.objects, directory, config),
-            TopologyServicer(directory),
         )
 
     def works(self) -> list[Coroutine[Any, Any, object]]:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
-from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.http.parts import HttpParts
-from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import SERVICE_NAME as TOPOLOGY_SERVICE
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.shards import wait_for_clock, wait_lost
 from libs.serving.requests.budget import AnswerBudget
-from libs.serving.snapshot_servicer import SERVICE_NAME as SNAPSHOT_SERVICE
+from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.clocks import Clock, HybridClock
 from libs.storage.database.roots import Root
@@ -35,45 +30,17 @@ from services.broker.metrics import measure, measure_in_flight, measure_outbox
 from services.broker.outbox.targets import IngestPushes, OutboxTarget
 from services.broker.shard.loading import last_clock_ms, load_shard
 from services.broker.shard.owner import ShardOwner
-from slatemq.v1 import (
-    assignment_pb2,
-    consumer_pb2,
-    entry_pb2,
-    outbox_pb2,
-    queue_name_pb2,
-    queue_pb2,
-    removal_pb2,
-)
 
 if TYPE_CHECKING:
     from services.broker.events.relay import BrokerRelay
 
 log = logging.getLogger(__name__)
 
-GRPC_SERVICES = (
-    *(
-        pb2.DESCRIPTOR.services_by_name[name].full_name
-        for pb2, name in (
-            (queue_pb2, "QueueService"),
-            (consumer_pb2, "ConsumerService"),
-            (assignment_pb2, "AssignmentService"),
-            (entry_pb2, "EntryService"),
-            (entry_pb2, "DelayedService"),
-            (entry_pb2, "DeadLetterService"),
-            (outbox_pb2, "OutboxService"),
-            (removal_pb2, "RemovalService"),
-            (queue_name_pb2, "QueueNameService"),
-        )
-    ),
-    EVENTS_SERVICE,
-    INSTANCE_SERVICE,
-    SNAPSHOT_SERVICE,
-    TOPOLOGY_SERVICE,
-)
 
-
-class BrokerService:
+class BrokerService(Service[BrokerConfig]):
     """A broker as `libs.serving.server` runs it."""
+
+    kind = "broker"
 
     def __init__(
         self,
@@ -87,18 +54,10 @@ class BrokerService:
         make_target: Callable[[Channels, TopologyDirectory, int], OutboxTarget] = IngestPushes,
     ) -> None:
         """Prepare; `start` opens. The last four are for tests."""
-        self._config = config
-        self._telemetry = telemetry
+        super().__init__(config, config.shard, telemetry, root)
         self._make_clock = make_clock
         self._wall = wall
-        self._root = root
-        self._directory = TopologyDirectory(self._root.objects)
-        self._channels = Channels(
-            self._directory,
-            payload_bytes_max=config.instance.payload_bytes_max,
-            carrier=telemetry.carrier,
-        )
-        self._peers = Peers(self._channels, self._directory, make_ingests, make_target)
+        self._peers = Peers(self.channels, self.directory, make_ingests, make_target)
         self._budget = AnswerBudget(config.delivery_bytes_max, "delivery_bytes_max")
         self._relay: BrokerRelay | None = None
         if config.queue is not None:
@@ -108,19 +67,6 @@ class BrokerService:
         self._tasks: list[asyncio.Task[object]] = []
         self.database: Database | None = None
         self.broker: Broker | None = None
-        self.announcement: Ownership | None = None
-
-    @property
-    def name(self) -> str:
-        return f"broker-{self._config.shard}"
-
-    @property
-    def grpc_services(self) -> Sequence[str]:
-        return GRPC_SERVICES
-
-    @property
-    def directory(self) -> TopologyDirectory:
-        return self._directory
 
     @property
     def http_parts(self) -> HttpParts:
@@ -138,9 +84,9 @@ class BrokerService:
             return 0
         return self._budget.used_bytes + self.broker.owner.commits.uncommitted_bytes
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def servicers(self) -> Iterable[object]:
         assert self.broker is not None, "called after start"
-        self.broker.servicers.add_to(server)
+        return self.broker.servicers
 
     async def start(self, address: str) -> None:
         """Opens the shard, which fences its former owner, and reads where it stands."""
@@ -165,7 +111,7 @@ class BrokerService:
         """Says where the shard is, once it is proven ours, and begins to publish its events."""
         config, shard = self._config, owner.shard
         peer = Peer("broker", config.shard, address, config.peer_address)
-        self.announcement = Ownership(owner.commits, self._directory, peer)
+        self.announcement = Ownership(owner.commits, self.directory, peer)
         await self.announcement.announce()
         log.info(
             "shard %d: %d queues, revision %d", config.shard, len(shard.queues), shard.revision
@@ -220,7 +166,6 @@ class BrokerService:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._channels.close()
-        await self._directory.close()
+        await super().stop()
         if self.database is not None:
             await self.database.close()

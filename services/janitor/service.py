@@ -7,22 +7,16 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc.aio
-
-from libs.serving.events.servicer import SERVICE_NAME as EVENTS_SERVICE
 from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
-from libs.serving.instance.servicer import SERVICE_NAME as INSTANCE_SERVICE
-from libs.serving.instance.servicer import InstanceServicer
-from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import SERVICE_NAME as TOPOLOGY_SERVICE
-from libs.serving.peers.topology import Peer, TopologyDirectory, TopologyServicer
+from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
+from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
@@ -30,19 +24,13 @@ from services.janitor.archive.archived import ArchivedDeadLetters
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
-from services.janitor.rpc.janitor import SERVICE_NAME, JanitorServicer, NamedQueues
+from services.janitor.rpc.janitor import JanitorServicer, NamedQueues
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
 from services.janitor.runs.history import Run, RunEvents, RunStore
 from services.janitor.runs.runner import HistoryLimits, Runner
 from services.janitor.runs.schedule import Schedule, parse_schedule
 from services.janitor.runs.timetable import Timetable
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
-from slatemq.v1 import (
-    events_pb2_grpc,
-    instance_pb2_grpc,
-    janitor_pb2_grpc,
-    topology_pb2_grpc,
-)
 
 if TYPE_CHECKING:
     from services.janitor.events import JanitorRelay
@@ -66,8 +54,10 @@ _MASTER: Final = re.compile(
 _HEAP: Final = re.compile(r"[1-9]\d{0,5}[kmgtKMGT]", re.ASCII)
 
 
-class JanitorProcess:
+class JanitorProcess(Service[JanitorConfig]):
     """A janitor as `libs.serving.server` runs it. It never imports Spark: its children do."""
+
+    kind = "janitor"
 
     def __init__(
         self,
@@ -77,18 +67,11 @@ class JanitorProcess:
         worker: Sequence[str] = WORKER,
     ) -> None:
         """`worker` is the command that does the jobs. Raises FatalError for wrong settings."""
-        self._config = config
-        self._carrier = telemetry.carrier
-        objects = self._objects = root.objects
-        self._directory = TopologyDirectory(objects)
-        self._channels = Channels(
-            self._directory,
-            payload_bytes_max=config.instance.payload_bytes_max,
-            carrier=telemetry.carrier,
-        )
+        super().__init__(config, config.shard, telemetry, root)
+        objects = root.objects
         self._store = RunStore(objects)
-        self._archived = ArchivedDeadLetters(objects, self._directory, self._channels)
-        self._queues = NamedQueues(self._directory, self._channels)
+        self._archived = ArchivedDeadLetters(objects, self.directory, self.channels)
+        self._queues = NamedQueues(self.directory, self.channels)
         self._relay: JanitorRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
@@ -110,52 +93,25 @@ class JanitorProcess:
         ages = Ages(shared.replay_window_s, config.dead_letters_older_than_s, shared.purge_grace_s)
         self._timetable = Timetable(
             _schedules(config),
-            ChangeDetector(self._directory, self._channels, objects, ages).look,
+            ChangeDetector(self.directory, self.channels, objects, ages).look,
             self.runner.begin,
             self._store,
             config.schedule_jitter_s * 1000,
             _now_ms,
         )
         self._works: list[asyncio.Task[None]] = []
-        self.announcement: Announcement | None = None
-
-    @property
-    def name(self) -> str:
-        return f"janitor-{self._config.shard}"
-
-    @property
-    def grpc_services(self) -> Sequence[str]:
-        return (SERVICE_NAME, EVENTS_SERVICE, INSTANCE_SERVICE, TOPOLOGY_SERVICE)
-
-    @property
-    def directory(self) -> TopologyDirectory:
-        return self._directory
 
     @property
     def http_parts(self) -> HttpParts:
         return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
-    @property
-    def note(self) -> str:
-        return ""
-
-    @property
-    def held_bytes(self) -> int:
-        """None: its responses are small."""
-        return 0
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        servicer = JanitorServicer(
-            self.runner, self._store, self._archived, self._queues, self._channels, _now_ms
-        )
-        janitor_pb2_grpc.add_JanitorServiceServicer_to_server(servicer, server)
-        events_pb2_grpc.add_EventsServiceServicer_to_server(EventsServicer(self._relay), server)
-        instance_pb2_grpc.add_InstanceServiceServicer_to_server(
-            InstanceServicer(self._objects, self._directory, self._config), server
-        )
-        topology_pb2_grpc.add_TopologyServiceServicer_to_server(
-            TopologyServicer(self._directory), server
-        )
+    def servicers(self) -> Iterable[object]:
+        return [
+            JanitorServicer(
+                self.runner, self._store, self._archived, self._queues, self.channels, _now_ms
+            ),
+            EventsServicer(self._relay),
+        ]
 
     async def start(self, address: str) -> None:
         """Take the place of an earlier process of this number, and begin."""
@@ -164,7 +120,7 @@ class JanitorProcess:
         if (why := lacking_temporary_folder()) is not None:
             log.warning("no job runs until there is a folder for temporary files: %s", why)
         peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
-        self.announcement = Announcement(self._directory, peer)
+        self.announcement = Announcement(self.directory, peer)
         try:
             await self.runner.take_over()
             await self.announcement.announce()
@@ -203,10 +159,7 @@ class JanitorProcess:
         await self.runner.stop()
         if self._relay is not None:
             await self._relay.stop()
-        await self._channels.close()
-        if self.announcement is not None:
-            await self.announcement.withdraw()
-        await self._directory.close()
+        await super().stop()
 
     def _task_of(self, run: Run) -> Mapping[str, Any]:
         """The task that the child gets."""
@@ -219,7 +172,7 @@ class JanitorProcess:
             "root": config.root,
             "log_level": config.log_level,
             "log_format": config.log_format,
-            "trace": dict(self._carrier() if self._carrier is not None else ()),
+            "trace": dict(self._telemetry.carrier() if self._telemetry.carrier is not None else ()),
             "options": {
                 "dry_run": ask.dry_run,
                 "run": run.run_id,
@@ -239,7 +192,7 @@ class JanitorProcess:
         }
 
     async def _release(self, snapshots: Sequence[tuple[str, str]]) -> None:
-        releases = (release_snapshot(self._channels, *one, RELEASE_S) for one in snapshots)
+        releases = (release_snapshot(self.channels, *one, RELEASE_S) for one in snapshots)
         await asyncio.gather(*releases)
 
 

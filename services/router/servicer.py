@@ -53,9 +53,6 @@ class Explainer:
         return sorted(outcomes, key=lambda outcome: (not outcome.matched, outcome.queue_id))
 
 
-SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
-"""For `Service.grpc_services`."""
-
 QUEUES_MAX = 10_000
 """Named in one request."""
 

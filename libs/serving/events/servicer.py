@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from slatemq.v1 import events_pb2, events_pb2_grpc
-
-SERVICE_NAME: Final = events_pb2.DESCRIPTOR.services_by_name["EventsService"].full_name
-"""For `Service.grpc_services`."""
 
 
 class Relay(Protocol):

@@ -20,9 +20,6 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.v1 import instance_pb2, instance_pb2_grpc, queue_pb2, queue_pb2_grpc
 
-SERVICE_NAME: Final = instance_pb2.DESCRIPTOR.services_by_name["InstanceService"].full_name
-"""For `Service.grpc_services`."""
-
 PAGE_QUEUES: Final = 1000
 
 

@@ -212,10 +212,6 @@ class TopologyDirectory:
             return None
 
 
-SERVICE_NAME = topology_pb2.DESCRIPTOR.services_by_name["TopologyService"].full_name
-"""For `Service.grpc_services`."""
-
-
 class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     """Serves the directory, whose short cache bounds what many clients cost the store."""
 

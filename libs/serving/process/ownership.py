@@ -103,27 +103,26 @@ class Announcement:
 
 
 class Ownership(Announcement):
-    """The entry of a process that owns a shard, and must prove it."""
+    """The entry of a process that owns a shard, and must prove it.
+
+    Attributes:
+        serves_without_store: Whether the process does its callers' work now while the store does
+            not answer.
+    """
 
     def __init__(
-        self,
-        commits: Commits,
-        directory: TopologyDirectory,
-        peer: Peer,
-        check_s: float = CHECK_S,
-        serves_without_store: Callable[[], bool] = lambda: False,
+        self, commits: Commits, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S
     ) -> None:
-        """Prove by these commits. See Announcement.
-
-        `serves_without_store`: whether the process does its callers' work now while the store does
-        not answer.
-        """
+        """Prove by these commits. See Announcement."""
         super().__init__(directory, peer, check_s)
-        self.serves_without_store = serves_without_store
+        self.serves_without_store: Callable[[], bool] = lambda: False
         self._commits = commits
 
     async def prove(self) -> None:
         await self._commits.prove_ownership()
+
+    async def withdraw(self) -> None:
+        """Nothing: shards stay for ever, and so do their entries."""
 
     async def announce(self) -> None:
         """Prove ownership, then write the entry. Raises Fenced."""

@@ -53,9 +53,6 @@ class S3Events:
         self._token = token.encode()
         self.post = HttpPost(PATH, BODY_BYTES_MAX, self._answer, self._check)
 
-    async def close(self) -> None:
-        await self._channels.close()
-
     def _check(self, headers: Mapping[str, str]) -> HttpReply | None:
         if not self._token:
             return None

@@ -259,9 +259,6 @@ def _draining() -> Unavailable:
     return Unavailable("the service is stopping", reason="DRAINING")
 
 
-SERVICE_NAME: Final = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
-"""For `Service.grpc_services`."""
-
 READ_BYTES: Final = 32 << 20
 """Payload bytes in one answer when the caller sets no bound."""
 

@@ -11,9 +11,6 @@ from services.ingest.edit.purging import Purge, Purger
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import purge_pb2, purge_pb2_grpc
 
-SERVICE_NAME: Final = purge_pb2.DESCRIPTOR.services_by_name["PurgeService"].full_name
-"""For `Service.grpc_services`."""
-
 MESSAGES_MAX: Final = 10_000
 """Messages in one call: some tens of milliseconds, in pieces."""
 

@@ -10,9 +10,6 @@ from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.v1 import task_pb2, task_pb2_grpc
 
-SERVICE_NAME: Final = task_pb2.DESCRIPTOR.services_by_name["TaskService"].full_name
-"""For `Service.grpc_services`."""
-
 FAILED_MAX: Final = 10_000
 FAILED_DEFAULT: Final = 100
 

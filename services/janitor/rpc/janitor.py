@@ -26,9 +26,6 @@ from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
-SERVICE_NAME: Final = janitor_pb2.DESCRIPTOR.services_by_name["JanitorService"].full_name
-"""For `Service.grpc_services`."""
-
 PAGE_RUNS: Final = 50
 PAGE_RUNS_MAX: Final = 500
 

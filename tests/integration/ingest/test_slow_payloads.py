@@ -164,7 +164,7 @@ async def test_a_broker_says_that_a_payload_is_still_being_read(
         (large,) = await ingest.send(LARGE)
         SlowStore(monkeypatch)
         async with running(tmp_path / "data", ingest=REAL) as rig:
-            reads = Ingests(rig.service._channels)
+            reads = Ingests(rig.service.channels)
             with pytest.raises(Unavailable) as refused:
                 await reads.read(0, [large])
             assert refused.value.reason == "PAYLOAD_SLOW"

@@ -15,14 +15,13 @@ import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import StringValue
 
-from libs.serving.http.parts import HttpParts
 from libs.serving.main import main
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause, FatalError
-from libs.serving.process.ownership import Announcement
 from libs.serving.process.settings import setting
+from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import Root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import Fenced, StoreUnavailable
 from slatemq.errors import FailedPrecondition
 
@@ -83,24 +82,21 @@ class EchoServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, methods),))
 
 
-class EchoService:
+class EchoService(Service[ServingConfig]):
     """The servicer as a whole service, whose steps a test can hold up or make fail."""
 
-    name = "echo-0"
+    kind = "echo"
     grpc_services: Sequence[str] = (NAME,)
-    directory = None
-    held_bytes = 0
-    http_parts = HttpParts()
-    note = ""
 
     def __init__(self) -> None:
+        config = ServingConfig(root="memory:///")
+        super().__init__(config, 0, Telemetry(), open_root(config.root))
         self.servicer = EchoServicer()
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.fatal: asyncio.Future[ExitCause] = asyncio.get_running_loop().create_future()
         self.steps: list[str] = []
         self.start_error: Exception | None = None
-        self.announcement: Announcement | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         self.servicer.add_to(server)

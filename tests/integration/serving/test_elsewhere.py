@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
-from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY
+from libs.serving.peers.elsewhere import SERVED_BY
 from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.process.config import load
-from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
-from services.broker.config import BrokerConfig
-from services.broker.service import BrokerService
-from services.ingest.config import IngestConfig
-from services.ingest.service import IngestProcess
-from services.janitor.config import JanitorConfig
-from services.janitor.service import JanitorProcess
-from services.router.config import RouterConfig
-from services.router.service import RouterProcess
+from slatemq import v1
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import Unimplemented
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 from tests.integration.ingest.server import serving
-
-PROCESSES = {
-    "ingest": (IngestConfig, IngestProcess),
-    "router": (RouterConfig, RouterProcess),
-    "broker": (BrokerConfig, BrokerService),
-    "janitor": (JanitorConfig, JanitorProcess),
-}
 
 
 async def called(channel: Any, method: str, *, is_stream: bool = False) -> Unimplemented:
@@ -84,11 +70,8 @@ async def test_a_method_that_no_service_has_is_unimplemented(tmp_path: Path, met
     assert error.reason == "UNIMPLEMENTED"
 
 
-@pytest.mark.parametrize("kind", PROCESSES)
-async def test_what_a_process_serves_is_what_callers_of_others_learn(kind: str) -> None:
-    config_type, build = PROCESSES[kind]
-    config: Any = load(config_type, kind, ["--root", "memory:///"], {})
-    process: Any = build(config, Telemetry(), open_root(config.root))
+def test_every_service_of_the_api_has_the_processes_that_serve_it() -> None:
+    modules = [import_module(f"slatemq.v1.{one.name}") for one in iter_modules(v1.__path__)]
 
-    result = {f"{PACKAGE}{name}" for name, kinds in SERVED_BY.items() if kind in kinds}
-    assert set(process.grpc_services) == result
+    files = [module.DESCRIPTOR for module in modules if module.__name__.endswith("_pb2")]
+    assert {name for file in files for name in file.services_by_name} == SERVED_BY.keys()

@@ -1,0 +1,115 @@
+"""What a service is: one process's part of the API, its start and its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import grpc.aio
+
+from libs.serving.http.parts import HttpParts
+from libs.serving.instance.servicer import InstanceServicer
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY
+from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.exits import ExitCause
+from libs.serving.process.ownership import Announcement
+from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import Root
+
+C = TypeVar("C", bound=ServingConfig)
+
+
+class Service(Generic[C]):
+    """A service that `libs.serving.server` can run.
+
+    Attributes:
+        kind: What it is, such as `broker`, in SERVED_BY and in the topology.
+        name: The name of this process for logs and telemetry, such as `broker-3`.
+        directory: The addresses of the other services.
+        channels: To them.
+        announcement: Its entry in the topology, once started: Ownership where it owns a shard.
+        note: What an operator should know although the process serves; empty: nothing.
+        held_bytes: Bytes held for callers: messages on their way to them, or to the store.
+        http_parts: What the service adds to the HTTP port.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, config: C, shard: int, telemetry: Telemetry, root: Root) -> None:
+        """Prepare; `start` opens. A subclass raises FatalError for settings that mean nothing."""
+        self._config = config
+        self._telemetry = telemetry
+        self._root = root
+        self.name = f"{self.kind}-{shard}"
+        self.directory = TopologyDirectory(root.objects)
+        self.channels = Channels(
+            self.directory,
+            payload_bytes_max=config.instance.payload_bytes_max,
+            carrier=telemetry.carrier,
+        )
+        self.announcement: Announcement | None = None
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """The full names of its gRPC services, for health and reflection."""
+        return [PACKAGE + name for name, kinds in SERVED_BY.items() if self.kind in kinds]
+
+    @property
+    def note(self) -> str:
+        return ""
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
+
+    @property
+    def http_parts(self) -> HttpParts:
+        return HttpParts()
+
+    async def start(self, address: str) -> None:
+        """Open what is owned and become ready to serve under this advertised `host:port`.
+
+        May take its time; may be cancelled by a signal. Raises FatalError to name the exit;
+        the errors of libs.storage name it by themselves (Fenced exits as fenced).
+        """
+        raise NotImplementedError
+
+    def servicers(self) -> Iterable[object]:
+        """Its own servicers, in any order. Called after `start`, before the first call."""
+        raise NotImplementedError
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register its servicers, and those that every process has."""
+        for servicer in (
+            *self.servicers(),
+            InstanceServicer(self._root.objects, self.directory, self._config),
+            TopologyServicer(self.directory),
+        ):
+            _register(servicer, server)
+
+    async def wait_fatal(self) -> ExitCause:
+        """Return when the process must end: fenced, or a commit failed. Called after `start`."""
+        raise NotImplementedError
+
+    async def drain(self) -> None:
+        """End long calls (waiting claims, streams); called when asked to stop."""
+
+    async def stop(self) -> None:
+        """Close what `start` opened; also called after a `start` that failed or was cancelled."""
+        await self.channels.close()
+        if self.announcement is not None:
+            await self.announcement.withdraw()
+        await self.directory.close()
+
+
+def _register(servicer: object, server: grpc.aio.Server) -> None:
+    """Call the function that was generated with the servicer's base class."""
+    for base in type(servicer).__mro__:
+        add = getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server", None)
+        if add is not None:
+            add(servicer, server)
+            return
+    raise TypeError(f"{type(servicer).__name__} is no servicer of generated code")
