@@ -41,7 +41,7 @@ class OwnJanitor(JanitorProcess):
 
     def __init__(self, config: JanitorConfig, telemetry: Telemetry, root: Root) -> None:
         super().__init__(config, telemetry, root, WORKER)
-        self._queues = RealQueues(self._directory, self._channels)
+        self._queues = RealQueues(self.directory, self.channels)
 
 
 if __name__ == "__main__":
