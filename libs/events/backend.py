@@ -19,6 +19,7 @@ from opentelemetry.metrics import NoOpMeter
 
 from libs.events.deliveries import Handler, end_task
 from libs.events.measures import EVENT, TASK, QueueMeasures
+from libs.events.retrying import Outage
 from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from slatemq.errors import FailedPrecondition, SlateMQError
 from slatemq.events.envelope import Event
@@ -50,8 +51,13 @@ class EventCarrier(Protocol):
     async def start(self, types: frozenset[str]) -> None:
         """Subscribe; what is published from now on is kept for this group."""
 
-    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        """Deliver until cancelled, through outages."""
+    async def deliver(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        """Deliver, subscribing where that is needed; raises when the connection is lost.
+
+        `note_up` is called whenever the server has answered.
+        """
 
     async def acknowledge(self, event_id: str) -> None:
         """Finish a delivered event."""
@@ -89,6 +95,9 @@ class QueueBackend(ABC):
     Every method but `close` raises Unavailable while the system cannot be reached; the next call
     tries again, so a backend comes back by itself.
     """
+
+    NAME: ClassVar[str]
+    """Of the system, for the log."""
 
     HEALTH_S: ClassVar[float] = 3.0
     """How long a server that is up may take to answer `health_check`."""
@@ -198,7 +207,17 @@ class QueueBackend(ABC):
                 if self._delivered.pop(event.id, None) is not None:
                     self.measures.note_failed(EVENT, "consume")
 
-        self._delivering = asyncio.create_task(self._events.deliver(types, counted))
+        self._delivering = asyncio.create_task(self._deliver(types, counted))
+
+    async def _deliver(self, types: frozenset[str], handler: Handler) -> None:
+        """Deliver until cancelled, through outages."""
+        outage = Outage(log, self.NAME)
+        while True:
+            try:
+                with self._translated():
+                    await self._events.deliver(types, handler, outage.end)
+            except SlateMQError as error:
+                await outage.wait(error)
 
     async def acknowledge(self, event_id: str) -> None:
         """Finish an event that the handler was given. Acknowledging again does nothing."""

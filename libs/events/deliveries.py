@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Generic, TypeVar
 
-from slatemq.events.envelope import Event
+from libs.events.tasks import cut_error
+from slatemq.errors import InvalidArgument
+from slatemq.events.envelope import Event, decode_event
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +22,20 @@ KEEP_S = 5.0
 
 END_AGAIN_S = 1.0
 """How long a cancelled task has to end before it is cancelled again."""
+
+NOT_ACKNOWLEDGED = "no subscriber acknowledged it"
+
+D = TypeVar("D")
+
+
+def read_event(place: str, encoded: bytes) -> Event | str:
+    """An event from its JSON; of what is not one, the error as it is stored, which is logged."""
+    try:
+        return decode_event(encoded)
+    except InvalidArgument as error:
+        why = cut_error(str(error))
+        log.error("an entry of %s is not an event: %s", place, why)
+        return why
 
 
 async def run_handler(
@@ -60,54 +79,94 @@ async def end_task(task: asyncio.Task[None]) -> None:
         log.error("deliveries ended by a fault", exc_info=error)
 
 
-class Redeliveries:
-    """Delivers events of a server that leaves counts and delays to its clients.
+class GroupEvents(ABC, Generic[D]):
+    """Delivers the events of a group by a server that leaves counts and delays to its clients.
 
     The first attempt runs in the order of the events; later ones run beside the events behind. The
-    server keeps the event all the while: a crash loses only the count.
+    server keeps the event all the while: a crash loses only the count. D is a delivery of an event.
     """
 
-    def __init__(self, handler: Handler, max_retries: int, retry_delay_ms: int) -> None:
-        self._handler = handler
+    def __init__(
+        self,
+        place: str,
+        max_retries: int,
+        retry_delay_ms: int,
+        translated: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._place = place
         self._max_retries = max_retries
         self._delay_s = retry_delay_ms / 1000
+        self._translated = translated
+        self._held: dict[str, list[D]] = {}
         self._retrying: set[asyncio.Task[None]] = set()
 
-    async def deliver(
-        self,
-        event: Event,
-        acknowledged: Callable[[], bool],
-        bury: Callable[[], Awaitable[None]],
+    @abstractmethod
+    async def _deliver_all(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
-        """Deliver once; where that is not acknowledged, again in the background, then `bury`."""
-        await run_handler(self._handler, event)
-        if not acknowledged():
-            task = asyncio.create_task(self._retry(event, acknowledged, bury))
-            self._retrying.add(task)
-            task.add_done_callback(self._done)
+        """As `deliver`, by `_deliver_one`."""
 
-    async def stop(self) -> None:
-        """Stop what runs in the background; the server delivers those events again."""
-        for task in self._retrying:
-            task.cancel()
-        if self._retrying:
-            await asyncio.wait(self._retrying)
+    @abstractmethod
+    async def _accept(self, delivery: D) -> None:
+        """Remove an event from the group."""
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    @abstractmethod
+    async def _bury(self, delivery: D, error: str) -> None:
+        """Make it a dead letter, then accept it."""
+
+    def _is_open(self, delivery: D) -> bool:
+        """Whether it is still this consumer's."""
+        return True
+
+    async def deliver(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        try:
+            await self._deliver_all(types, handler, note_up)
+        finally:
+            # The server delivers again what is retried here.
+            for task in self._retrying:
+                task.cancel()
+            if self._retrying:
+                await asyncio.wait(self._retrying)
+            self._held.clear()
+
+    async def acknowledge(self, event_id: str) -> None:
+        for delivery in self._held.pop(event_id, ()):
+            await self._accept(delivery)
+
+    async def _deliver_one(
+        self, delivery: D, encoded: bytes, types: frozenset[str], handler: Handler
+    ) -> None:
+        """Deliver once; what is not acknowledged then is delivered again in the background."""
+        event = read_event(self._place, encoded)
+        if isinstance(event, str):
+            await self._bury(delivery, event)
+        elif types and event.type not in types:
+            await self._accept(delivery)
+        else:
+            self._held.setdefault(event.id, []).append(delivery)
+            await run_handler(handler, event)
+            if not self._is_done(event, delivery):
+                task = asyncio.create_task(self._retry(event, delivery, handler))
+                self._retrying.add(task)
+                task.add_done_callback(self._retried)
+
+    async def _retry(self, event: Event, delivery: D, handler: Handler) -> None:
+        for _ in range(self._max_retries):
+            await asyncio.sleep(self._delay_s)
+            if not self._is_done(event, delivery):
+                await run_handler(handler, event)
+            if self._is_done(event, delivery):
+                return
+        with self._translated():
+            await self._bury(delivery, NOT_ACKNOWLEDGED)
+        self._held.pop(event.id, None)
+
+    def _is_done(self, event: Event, delivery: D) -> bool:
+        return event.id not in self._held or not self._is_open(delivery)
+
+    def _retried(self, task: asyncio.Task[None]) -> None:
         self._retrying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an event was not delivered; it will come again", exc_info=error)
-
-    async def _retry(
-        self,
-        event: Event,
-        acknowledged: Callable[[], bool],
-        bury: Callable[[], Awaitable[None]],
-    ) -> None:
-        for _ in range(self._max_retries):
-            await asyncio.sleep(self._delay_s)
-            if not acknowledged():
-                await run_handler(self._handler, event)
-            if acknowledged():
-                return
-        await bury()

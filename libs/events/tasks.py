@@ -11,6 +11,8 @@ A task may be delivered more than once, always with the same ID, by which it is 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +26,8 @@ from slatemq.events.envelope import (
     format_timestamp,
     parse_timestamp,
 )
+
+log = logging.getLogger(__name__)
 
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
@@ -84,6 +88,11 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         at = format_timestamp(now_ms())
         return cls(task=task.after_failure(), error=cut_error(error), failed_at=at)
 
+    @property
+    def name(self) -> str:
+        """One task may have several dead letters."""
+        return self.task.task_id
+
     def without_payload(self) -> FailedTask:
         """For a list of them: thousands of bodies would not fit into memory."""
         return msgspec.structs.replace(self, task=msgspec.structs.replace(self.task, payload={}))
@@ -102,6 +111,13 @@ class UnreadableTask(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     failed_at: str
 
+    @property
+    def name(self) -> str:
+        return self.place
+
+    def without_payload(self) -> UnreadableTask:
+        return self
+
 
 def encode_task(task: WriteTask) -> bytes:
     """The task as JSON, keys in the order of the class."""
@@ -111,6 +127,16 @@ def encode_task(task: WriteTask) -> bytes:
 def decode_task(encoded: bytes | str) -> WriteTask:
     """A task from its JSON. Raises InvalidArgument, which names the field."""
     return decode_struct(encoded, WriteTask, "task")
+
+
+def read_task(encoded: bytes | str) -> WriteTask | str:
+    """A task from its JSON; of what is not one, the error as it is stored, which is logged."""
+    try:
+        return decode_task(encoded)
+    except InvalidArgument as error:
+        why = cut_error(str(error))
+        log.error("what is not a task goes to the dead letters: %s", why)
+        return why
 
 
 def cut_error(error: str) -> str:
@@ -128,13 +154,17 @@ def decode_failed_task(encoded: bytes | str) -> FailedTask:
 
 
 def read_dead_letter(
-    kind: str, encoded: bytes, place: str, error: str, failed_at: str
+    encoded: bytes, properties: Mapping[str, Any], place: str
 ) -> FailedTask | UnreadableTask:
-    """A dead letter of this kind; a task that is damaged is unreadable, too."""
+    """A dead letter of the kind that its properties say; a damaged task is unreadable, too."""
+    kind, error = str(properties.get("kind")), str(properties.get("error", ""))
     if kind == "task":
         try:
             return decode_failed_task(encoded)
         except InvalidArgument as wrong:
             error = cut_error(str(wrong))
-    error = error or f"a dead letter of the kind {kind!r}"
-    return UnreadableTask(place=place, error=error, failed_at=failed_at)
+    return UnreadableTask(
+        place=place,
+        error=error or f"a dead letter of the kind {kind!r}",
+        failed_at=str(properties.get("failed_at") or format_timestamp(now_ms())),
+    )

@@ -13,6 +13,8 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 class ActivemqBackend(QueueBackend):
     """Events and tasks in ActiveMQ."""
 
+    NAME = "ActiveMQ"
+
     def __init__(self) -> None:
         super().__init__(translated)
         self._connection: Connection

@@ -7,7 +7,6 @@ same, so the first task is the next one that is due: a consumer holds it until t
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.links import Received, Receiver
@@ -16,17 +15,14 @@ from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
-    cut_error,
     decode_task,
     encode_failed_task,
     encode_task,
     read_dead_letter,
+    read_task,
 )
 from libs.events.wall_clock import now_ms
-from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import format_timestamp
-
-log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 
@@ -71,13 +67,10 @@ class Tasks:
             finally:
                 for waiter in arriving:
                     waiter.cancel()
-        try:
-            task = decode_task(message.body)
-        except InvalidArgument as error:
+        task = read_task(message.body)
+        if isinstance(task, str):
             self._unreadable = message  # until it is accepted: a failure must not hide it
-            why = cut_error(str(error))
-            log.error("what is not a task goes to the dead letters: %s", why)
-            await self._bury(message.body, "unreadable", why, message.id)
+            await self._bury(message.body, "unreadable", task, message.id)
             message.accept()
             self._unreadable = None
             return None
@@ -148,21 +141,12 @@ class Tasks:
         for number, message in enumerate(await self._browse(self._addresses.dead, BROWSED_MAX)):
             if message.properties.get("kind") != "event":
                 dead = self._read(message, number)
-                if isinstance(dead, FailedTask):
-                    found[dead.task.task_id] = dead.without_payload()
-                else:
-                    found[dead.place] = dead
+                found[dead.name] = dead.without_payload()
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
     def _read(self, message: Received, number: int) -> FailedTask | UnreadableTask:
-        properties = message.properties
-        return read_dead_letter(
-            str(properties.get("kind")),
-            message.body,
-            f"message {number} of {self._addresses.dead}",
-            str(properties.get("error", "")),
-            str(properties.get("failed_at", format_timestamp(now_ms()))),
-        )
+        place = f"message {number} of {self._addresses.dead}"
+        return read_dead_letter(message.body, message.properties, place)
 
     async def retry_all(self) -> int:
         count, limit = 0, BROWSED_MAX

@@ -13,6 +13,7 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 class KafkaBackend(QueueBackend):
     """Events and tasks in Kafka."""
 
+    NAME = "Kafka"
     HEALTH_S = 5.0
 
     def __init__(self, *, is_sole_consumer: bool = False) -> None:

@@ -69,10 +69,9 @@ class DeadLetters:
                         if len(found) > limit:
                             break
                         dead = _dead_letter_of(record)
-                        if isinstance(dead, FailedTask):
-                            found[dead.task.task_id] = dead.without_payload()
-                        elif topic == self._topic or (KIND, UNREADABLE) in record.headers:
-                            found[dead.place] = dead
+                        is_task = isinstance(dead, FailedTask) or topic == self._topic
+                        if is_task or (KIND, UNREADABLE) in record.headers:
+                            found[dead.name] = dead.without_payload()
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
 
     async def retry(self, enqueue: Callable[[WriteTask], Awaitable[None]]) -> int:

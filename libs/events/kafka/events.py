@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.partitioner import murmur2
 
-from libs.events.deliveries import Handler, Redeliveries
+from libs.events.deliveries import GroupEvents, Handler
 from libs.events.kafka.connection import COMPACTED, JOIN_S, OPERATION_S, Connection, translated
 from libs.events.kafka.offsets import Offsets
-from libs.events.retrying import Outage
-from libs.events.tasks import cut_error
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.catalogue import CATALOGUE
 from slatemq.events.cloud_events import subject_of
-from slatemq.events.envelope import Event, decode_event, encode_event
+from slatemq.events.envelope import Event, encode_event
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +25,26 @@ FETCH_COUNT = 100
 FETCH_MS = 1_000
 
 
-class Events:
+class Delivery(NamedTuple):
+    """A record of a partition, as delivered to this consumer."""
+
+    partition: TopicPartition
+    offset: int
+    value: bytes
+
+
+class Events(GroupEvents[Delivery]):
     """Publishes to a topic for each type, and delivers as one consumer of a group."""
 
     def __init__(self, connection: Connection) -> None:
+        settings = connection.settings
+        place = f"{settings.topic_prefix}.*"
+        super().__init__(place, settings.max_retries, settings.retry_delay_ms, translated)
         self._connection = connection
-        self._settings = connection.settings
+        self._settings = settings
         self._dead = f"{self._settings.topic_prefix}.dead-letter.events"
         self._consumer: Any = None
         self._offsets: Offsets
-        self._held: dict[str, list[tuple[TopicPartition, int]]] = {}
 
     async def publish(self, events: Sequence[Event]) -> None:
         types = {event.type for event in events}
@@ -53,7 +61,6 @@ class Events:
         await self._connection.ensure_topics(map(self._topic, compacted), COMPACTED)
         consumer = self._connection.consumer(self._settings.consumer_group)
         self._offsets = Offsets(consumer)
-        self._held.clear()
         if types:
             consumer.subscribe(sorted(map(self._topic, types)), listener=self._offsets)
         else:
@@ -74,70 +81,50 @@ class Events:
             async with asyncio.timeout(OPERATION_S):
                 await consumer.stop()
 
-    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        outage = Outage(log, "Kafka")
-        while True:
-            redeliveries = Redeliveries(
-                handler, self._settings.max_retries, self._settings.retry_delay_ms
-            )
-            try:
-                with translated():
-                    if self._consumer is None:
-                        await self.start(types)
-                    while True:
-                        await self._deliver_some(redeliveries)
-                        outage.end()
-            except (Unavailable, FailedPrecondition, InvalidArgument) as error:
-                await self._drop_consumer()
-                await outage.wait(error)
-            finally:
-                await redeliveries.stop()
+    async def _deliver_all(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        try:
+            if self._consumer is None:
+                await self.start(types)
+            while True:
+                await self._deliver_some(handler)
+                note_up()
+        except Exception:
+            await self._drop_consumer()
+            raise
+
+    async def _deliver_some(self, handler: Handler) -> None:
+        fetched = await self._consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_COUNT)
+        deliveries = [
+            Delivery(partition, record.offset, record.value)
+            for partition, records in fetched.items()
+            for record in records
+        ]
+        for delivery in deliveries:
+            self._offsets.begin(delivery.partition, delivery.offset)
+        for delivery in deliveries:
+            if self._is_open(delivery):
+                await self._deliver_one(delivery, delivery.value, frozenset(), handler)
+
+    def _is_open(self, delivery: Delivery) -> bool:
+        return self._offsets.is_open(delivery.partition, delivery.offset)
 
     async def acknowledge(self, event_id: str) -> None:
-        places = self._held.pop(event_id, ())
-        for partition, offset in places:
-            self._offsets.finish(partition, offset)
-        if places:
+        deliveries = self._held.pop(event_id, ())
+        for delivery in deliveries:
+            self._offsets.finish(delivery.partition, delivery.offset)
+        if deliveries:
             await self._offsets.commit()
 
-    async def _deliver_some(self, redeliveries: Redeliveries) -> None:
-        fetched = await self._consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_COUNT)
-        for partition, records in fetched.items():
-            for record in records:
-                self._offsets.begin(partition, record.offset)
-        for partition, records in fetched.items():
-            for record in records:
-                if self._offsets.is_open(partition, record.offset):
-                    await self._deliver(partition, record, redeliveries)
-
-    async def _deliver(
-        self, partition: TopicPartition, record: Any, redeliveries: Redeliveries
-    ) -> None:
-        place = partition, record.offset
-        try:
-            event = decode_event(record.value)
-        except InvalidArgument as error:
-            why = cut_error(str(error))
-            log.error("a record of %s is not an event: %s", partition.topic, why)
-            await self._bury(place, record.value, why)
-            return
-        self._held.setdefault(event.id, []).append(place)
-
-        async def bury() -> None:
-            with translated():
-                await self._bury(place, record.value, "no subscriber acknowledged it")
-            self._held.pop(event.id, None)
-
-        def acknowledged() -> bool:
-            return event.id not in self._held or not self._offsets.is_open(*place)
-
-        await redeliveries.deliver(event, acknowledged, bury)
-
-    async def _bury(self, place: tuple[TopicPartition, int], value: bytes, error: str) -> None:
-        await self._connection.ensure_topics([self._dead])
-        await self._connection.send_strange(self._dead, value, {}, error)
-        self._offsets.finish(*place)
+    async def _accept(self, delivery: Delivery) -> None:
+        self._offsets.finish(delivery.partition, delivery.offset)
         await self._offsets.commit()
+
+    async def _bury(self, delivery: Delivery, error: str) -> None:
+        await self._connection.ensure_topics([self._dead])
+        await self._connection.send_strange(self._dead, delivery.value, {}, error)
+        await self._accept(delivery)
 
     async def _drop_consumer(self) -> None:
         try:

@@ -22,11 +22,11 @@ from libs.events.tasks import (
     UnreadableTask,
     WriteTask,
     cut_error,
-    decode_task,
     encode_task,
+    read_task,
 )
 from libs.events.wall_clock import now_ms
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -120,12 +120,9 @@ class Tasks:
             # Removed once it is settled: it must come next if the broker goes down here.
             partition, record = self._fetched[0]
             place = partition, record.offset
-            try:
-                task = decode_task(record.value or b"")
-            except InvalidArgument as error:
-                why = cut_error(str(error))
-                log.error("what is not a task goes to the dead letters: %s", why)
-                await self._dead.add_unreadable(record.value, why)
+            task = read_task(record.value or b"")
+            if isinstance(task, str):
+                await self._dead.add_unreadable(record.value, task)
                 self._fetched.popleft()
                 self._offsets.finish(*place)
                 await self._offsets.commit()  # the next one does it where this one is refused

@@ -13,6 +13,8 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 class RabbitmqBackend(QueueBackend):
     """Events and tasks in RabbitMQ."""
 
+    NAME = "RabbitMQ"
+
     def __init__(self) -> None:
         super().__init__(translated)
         self._connection: Connection

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from libs.events.deliveries import Handler, Redeliveries
+from libs.events.deliveries import GroupEvents, Handler
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
@@ -21,23 +21,23 @@ from libs.events.rabbitmq.connection import (
     translated,
 )
 from libs.events.rabbitmq.consuming import Deliveries
-from libs.events.retrying import Outage
-from libs.events.tasks import cut_error
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.catalogue import CATALOGUE
-from slatemq.events.envelope import Event, decode_event, encode_event
+from slatemq.events.envelope import Event, encode_event
 
 log = logging.getLogger(__name__)
 
 
-class Events:
+class Events(GroupEvents[AbstractIncomingMessage]):
     """Publishes to the exchange, and delivers from the queue of the group."""
 
     def __init__(self, connection: Connection) -> None:
+        settings = connection.settings
         self._connection = connection
-        self._settings = connection.settings
-        self._names = Names(connection.settings)
-        self._held: dict[str, list[AbstractIncomingMessage]] = {}
+        self._settings = settings
+        self._names = Names(settings)
+        place = self._names.events
+        super().__init__(place, settings.max_retries, settings.retry_delay_ms, translated)
         self._deliveries: Deliveries | None = None
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -70,27 +70,20 @@ class Events:
             await deliveries.start(queue)
         self._deliveries = deliveries
 
-    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        outage = Outage(log, "RabbitMQ")
-        while True:
-            redeliveries = Redeliveries(
-                handler, self._settings.max_retries, self._settings.retry_delay_ms
-            )
-            try:
-                with translated():
-                    if self._deliveries is None or self._deliveries.is_lost:
-                        await self.start(types)
-                    outage.end()
-                    while self._deliveries is not None:
-                        message = await self._deliveries.next()
-                        assert message is not None
-                        await self._deliver(message, types, redeliveries)
-            except (Unavailable, FailedPrecondition, InvalidArgument) as error:
-                await self._release()
-                await outage.wait(error)
-            finally:
-                await redeliveries.stop()
-                self._held.clear()
+    async def _deliver_all(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        try:
+            if self._deliveries is None or self._deliveries.is_lost:
+                await self.start(types)
+            note_up()
+            while self._deliveries is not None:
+                message = await self._deliveries.next()
+                assert message is not None
+                await self._deliver_one(message, message.body, types, handler)
+        except Exception:
+            await self._release()
+            raise
 
     async def _release(self) -> None:
         """What was delivered comes again, also where only a dead letter was refused."""
@@ -102,34 +95,11 @@ class Events:
             except (Unavailable, FailedPrecondition) as error:
                 log.info("the channel was lost: %s", error)
 
-    async def acknowledge(self, event_id: str) -> None:
-        for message in self._held.pop(event_id, ()):
-            await acknowledge(message)
-
     async def stop(self) -> None:
         """Nothing to do: what was not acknowledged goes back with the connection."""
 
-    async def _deliver(
-        self, message: AbstractIncomingMessage, types: frozenset[str], redeliveries: Redeliveries
-    ) -> None:
-        try:
-            event = decode_event(message.body)
-        except InvalidArgument as error:
-            why = cut_error(str(error))
-            log.error("a message of %s is not an event: %s", self._names.events, why)
-            await self._bury(message, why)
-            return
-        if types and event.type not in types:
-            await acknowledge(message)
-            return
-        self._held.setdefault(event.id, []).append(message)
-
-        async def bury() -> None:
-            with translated():
-                await self._bury(message, "no subscriber acknowledged it")
-            self._held.pop(event.id, None)
-
-        await redeliveries.deliver(event, lambda: event.id not in self._held, bury)
+    async def _accept(self, message: AbstractIncomingMessage) -> None:
+        await acknowledge(message)
 
     async def _bury(self, message: AbstractIncomingMessage, error: str) -> None:
         dead = message_of(

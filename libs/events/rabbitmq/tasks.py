@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
@@ -26,17 +25,14 @@ from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
-    cut_error,
     decode_task,
     encode_failed_task,
     encode_task,
     read_dead_letter,
+    read_task,
 )
 from libs.events.wall_clock import now_ms
-from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import format_timestamp
-
-log = logging.getLogger(__name__)
 
 WAIT_S: Final = 1.0
 BACK_LOOKS: Final = 200
@@ -66,13 +62,10 @@ class Tasks:
         message = self._unreadable or await self._deliveries.next(WAIT_S)
         if message is None:
             return None
-        try:
-            task = decode_task(message.body)
-        except InvalidArgument as error:
+        task = read_task(message.body)
+        if isinstance(task, str):
             self._unreadable = message  # until it is acknowledged: a failure must not hide it
-            why = cut_error(str(error))
-            log.error("what is not a task goes to the dead letters: %s", why)
-            await self._bury(message.body, "unreadable", why, message.message_id)
+            await self._bury(message.body, "unreadable", task, message.message_id)
             await acknowledge(message)
             self._unreadable = None
             return None
@@ -158,10 +151,7 @@ class Tasks:
             async for dead_letter in dead_letters:
                 if dead_letter.headers.get("kind") != "event":
                     dead = self._read(dead_letter, len(found))
-                    if isinstance(dead, FailedTask):
-                        found[dead.task.task_id] = dead.without_payload()
-                    else:
-                        found[dead.place] = dead
+                    found[dead.name] = dead.without_payload()
                     if len(found) > limit:
                         break
         return sorted(found.values(), key=lambda dead: dead.failed_at)[:limit]
@@ -169,14 +159,8 @@ class Tasks:
     def _read(
         self, dead_letter: AbstractIncomingMessage, number: int
     ) -> FailedTask | UnreadableTask:
-        headers = dead_letter.headers
-        return read_dead_letter(
-            str(headers.get("kind")),
-            dead_letter.body,
-            f"message {number} of the queue {self._names.dead}",
-            str(headers.get("error", "")),
-            str(headers.get("failed_at", format_timestamp(now_ms()))),
-        )
+        place = f"message {number} of the queue {self._names.dead}"
+        return read_dead_letter(dead_letter.body, dead_letter.headers, place)
 
     async def retry_all(self) -> int:
         """Move every dead letter back to the tasks; returns how many tasks they are.

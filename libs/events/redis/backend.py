@@ -24,6 +24,8 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 class RedisBackend(QueueBackend):
     """Events and tasks in Redis."""
 
+    NAME = "Redis"
+
     def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
         super().__init__(translated)
         self._reading = TaskReading(is_sole_consumer=is_sole_consumer, gather_s=gather_ms / 1000)

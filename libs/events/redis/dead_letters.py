@@ -51,11 +51,7 @@ class DeadLetters:
         async for _, dead_letter in self._tasks():
             if len(found) == limit:
                 break
-            found.append(
-                dead_letter.without_payload()
-                if isinstance(dead_letter, FailedTask)
-                else dead_letter
-            )
+            found.append(dead_letter.without_payload())
         return found
 
     async def retry_tasks(self, retry: Callable[[WriteTask, bytes], Awaitable[None]]) -> int:
@@ -84,12 +80,10 @@ class DeadLetters:
                 after = "(" + entry_id.decode()
 
     def _read(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> FailedTask | UnreadableTask:
-        kind, error = (fields.get(key, b"").decode(errors="replace") for key in (b"kind", b"error"))
         name = entry_id.decode()
-        return read_dead_letter(
-            kind,
-            fields.get(b"data", b""),
-            f"entry {name} of {self.key}",
-            error,
-            format_timestamp(int(name.partition("-")[0])),
-        )
+        properties = {
+            "failed_at": format_timestamp(int(name.partition("-")[0])),
+            "kind": fields.get(b"kind", b"").decode(errors="replace"),
+            "error": fields.get(b"error", b"").decode(errors="replace"),
+        }
+        return read_dead_letter(fields.get(b"data", b""), properties, f"entry {name} of {self.key}")

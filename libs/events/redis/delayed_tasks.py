@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,14 +20,11 @@ from libs.events.tasks import (
     FailedTask,
     UnreadableTask,
     WriteTask,
-    cut_error,
     decode_task,
     encode_task,
+    read_task,
 )
 from libs.events.wall_clock import now_ms
-from slatemq.errors import InvalidArgument
-
-log = logging.getLogger(__name__)
 
 D = TypeVar("D")
 
@@ -138,13 +134,10 @@ class DelayedTasks(ABC, Generic[D]):
         # Removed once it is settled: it must come next if the server goes down here.
         delivery = self._read[0]
         encoded = self._encoded(delivery)
-        try:
-            task = decode_task(encoded)
-        except InvalidArgument as error:
-            why = cut_error(str(error))
-            log.error("what is not a task goes to the dead letters: %s", why)
+        task = read_task(encoded)
+        if isinstance(task, str):
             async with self._client.pipeline(transaction=True) as pipeline:
-                self._dead.add_unreadable(pipeline, encoded, why)
+                self._dead.add_unreadable(pipeline, encoded, task)
                 self._finish(pipeline, [delivery])
                 await pipeline.execute()
             self._read.popleft()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis import asyncio as aioredis
 
-from libs.events.deliveries import Handler, run_handler
+from libs.events.deliveries import Handler, read_event, run_handler
 from libs.events.redis.appends import StreamAppends
 from libs.events.redis.connection import BLOCK_MS, translated
 from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters
-from libs.events.retrying import Outage
 from libs.events.settings import RedisSettings
-from libs.events.tasks import cut_error
-from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
-from slatemq.events.envelope import Event, decode_event, encode_event
-
-log = logging.getLogger(__name__)
+from slatemq.events.envelope import Event, encode_event
 
 TRIM_AFTER = 1_000
 """Acknowledged events after which a consumer removes what every group has finished."""
@@ -47,16 +41,12 @@ class EventStream:
         """Create the group: it gets every event that is published from now on."""
         await self._group.create("$")
 
-    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        outage = Outage(log, "Redis")
+    async def deliver(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
         while True:
-            try:
-                with translated():
-                    await self._deliver_some(types, handler)
-            except (Unavailable, FailedPrecondition) as error:
-                await outage.wait(error)
-            else:
-                outage.end()
+            await self._deliver_some(types, handler)
+            note_up()
 
     async def _deliver_some(self, types: frozenset[str], handler: Handler) -> None:
         delay_ms = self._settings.retry_delay_ms
@@ -77,13 +67,8 @@ class EventStream:
             await self._finish(delivery.entry_id)
             return
         encoded = delivery.fields.get(b"data", b"")
-        try:
-            event = decode_event(encoded)
-        except InvalidArgument as error:
-            log.error("an entry of %s is not an event: %s", self._key, cut_error(str(error)))
-            await self._bury(delivery, encoded)
-            return
-        if delivery.deliveries > self._settings.max_retries + 1:
+        event = read_event(self._key, encoded)
+        if isinstance(event, str) or delivery.deliveries > self._settings.max_retries + 1:
             await self._bury(delivery, encoded)
             return
         self._held[event.id] = delivery.entry_id

@@ -17,6 +17,8 @@ CALL_S = 10.0
 class SlatemqBackend(QueueBackend):
     """Events and tasks in SlateMQ."""
 
+    NAME = "SlateMQ"
+
     def __init__(self) -> None:
         super().__init__(translated)
         self._queues: Queues

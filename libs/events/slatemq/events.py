@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import slatemq
-from libs.events.deliveries import Handler, run_handler
-from libs.events.retrying import Outage
+from libs.events.deliveries import NOT_ACKNOWLEDGED, Handler, read_event, run_handler
 from libs.events.slatemq.headers import EVENTS_HEADER
 from libs.events.slatemq.queues import PREFETCH, TYPE_HEADER, Queues, finish, release
-from libs.events.tasks import cut_error
-from slatemq.errors import (
-    DeadlineExceeded,
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
-from slatemq.events.envelope import Event, decode_event, encode_event
-
-log = logging.getLogger(__name__)
+from slatemq.events.envelope import Event, encode_event
 
 
 class Events:
@@ -51,34 +39,26 @@ class Events:
     async def stop(self) -> None:
         await release([*self._held.values()])
 
-    async def deliver(self, types: frozenset[str], handler: Handler) -> None:
-        client, outage = self._queues.client, Outage(log, "SlateMQ")
-        while True:
-            try:
-                async with client.consume(self._queues.events, prefetch=PREFETCH) as messages:
-                    async for message in messages:
-                        outage.end()
-                        await self._deliver_one(message, handler)
-            except (Unavailable, ResourceExhausted, DeadlineExceeded) as error:
-                await outage.wait(error)
-            except NotFound as error:
-                log.error("the queue of events was deleted: %s", error)
-                await outage.wait(error)
+    async def deliver(
+        self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
+    ) -> None:
+        consumer = self._queues.client.consume(self._queues.events, prefetch=PREFETCH)
+        async with consumer as messages:
+            async for message in messages:
+                note_up()
+                await self._deliver_one(message, handler)
 
     async def _deliver_one(self, message: slatemq.Received, handler: Handler) -> None:
-        try:
-            event = decode_event(message.payload)
-        except InvalidArgument as error:
-            why = cut_error(str(error))
-            log.error("message %d is not an event: %s", message.message_id, why)
-            await finish(message.fail(why))
+        event = read_event(self._queues.events, message.payload)
+        if isinstance(event, str):
+            await finish(message.fail(event))
             return
         self._held[event.id] = message
         await run_handler(handler, event)
         if self._held.pop(event.id, None) is None:
             return
-        reason = "no subscriber acknowledged it"
         if message.attempts_count > self._queues.settings.max_retries:
-            await finish(message.fail(reason))
+            await finish(message.fail(NOT_ACKNOWLEDGED))
         else:
-            await finish(message.nack(reason, self._queues.settings.retry_delay_ms / 1000))
+            delay_s = self._queues.settings.retry_delay_ms / 1000
+            await finish(message.nack(NOT_ACKNOWLEDGED, delay_s))

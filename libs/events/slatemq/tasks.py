@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 
 import msgspec
@@ -19,11 +18,10 @@ from libs.events.tasks import (
     cut_error,
     decode_task,
     encode_task,
+    read_task,
 )
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp
-
-log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 FAIL_PREFIX = "fail: "
@@ -53,12 +51,9 @@ class Tasks:
             if self._consumer.outage is not None:
                 raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None
             return None
-        try:
-            task = decode_task(message.payload)
-        except InvalidArgument as error:
-            why = cut_error(str(error))
-            log.error("what is not a task goes to the dead letters: %s", why)
-            await finish(message.fail(why))
+        task = read_task(message.payload)
+        if isinstance(task, str):
+            await finish(message.fail(task))
             return None
         task = msgspec.structs.replace(task, attempts=message.attempts_count - 1)
         self._held.add(task.task_id, (task, message))
