@@ -193,6 +193,31 @@ def _read_message_id(reader: Reader) -> int:
     return int(message_id)
 
 
+def queue_keys(
+    record: str, record_type: RecordType
+) -> tuple[Callable[[str], bytes], Callable[[bytes], str], Callable[..., KeyRange]]:
+    """The builder, the parser and the range of keys that are a queue.
+
+    The range has all queues, or those after the one that it is given.
+    """
+
+    def build(queue: str) -> bytes:
+        return queue_head(record_type, queue)
+
+    def parse(key: bytes) -> str:
+        reader = open_key(record, record_type, key)
+        queue = read_queue(reader)
+        reader.finish()
+        return queue
+
+    def key_range(after: str | None = None) -> KeyRange:
+        head = key_head(record_type)
+        start = head if after is None else build(after) + b"\x00"
+        return KeyRange(start, head + b"\xff")
+
+    return build, parse, key_range
+
+
 def bucket_keys(
     record: str, record_type: RecordType
 ) -> tuple[
@@ -281,39 +306,7 @@ def attempts_range(queue: str, first_id: int, last_id: int) -> KeyRange:
     return through(attempts_key(queue, first_id), attempts_key(queue, last_id))
 
 
-def config_key(queue: str) -> bytes:
-    return queue_head(RecordType.CONFIG, queue)
-
-
-def parse_config_key(key: bytes) -> str:
-    return parse_queue_key("config key", RecordType.CONFIG, key)
-
-
-def config_range(after: str | None = None) -> KeyRange:
-    return queue_range(RecordType.CONFIG, after)
-
-
-def queue_state_key(queue: str) -> bytes:
-    return queue_head(RecordType.QUEUE_STATE, queue)
-
-
-def parse_queue_state_key(key: bytes) -> str:
-    return parse_queue_key("queue state key", RecordType.QUEUE_STATE, key)
-
-
-def queue_state_range(after: str | None = None) -> KeyRange:
-    return queue_range(RecordType.QUEUE_STATE, after)
-
-
-def parse_queue_key(record: str, record_type: RecordType, key: bytes) -> str:
-    reader = open_key(record, record_type, key)
-    queue = read_queue(reader)
-    reader.finish()
-    return queue
-
-
-def queue_range(record_type: RecordType, after: str | None) -> KeyRange:
-    """The keys of a type that consist of a queue: of all queues, or of those after `after`."""
-    head = key_head(record_type)
-    start = head if after is None else queue_head(record_type, after) + b"\x00"
-    return KeyRange(start, head + b"\xff")
+config_key, parse_config_key, config_range = queue_keys("config key", RecordType.CONFIG)
+queue_state_key, parse_queue_state_key, queue_state_range = queue_keys(
+    "queue state key", RecordType.QUEUE_STATE
+)

@@ -10,9 +10,7 @@ from libs.storage.layout.keys import (
     bucket_keys,
     key_head,
     open_key,
-    parse_queue_key,
-    queue_head,
-    queue_range,
+    queue_keys,
     through,
 )
 from libs.storage.layout.primitives import Fixed, KeyRange, terminated
@@ -72,27 +70,35 @@ class RequestIdsKey(NamedTuple):
 
 
 def _number_keys(
-    record: str, record_type: RecordType
-) -> tuple[Callable[[int], bytes], Callable[[bytes], int], Callable[[], KeyRange]]:
-    """The builder, the parser and the range of all keys that are one number."""
+    record: str, record_type: RecordType, layout: Fixed = NUMBER, maximum: int = LAST_NUMBER
+) -> tuple[Callable[[int], bytes], Callable[[bytes], int], Callable[..., KeyRange]]:
+    """The builder, the parser and the range of keys that are one number.
+
+    The range has the numbers from the first argument to the second, without arguments all.
+    """
     head = key_head(record_type)
 
     def build(number: int) -> bytes:
-        return head + NUMBER.pack(number)
+        return head + layout.pack(number)
 
     def parse(key: bytes) -> int:
-        return int(open_key(record, record_type, key).last("number", NUMBER)[0])
+        return int(open_key(record, record_type, key).last("number", layout)[0])
 
-    def key_range() -> KeyRange:
-        return through(build(0), build(LAST_NUMBER))
+    def key_range(first: int = 0, last: int = maximum) -> KeyRange:
+        return through(build(first), build(last))
 
     return build, parse, key_range
 
 
 def _pair_keys(
     record: str, record_type: RecordType, layout: Fixed
-) -> tuple[Callable[[int, int], bytes], Callable[[bytes], tuple[int, int]]]:
-    """The builder and the parser of keys that are two numbers."""
+) -> tuple[
+    Callable[[int, int], bytes], Callable[[bytes], tuple[int, int]], Callable[..., KeyRange]
+]:
+    """The builder, the parser and the range of keys that are two numbers.
+
+    The range has all keys whose first number is from its first argument to its second.
+    """
     head = key_head(record_type)
 
     def build(first: int, second: int) -> bytes:
@@ -103,7 +109,10 @@ def _pair_keys(
         first, second = open_key(record, record_type, key).last(names, layout)
         return int(first), int(second)
 
-    return build, parse
+    def key_range(first: int = 0, last: int = LAST_NUMBER) -> KeyRange:
+        return through(build(first, 0), build(last, LAST_NUMBER))
+
+    return build, parse, key_range
 
 
 routing_cursor_key, parse_routing_cursor_key, routing_cursor_range = _number_keys(
@@ -116,36 +125,32 @@ outbox_progress_key, parse_outbox_progress_key, outbox_progress_range = _number_
     "outbox progress key", RecordType.OUTBOX_PROGRESS
 )
 redrive_key, parse_redrive_key, redrive_range = _number_keys("redrive key", RecordType.REDRIVE)
-events_key, parse_events_key = _number_keys("events key", RecordType.EVENTS)[:2]
+events_key, parse_events_key, events_range = _number_keys("events key", RecordType.EVENTS)
+finished_leases_key, finished_leases_range = _number_keys(
+    "finished leases key", RecordType.FINISHED_LEASES, _SLOT, 0xFFFF
+)[::2]
 
-request_ids_key, _parse_request_ids = _pair_keys(
+request_ids_key, _parse_request_ids, request_ids_range = _pair_keys(
     "request IDs key", RecordType.REQUEST_IDS, _IN_MINUTE
 )
-dedupe_ends_key = _pair_keys("dedupe ends key", RecordType.DEDUPE_END, _IN_MINUTE)[0]
-executed_key, parse_executed_key = _pair_keys("executed key", RecordType.EXECUTED, _IN_MINUTE)
-outbox_key, parse_outbox_key = _pair_keys("outbox key", RecordType.OUTBOX, _OUTBOX)
-refused_push_key, parse_refused_push_key = _pair_keys(
+dedupe_ends_key, dedupe_ends_range = _pair_keys(
+    "dedupe ends key", RecordType.DEDUPE_END, _IN_MINUTE
+)[::2]
+executed_key, parse_executed_key, executed_range = _pair_keys(
+    "executed key", RecordType.EXECUTED, _IN_MINUTE
+)
+outbox_key, parse_outbox_key = _pair_keys("outbox key", RecordType.OUTBOX, _OUTBOX)[:2]
+refused_push_key, parse_refused_push_key, refused_push_range = _pair_keys(
     "refused push key", RecordType.REFUSED_PUSH, _OUTBOX
 )
 
+replay_key, parse_replay_key, replay_range = queue_keys("replay key", RecordType.REPLAY)
 delayed_key, parse_delayed_key, delayed_range = bucket_keys("delayed key", RecordType.DELAYED)
 archived_key, parse_archived_key, archived_range = bucket_keys("archived key", RecordType.ARCHIVED)
 
 
 def parse_request_ids_key(key: bytes) -> RequestIdsKey:
     return RequestIdsKey(*_parse_request_ids(key))
-
-
-def request_ids_range(first_minute: int, last_minute: int) -> KeyRange:
-    return through(request_ids_key(first_minute, 0), request_ids_key(last_minute, LAST_NUMBER))
-
-
-def finished_leases_key(slot: int) -> bytes:
-    return key_head(RecordType.FINISHED_LEASES) + _SLOT.pack(slot)
-
-
-def finished_leases_range() -> KeyRange:
-    return through(finished_leases_key(0), finished_leases_key(0xFFFF))
 
 
 def dedupe_key(key: str) -> bytes:
@@ -155,16 +160,8 @@ def dedupe_key(key: str) -> bytes:
     return key_head(RecordType.DEDUPE_KEY) + terminated(key.encode())
 
 
-def dedupe_ends_range(first_minute: int, last_minute: int) -> KeyRange:
-    return through(dedupe_ends_key(first_minute, 0), dedupe_ends_key(last_minute, LAST_NUMBER))
-
-
 def outbox_range(ingest_shard: int, first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
     return through(outbox_key(ingest_shard, first_number), outbox_key(ingest_shard, last_number))
-
-
-def refused_push_range() -> KeyRange:
-    return through(refused_push_key(0, 0), refused_push_key(LAST_NUMBER, LAST_NUMBER))
 
 
 def task_key(ulid: bytes) -> bytes:
@@ -185,23 +182,3 @@ def task_range(after: bytes = b"") -> KeyRange:
     """All tasks, the oldest first, or those after the ULID `after`."""
     head = key_head(RecordType.TASK)
     return KeyRange(task_key(after) + b"\x00" if after else head, head + ULID_BYTES * b"\xff")
-
-
-def events_range(first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:
-    return through(events_key(first_number), events_key(last_number))
-
-
-def replay_key(queue: str) -> bytes:
-    return queue_head(RecordType.REPLAY, queue)
-
-
-def parse_replay_key(key: bytes) -> str:
-    return parse_queue_key("replay key", RecordType.REPLAY, key)
-
-
-def replay_range() -> KeyRange:
-    return queue_range(RecordType.REPLAY, None)
-
-
-def executed_range(first_minute: int, last_minute: int) -> KeyRange:
-    return through(executed_key(first_minute, 0), executed_key(last_minute, LAST_NUMBER))
