@@ -222,17 +222,13 @@ class PublishedEvents:
 
     def _put(self, cursor: EventCursorRecord) -> None:
         self._saved = cursor
-        self._shard.publisher.put([(EVENT_CURSOR_KEY, encode_event_cursor(cursor))], _nothing)
+        self._shard.publisher.put([(EVENT_CURSOR_KEY, encode_event_cursor(cursor))])
 
 
 def _trace_of(headers: dict[str, str]) -> str:
     """The ID of the trace in which a message was published; empty where it has none."""
     found = _TRACE.match(headers.get("traceparent", ""))
     return found[1] if found is not None else ""
-
-
-def _nothing() -> None:
-    """No caller waits for the cursor."""
 
 
 def _messages_of(value: bytes) -> Iterator[_Logged]:

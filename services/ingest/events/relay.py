@@ -182,7 +182,7 @@ async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvent
         name,
         shard.database,
         publisher.commits.durable,
-        lambda keys: publisher.put([(key, None) for key in keys], _nothing),
+        lambda keys: publisher.put([(key, None) for key in keys]),
         from_end=from_end,
     )
 
@@ -194,7 +194,3 @@ async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvent
 
     shard.replacer.on_edited = record
     return events
-
-
-def _nothing() -> None:
-    """No caller waits for rows to be deleted."""

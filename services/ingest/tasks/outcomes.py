@@ -163,7 +163,7 @@ class TaskOutcomes:
         self._unchanged.discard(task_id)
         self._entering.discard(task_id)
         key = task_key(parse_task_id(task_id).ulid)
-        self._publisher.put([(key, encode_task_record(record))], _nothing)
+        self._publisher.put([(key, encode_task_record(record))])
 
     # --- Calls that wait ----------------------------------------------------
 
@@ -223,7 +223,7 @@ class TaskOutcomes:
                 else:
                     first_kept = first_kept or last
             if old:
-                self._publisher.put(old, _nothing)
+                self._publisher.put(old)
                 await self._publisher.commits.durable()
                 count += len(old)
             if int.from_bytes(last[:6], "big") >= over_ms:
@@ -280,7 +280,3 @@ def _before(ulid: bytes) -> bytes:
 def _columns_of(answered: Answered) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
     first, count, duplicates, received_at_ms = answered
     return first, count, received_at_ms, duplicates
-
-
-def _nothing() -> None:
-    """No call waits for this record alone."""

@@ -268,7 +268,7 @@ class Publisher:
     def put(
         self,
         records: Sequence[tuple[bytes, bytes | None]],
-        then: Callable[[], None],
+        then: Callable[[], None] | None = None,
         failed: Callable[[StorageError], None] | None = None,
     ) -> None:
         """Write records of others with the next commit, or the one drained now; None deletes.
@@ -279,7 +279,8 @@ class Publisher:
         size_bytes = sum(len(value) for _, value in records if value is not None)
         self.commits.mark_dirty(size_bytes, failed)
         self._records += records
-        self._then.append(then)
+        if then is not None:
+            self._then.append(then)
 
     async def upload(self, payload: bytes) -> str:
         """Store a payload as an object. Returns its URI; raises ResourceExhausted."""
