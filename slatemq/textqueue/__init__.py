@@ -67,15 +67,8 @@ __all__ = [
     "scan",
 ]
 
-_HOMES = {
-    "compacting": ["Compacted"],
-    "controls": ["State"],
-    "entries": ["Entry", "Variable", "Variables", "render", "reserve"],
-    "parsing": ["Document", "parse", "scan"],
-    "queue": ["Claim", "TextQueue"],
-    "split": ["SplitQueue"],
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOMES = ("errors", "controls", "entries", "parsing", "queue", "split")
+"""Each imports those before it, so that looking for a name loads nothing that it does not need."""
 
 
 def __dir__() -> list[str]:
@@ -86,5 +79,8 @@ def __getattr__(name: str) -> Any:
     # Loaded on demand: a command that reads a file needs half of the modules.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOME_OF.get(name, "errors")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    for home in _HOMES:
+        found = getattr(import_module(f"{__name__}.{home}"), name, None)
+        if found is not None:
+            break
+    return found

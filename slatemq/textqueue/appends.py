@@ -8,10 +8,20 @@ An older copy lacks everything that was appended after the editor read it, and n
 So it is enough to look for the newest append: at its offset, at the end of the file, and then
 everywhere; if it is nowhere, go back in the list until an append is found: those after it are gone.
 A person may have removed them on purpose, which cannot be seen here: they are reported once.
+
+A write of several pages that is killed leaves some of them: the last message is truncated, and
+looks complete. So the list ends with this line, the intent of an append, while the file is written
+to::
+
+    ~{"first": 120, "end": 4711, "head": "2d726573697a65"}          \n     641 bytes
+
+The writer holds the file's lock meanwhile. A process that takes the lock and finds the line knows
+that the writer is gone, and removes the unfinished message, whose append never returned.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -21,13 +31,112 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from slatemq.textqueue.editing import entry_at, reader
+from slatemq.textqueue.editing import entry_at, found_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import AppendLost, FormatError, NoSuchEntry
-from slatemq.textqueue.intents import LINE_BYTES_MAX, repair, unfinished
 from slatemq.textqueue.locks import READ_ONLY, How, is_named, opened, opened_beside, put
 from slatemq.textqueue.pages import NEWLINE, last_beginning
 from slatemq.textqueue.parsing import scan
+
+BEGINS = b"~"
+
+HEAD_BYTES = 64
+"""The beginning of the content, to recognize it in the file."""
+
+LINE_BYTES_MAX = 1024
+"""Of any line in the list."""
+
+ROOM_BYTES = 640
+"""Of this line, padded with spaces: the line of the append that replaces it is never longer, so the
+disk has room for it."""
+
+
+class Intent(NamedTuple):
+    """An intended write.
+
+    Attributes:
+        first: Its offset in the file.
+        end: The offset of its end.
+        head: Its first bytes.
+    """
+
+    first: int
+    end: int
+    head: bytes
+
+
+@contextmanager
+def intended(log: int, first: int, content: bytes) -> Iterator[None]:
+    """Keep the line in the list during the block. Raises OSError, with nothing written."""
+    place = os.fstat(log).st_size
+    intent = {"first": first, "end": first + len(content), "head": content[:HEAD_BYTES].hex()}
+    try:
+        put(log, (BEGINS + json.dumps(intent).encode()).ljust(ROOM_BYTES) + NEWLINE, place)
+        yield
+    finally:
+        os.ftruncate(log, place)
+
+
+def unfinished(descriptor: int, log: int) -> int | None:
+    """The offset of an entry that is being written, or was when its writer was killed."""
+    found = _find(log)
+    if found is None or found[1] is None:
+        return None
+    intent, size = found[1], os.fstat(descriptor).st_size
+    if not intent.first < size < intent.end:
+        return None
+    written = os.pread(descriptor, size - intent.first, intent.first)
+    if written[:HEAD_BYTES] != intent.head[: len(written)]:
+        return None
+    # The entries before the last are complete.
+    return intent.first + (last_beginning(written) or 0)
+
+
+def repair(path: str, descriptor: int, log: int) -> bool:
+    """Remove what a killed writer has not finished; False if not permitted. Raises OSError.
+
+    The caller has locked both files; the list is open for writing.
+    """
+    found = _find(log)
+    if found is None:
+        return True
+    end = unfinished(descriptor, log)
+    if end is not None and not _cut(path, descriptor, end):
+        return False
+    os.ftruncate(log, found[0])
+    return True
+
+
+def _cut(path: str, descriptor: int, end: int) -> bool:
+    # By its path, because it may be open only for reading.
+    try:
+        with opened(path, os.O_RDWR, How.NONE) as writable:
+            if not os.path.samestat(os.fstat(writable), os.fstat(descriptor)):
+                return False  # replaced just now: opening the new file looks again
+            os.ftruncate(writable, end)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *READ_ONLY):
+            raise
+        return False
+    return True
+
+
+def _find(log: int) -> tuple[int, Intent | None] | None:
+    """The offset of the line and its intent, None if truncated; None without a line."""
+    size = os.fstat(log).st_size
+    start = max(0, size - LINE_BYTES_MAX)
+    tail = os.pread(log, LINE_BYTES_MAX, start)
+    place = tail.rfind(NEWLINE, 0, -1) + 1
+    line = tail[place:]
+    if not line.startswith(BEGINS):
+        return None
+    try:
+        fields = json.loads(line[1:])
+        intent = Intent(int(fields["first"]), int(fields["end"]), bytes.fromhex(fields["head"]))
+    except (ValueError, TypeError, KeyError):
+        return start + place, None
+    return start + place, intent
+
 
 LOG_BYTES_MAX = 1 << 16
 """Above this size the older half is dropped."""
@@ -272,10 +381,8 @@ def _settle(descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, made: Append) -> bool:
-    try:
-        return entry_at(descriptor, made.offset).digest == made.digest
-    except (NoSuchEntry, FormatError):
-        return False
+    entry = found_at(descriptor, made.offset)
+    return entry is not None and entry.digest == made.digest
 
 
 def _append_of(entry: Entry, count: int, now_ms: int) -> Append:

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 
 from slatemq.textqueue.appends import look
 from slatemq.textqueue.controls import State
-from slatemq.textqueue.editing import again, entry_at, fill, mark
+from slatemq.textqueue.editing import again, fill, found_at, mark
 from slatemq.textqueue.entries import Entry, Variable
 from slatemq.textqueue.errors import (
     AlreadyMarked,
     Busy,
     ClaimLost,
     FormatError,
-    NoSuchEntry,
     Rewritten,
 )
 from slatemq.textqueue.files import QueueFile, Signature
@@ -112,12 +111,12 @@ class Claimer:
     def find(self, token: str) -> tuple[Entry, Holder]:
         """A claim by its token. Raises ClaimLost, Rewritten (the claim has ended), OSError."""
         with self.held(token) as (descriptor, holders, holder):
-            try:
-                return _entry_of(descriptor, holder), holder
-            except Rewritten:
+            entry = _entry_of(descriptor, holder)
+            if entry is None:
                 # The claim cannot be finished any more, and its message may be claimed again.
                 holders.drop(holder)
-                raise
+                raise Rewritten(f"the message of claim {token} is no longer where it was")
+            return entry, holder
 
     def finish(self, token: str, entry: Entry, change: Callable[[int, Entry], Entry]) -> Entry:
         """Change the claimed message for the last time, and end the claim.
@@ -246,7 +245,7 @@ class Claimer:
             if holder.digest != digest:
                 continue
             # The message of a holder at another offset may have been moved here by an editor.
-            if holder.offset != entry.offset and _is_in_place(descriptor, holder):
+            if holder.offset != entry.offset and _entry_of(descriptor, holder):
                 continue
             if holder.state(self._clock_ms()) is Hold.ALIVE:
                 return None
@@ -349,19 +348,7 @@ def _variable(entry: Entry, name: str) -> Variable | None:
     return next((variable for variable in entry.variables if variable.name == name), None)
 
 
-def _entry_of(descriptor: int, holder: Holder) -> Entry:
-    try:
-        entry = entry_at(descriptor, holder.offset)
-    except (NoSuchEntry, FormatError):
-        entry = None
-    if entry is None or entry.digest != holder.digest:
-        raise Rewritten(f"the message of claim {holder.token} is no longer where it was")
-    return entry
-
-
-def _is_in_place(descriptor: int, holder: Holder) -> bool:
-    try:
-        _entry_of(descriptor, holder)
-    except Rewritten:
-        return False
-    return True
+def _entry_of(descriptor: int, holder: Holder) -> Entry | None:
+    """The message of a claim; None when it is no longer where it was."""
+    entry = found_at(descriptor, holder.offset)
+    return entry if entry is not None and entry.digest == holder.digest else None

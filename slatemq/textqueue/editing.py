@@ -57,15 +57,20 @@ def entry_at(descriptor: int, offset: int) -> Entry:
     return entry
 
 
+def found_at(descriptor: int, offset: int) -> Entry | None:
+    """As `entry_at`; None where no entry can be read."""
+    try:
+        return entry_at(descriptor, offset)
+    except (NoSuchEntry, FormatError):
+        return None
+
+
 def again(descriptor: int, entry: Entry) -> Entry:
     """The entry as it is now. Raises Rewritten when another text is in its place."""
     same = _unchanged(descriptor, entry)
     if same is not None:
         return same
-    try:
-        now = entry_at(descriptor, entry.offset)
-    except (NoSuchEntry, FormatError):
-        now = None
+    now = found_at(descriptor, entry.offset)
     if now is None or now.text != entry.text:
         raise Rewritten(f"the entry at offset {entry.offset} is no longer there: read again")
     return Entry.of(now.raw, now.offset, entry.line)

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slatemq.textqueue.arguments import of_kind, several, state_of, texts_by_name, width_of
-from slatemq.textqueue.controls import CONTROLS, State
+from slatemq.textqueue.controls import CONTROLS, State, of_kind, several, state_of, wrong
 from slatemq.textqueue.errors import BadText, NoSuchVariable
 from slatemq.textqueue.pages import NEWLINE, Page, alone
 
@@ -183,8 +182,12 @@ reserved."""
 
 def reserve(width: int, value: str = "") -> str:
     """A value with room for `width` bytes. Raises TypeError, ValueError if it is longer."""
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise wrong("width", "a number of bytes", width)
+    if width < 0:
+        raise ValueError(f"width must be 0 bytes or more, not {width}")
     needed = len(encoded(of_kind(value, str, "value")))
-    if needed > width_of(width):
+    if needed > width:
         raise ValueError(f"width must be {needed} bytes or more for {value!r:.60}, not {width}")
     return value + " " * (width - needed)
 
@@ -198,8 +201,9 @@ def render(text: str, variables: Variables = (), state: State = State.QUEUED) ->
         raise ValueError("entries of unknown kinds cannot be created: choose another state")
     of_kind(text, str, "text")
     if isinstance(variables, Mapping):
-        for name in texts_by_name(variables, "variables"):
-            if "=" in name:
+        for name, value in variables.items():
+            of_kind(value, str, f"variables[{name!r}]")
+            if "=" in of_kind(name, str, "a name in variables"):
                 raise BadText(f"the name of a variable must not contain '=': {name!r}")
         variables = [f"{name}={value}" for name, value in variables.items()]
     lines = ["\\" + checked_line(content) for content in several(variables, "variables")]

@@ -1,11 +1,19 @@
-"""A queue file by its path: reading, appending, changes in place, and the lock of the whole file.
+r"""A queue file by its path: reading, appending, changes in place, and the lock of the whole file.
 
 Where both the sidecar and the file are locked, the sidecar is locked first.
+
+Appends do not change what is before the end of the file; but the last entry may be incomplete, and
+its writer may be killed. So a reader without a lock goes as far as the file was complete when it
+looked, and looks again when it gets there::
+
+    -older\n-newer\n-half of a mess
+    ^ read on      ^ sound: wait for the lock, or end
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import threading
@@ -18,22 +26,74 @@ from typing import Any, TypeVar
 from slatemq.textqueue.appends import (
     copied,
     finished,
+    intended,
     listing,
     look,
     remember,
     rewrite,
     taken,
+    under_way,
 )
 from slatemq.textqueue.controls import State
 from slatemq.textqueue.editing import add, again, end_of, entry_at, reader
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError, NoSuchEntry, Rewritten
 from slatemq.textqueue.holders import Holders, sidecar
-from slatemq.textqueue.intents import intended
 from slatemq.textqueue.locks import How, is_named, opened, opened_beside
 from slatemq.textqueue.pages import NEWLINE
 from slatemq.textqueue.parsing import CHUNK_BYTES, Read, scan, scan_texts
-from slatemq.textqueue.reading import Reading
+
+LOOKS_MAX = 100
+"""Attempts without a lock while the file keeps growing."""
+
+
+class Reading:
+    """Reads as far as appends are complete. Raises OSError."""
+
+    def __init__(self, path: str, descriptor: int, offset: int, waits: bool) -> None:
+        """Without a lock; `waits` means that the caller enters `settle` where `read` ends."""
+        self._path = path
+        self._descriptor = descriptor
+        self._offset = offset
+        self._waits = waits
+        self._is_over = False
+        self._sound = offset
+        self._look()
+
+    def read(self, wanted: int) -> bytes:
+        if self._offset >= self._sound and not (self._waits or self._is_over):
+            self._look()
+        wanted = max(0, min(wanted, self._sound - self._offset))
+        got = os.pread(self._descriptor, wanted, self._offset)
+        self._offset += len(got)
+        return got
+
+    @contextmanager
+    def settle(self) -> Iterator[None]:
+        """Wait for an unfinished append, and keep writers away meanwhile."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        try:
+            self._sound = finished(self._path, self._descriptor)
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _look(self) -> None:
+        for _ in range(LOOKS_MAX):
+            size = os.fstat(self._descriptor).st_size
+            begun = under_way(self._path, self._descriptor)
+            if size == os.fstat(self._descriptor).st_size:
+                break
+        else:
+            return
+        if begun is None:
+            self._sound = size
+        elif self._waits:
+            self._sound = begun
+        else:
+            # Up to the byte that shows that another entry follows; later bytes may change.
+            self._sound, self._is_over = begun + 1, True
+
 
 T = TypeVar("T")
 

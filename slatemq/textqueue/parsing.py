@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 from slatemq.textqueue.controls import BYTE_ORDER_MARK, CONTROLS, MARK_ADVICE, STATES, State
 from slatemq.textqueue.entries import Entry
 from slatemq.textqueue.errors import FormatError
-from slatemq.textqueue.pages import NEWLINE, Page, Wishes, last_beginning
-from slatemq.textqueue.texts import EVERY, is_late, texts_in
+from slatemq.textqueue.pages import EVERY, NEWLINE, Page, Wishes, is_late, last_beginning, texts_in
 
 CHUNK_BYTES = 1 << 16
 """Of one read; more only inside a larger entry.

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from slatemq.textqueue.arguments import milliseconds, of_kind, several, state_of
 from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
 from slatemq.textqueue.compacting import Compacted, compact
-from slatemq.textqueue.controls import CONTROLS, State
+from slatemq.textqueue.controls import CONTROLS, State, of_kind, several, state_of, wrong
 from slatemq.textqueue.editing import again, fill, fitted, mark, queued
 from slatemq.textqueue.entries import Entry, Variable, Variables, render
 from slatemq.textqueue.errors import TextQueueError
@@ -31,6 +30,15 @@ WRITE_BYTES = 1 << 20
 
 def wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _milliseconds(lease: timedelta) -> int:
+    """A lease in milliseconds. Raises TypeError, ValueError."""
+    if not isinstance(lease, timedelta):
+        raise wrong("lease", "a timedelta, such as timedelta(minutes=5)", lease)
+    if lease < timedelta(milliseconds=1):
+        raise ValueError(f"lease must be a millisecond or more, not {lease}")
+    return lease // timedelta(milliseconds=1)
 
 
 class TextQueue:
@@ -160,7 +168,7 @@ class TextQueue:
         Counts `\retries=NN` down, if the message has it; one without retries left becomes an error,
         and the next is taken. The claim ends with its lease, or, if `tied`, with this process.
         """
-        taken = self._claimer.claim(milliseconds(lease), tied)
+        taken = self._claimer.claim(_milliseconds(lease), tied)
         if taken is None:
             return None
         entry, holder = taken
@@ -238,7 +246,7 @@ class Claim:
     def extend(self, lease: timedelta = LEASE) -> None:
         """Extend the claim to `lease` from now. Raises ClaimLost."""
         with self.queue._claimer.held(self.token) as (_, holders, holder):
-            self.deadline_ms = self.queue._clock_ms() + milliseconds(lease)
+            self.deadline_ms = self.queue._clock_ms() + _milliseconds(lease)
             holders.change(holder, deadline_ms=self.deadline_ms)
 
     def set_variable(self, key: str | int, value: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slatemq.textqueue import AppendLost, TextQueue, appends
-from slatemq.textqueue.intents import LINE_BYTES_MAX, ROOM_BYTES
+from slatemq.textqueue.appends import LINE_BYTES_MAX, ROOM_BYTES
 from tests.unit.textqueue.claims import as_a_reader, claims
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slatemq.textqueue import State, parsing, render, reserve, texts
+from slatemq.textqueue import State, pages, parsing, render, reserve
 from slatemq.textqueue.errors import BadText, FormatError, NoSuchVariable
 from slatemq.textqueue.parsing import parse, scan
 
@@ -305,7 +305,7 @@ def test_a_hostile_entry_is_looked_at_a_few_times_at_most(content: bytes) -> Non
 
 @pytest.mark.parametrize(
     "expression",
-    [parsing._ENTRY, parsing._BLANK, *(texts._between(frozenset({state})) for state in State)],
+    [parsing._ENTRY, parsing._BLANK, *(pages._between(frozenset({state})) for state in State)],
 )
 def test_no_expression_tries_a_second_way(expression: re.Pattern[Any]) -> None:
     kinds = Counter(kinds_of(sre_parser.parse(expression.pattern)))
