@@ -16,9 +16,8 @@ from services.broker.core.leases.lease_bucket import Claimed, Terms
 from services.broker.core.waiting.scan import Segment
 from services.broker.delivery import responses
 from services.broker.delivery.waiters import ClaimBatch
-from slatemq._consume.claimed import claimed_of
-from slatemq._consume.delivered import Origin, received
-from slatemq._consume.token_rows import rows_among
+from slatemq._consume.delivered import Origin, claimed_of, received
+from slatemq._consume.finishing import rows_among
 from slatemq.v1.consumer_pb2 import ClaimResponse
 from slatemq.v1.message_pb2 import Message
 from tests.stored_messages import cached

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from services.broker.delivery import responses
-from slatemq._consume.claimed import claimed_of
-from slatemq._consume.delivered import Origin, received
+from slatemq._consume.delivered import Origin, claimed_of, received
 from slatemq._publish.wire import Runs
 from slatemq.models import OutgoingMessage
 from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse

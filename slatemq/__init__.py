@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from slatemq._commands.queue_file_store import TextQueueStore
     from slatemq._commands.queue_store import MemoryQueue, QueueStore, QueueView
     from slatemq._commands.ref_set import ItemLease, RefSet, RefToken
-    from slatemq._consume.batches import BatchConsumer
+    from slatemq._consume.batches import Batch, BatchConsumer
     from slatemq._consume.commands import (
         CommandContext,
         CommandResult,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         Transfer,
     )
     from slatemq._consume.consumer import Consumer
-    from slatemq._consume.delivered import Batch, Received
+    from slatemq._consume.delivered import Received
     from slatemq._publish.published import Published
     from slatemq.client import Client, connect
     from slatemq.models import (
@@ -161,7 +161,7 @@ __all__ = [
 
 _HOMES = {
     "slatemq._admin.archived": ["ArchivedDeadLetter", "ArchivedOutcome"],
-    "slatemq._consume.batches": ["BatchConsumer"],
+    "slatemq._consume.batches": ["Batch", "BatchConsumer"],
     "slatemq.client": ["Client", "connect"],
     "slatemq._consume.commands": [
         "CommandContext",
@@ -174,7 +174,7 @@ _HOMES = {
         "Transfer",
     ],
     "slatemq._consume.consumer": ["Consumer"],
-    "slatemq._consume.delivered": ["Batch", "Received"],
+    "slatemq._consume.delivered": ["Received"],
     "slatemq._admin.entry_models": [
         "Archived",
         "Attempt",

@@ -26,11 +26,9 @@ from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
 from slatemq._consume.batches import BatchConsumer, claim, claim_request
 from slatemq._consume.consumer import ConsumeOptions, Consumer
-from slatemq._consume.delivered import Origin, Received, received
+from slatemq._consume.delivered import LeaseKeeper, Origin, Received, received
 from slatemq._consume.finishing import Finisher, nack_of
-from slatemq._consume.keeping import LeaseKeeper
-from slatemq._consume.processing import process_all
-from slatemq._consume.termination import ending_at_sigterm
+from slatemq._consume.processing import ending_at_sigterm, process_all
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
 from slatemq._publish.wire import moved

@@ -8,11 +8,15 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import NamedTuple
 
-from slatemq._checks import check_whole, wrong
+from slatemq._checks import check_text, check_whole, wrong
 from slatemq.errors import InvalidArgument
 
 MESSAGES_MAX = 10_000
 """Messages that the server takes in one publish."""
+
+REASON_BYTES_MAX = 1024
+DELAY_MS_MAX = 43_200_000
+"""Bounds of the server on what is given back: one item beyond them refuses a whole call."""
 
 Duration = float | timedelta
 """A length of time: seconds, or a timedelta."""
@@ -201,3 +205,19 @@ def whole_seconds(name: str, span: Duration) -> int:
     if not isfinite(length) or length != int(length):
         raise InvalidArgument(name, "must be a whole number of seconds")
     return int(length)
+
+
+def bounded_delay_ms(delay: Duration) -> int:
+    """A delay of a message given back, in ms. Raises InvalidArgument beyond 12 h."""
+    delay_ms = milliseconds(delay, "delay")
+    if not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise InvalidArgument(
+            "delay", f"must be 0 to 12 hours, not {delay_ms / 1000:,g} s", reason="OUT_OF_RANGE"
+        )
+    return delay_ms
+
+
+def cut_reason(reason: str) -> str:
+    """A reason, cut where it is too long; raises InvalidArgument where it is not text."""
+    check_text("reason", reason)
+    return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")

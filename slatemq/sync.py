@@ -157,14 +157,14 @@ class Received(Face[delivered.Received]):
         return repr(self._inner)
 
 
-class Batch(Face[delivered.Batch], Sequence[Received]):
+class Batch(Face[batching.Batch], Sequence[Received]):
     """Messages that were claimed together; see slatemq.Batch."""
 
-    ack_all = method_of(delivered.Batch.ack_all)
-    nack_all = method_of(delivered.Batch.nack_all)
-    release_all = method_of(delivered.Batch.release_all)
+    ack_all = method_of(batching.Batch.ack_all)
+    nack_all = method_of(batching.Batch.nack_all)
+    release_all = method_of(batching.Batch.release_all)
 
-    def __init__(self, loop: Loop, inner: delivered.Batch) -> None:
+    def __init__(self, loop: Loop, inner: batching.Batch) -> None:
         super().__init__(loop, inner)
         self._messages = [Received(loop, message) for message in inner]
 

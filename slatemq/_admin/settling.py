@@ -8,10 +8,9 @@ from uuid import uuid4
 
 from slatemq._checks import iterable, message_of, wrong
 from slatemq._consume.handles import queue_of_handle
-from slatemq._rpc.bounds import cut_reason
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
-from slatemq.models import outgoing
+from slatemq.models import cut_reason, outgoing
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
 

@@ -20,7 +20,7 @@ from slatemq._consume.commands import (
     flat,
     token_of,
 )
-from slatemq._consume.keeping import LeaseKeeper
+from slatemq._consume.delivered import LeaseKeeper
 from slatemq._rpc.queue_locations import Calls, QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition

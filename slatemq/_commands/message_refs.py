@@ -26,9 +26,8 @@ from slatemq._checks import wrong
 from slatemq._commands.queue_store import QueueView
 from slatemq._commands.ref_set import ItemLease, RefSet, RefToken, Slot, used
 from slatemq._consume.batches import claim, claim_request
-from slatemq._consume.claimed import Claimed
 from slatemq._consume.commands import Command, CommandResult, Extend
-from slatemq._consume.keeping import Lease, LeaseKeeper, seconds_from_claim
+from slatemq._consume.delivered import Claimed, Lease, LeaseKeeper, seconds_from_claim
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition

@@ -7,17 +7,24 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, overload
 
 from slatemq._checks import message_of
-from slatemq._consume.claimed import Claimed, claimed_of
-from slatemq._consume.consumer import CLOSE_S, PAUSED, ConsumeOptions
-from slatemq._consume.delivered import Batch, Origin, received
-from slatemq._consume.finishing import Nack
-from slatemq._consume.keeping import LeaseKeeper
-from slatemq._rpc.forks import refuse_pickling
-from slatemq._rpc.outages import INGEST_AWAY, IngestWatch, OutageWatch, broker_of, timeout_of
+from slatemq._consume.consumer import PAUSED, ConsumeOptions, QueueConsumer
+from slatemq._consume.delivered import (
+    Claimed,
+    LeaseKeeper,
+    Origin,
+    Received,
+    claimed_of,
+    has_failed,
+    reason_of,
+    received,
+)
+from slatemq._consume.finishing import Nack, nack_of
+from slatemq._rpc.outages import INGEST_AWAY
 from slatemq._rpc.peers import ATTEMPT_S
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
@@ -25,7 +32,6 @@ from slatemq.errors import (
     Internal,
     InvalidArgument,
     SlateMQError,
-    Unavailable,
 )
 from slatemq.models import Duration, milliseconds, seconds
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
@@ -43,6 +49,102 @@ KNOWN_AWAITED_MAX = 1000
 
 PAUSED_S = 1.0
 """The pause of a batch consumer between two claims from a paused queue."""
+
+
+class Batch(Sequence[Received]):
+    """Messages that were claimed together; as a context manager acked or given back together.
+
+    Messages that were finished one by one are left out of that.
+    """
+
+    __slots__ = ("_messages", "_origin")
+
+    def __init__(self, messages: Sequence[Received], origin: Origin) -> None:
+        self._messages = messages
+        self._origin = origin
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, place: int) -> Received: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Received]: ...
+    def __getitem__(self, place: int | slice) -> Received | Sequence[Received]:
+        return self._messages[place]
+
+    def __iter__(self) -> Iterator[Received]:
+        return iter(self._messages)
+
+    async def ack_all(self) -> list[SlateMQError | None]:
+        """All are processed; returns when that is durable.
+
+        Gives for each message that was not finished before None, or why it was refused. Raises
+        Unavailable when nothing was answered; then it may be repeated.
+        """
+        return await self._finish(self._origin.finisher.ack_many)
+
+    async def nack_all(
+        self, reason: str = "", delay: Duration | None = None
+    ) -> list[SlateMQError | None]:
+        """All failed: they come again, after `delay`, or are dead letters. Gives as `ack_all`.
+
+        `delay` None: as the queue's backoff says; 0: at once.
+        """
+        item = nack_of("", reason, delay)  # A bad delay is refused before anything is taken.
+        return await self._nack(item)
+
+    async def release_all(self) -> list[SlateMQError | None]:
+        """None was worked on: they go back, and the attempt is not counted."""
+        return await self._nack(Nack("", release=True))
+
+    async def _nack(self, item: Nack) -> list[SlateMQError | None]:
+        nack_many = self._origin.finisher.nack_many
+        return await self._finish(
+            lambda tokens: nack_many([item._replace(lease_token=token) for token in tokens])
+        )
+
+    async def _finish(
+        self, send: Callable[[list[str]], Awaitable[list[SlateMQError | None]]]
+    ) -> list[SlateMQError | None]:
+        messages = self._take()
+        try:
+            return await send([message.lease_token for message in messages])
+        except SlateMQError:
+            for message in messages:  # Their outcome is unknown.
+                message._finished = False
+            raise
+
+    async def __aenter__(self) -> Batch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            refused = [one for one in await self.ack_all() if one is not None]
+            if refused:
+                log.warning("%d messages may come again: %s", len(refused), refused[0])
+        elif has_failed(error):
+            try:
+                await self.nack_all(reason_of(error))
+            except SlateMQError as problem:
+                log.warning("%d messages could not be released: %s", len(self), problem)
+        else:
+            self._origin.finisher.release_soon(message.lease_token for message in self._take())
+
+    def _take(self) -> list[Received]:
+        """What is not finished, which now is."""
+        messages = [message for message in self._messages if not message._finished]
+        for message in messages:
+            message.settled()
+        return messages
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} of {self._origin.queue_id!r}>"
 
 
 async def claim(
@@ -92,7 +194,7 @@ def claim_request(
     )
 
 
-class BatchConsumer:
+class BatchConsumer(QueueConsumer):
     """Batches of one queue, as an asynchronous iterator and context manager.
 
     See Client.consume_batches. Several tasks may iterate: each batch goes to one of them.
@@ -107,13 +209,7 @@ class BatchConsumer:
         on_close: Callable[[BatchConsumer], None],
     ) -> None:
         """Made by the client; `options.prefetch` is the size of a batch."""
-        options.check()
-        self.queue_id = origin.queue_id
-        self._locations = locations
-        self._peers = locations.peers
-        self._origin = origin
-        self._keeper = keeper
-        self._hold_s = seconds(options.hold)
+        super().__init__(locations, origin, keeper, options, on_close)
         self._request = claim_request(
             origin.queue_id,
             options.prefetch,
@@ -125,33 +221,10 @@ class BatchConsumer:
         self._request.known_awaited.SetInParent()
         self._ready: deque[Batch] = deque()
         self._changed = asyncio.Condition()
-        self._error: SlateMQError | None = None
-        self._closed = False
-        self._task: asyncio.Task[None] | None = None
-        self._on_close = on_close
-        timeout_s = timeout_of(options.outage_timeout)
-        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
-        self._ingests = IngestWatch(
-            self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._ready)
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise refuse_pickling(self)
-
-    async def __aenter__(self) -> BatchConsumer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> BatchConsumer:
-        return self
 
     async def __anext__(self) -> Batch:
         """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
-        if self._task is None and not self._closed:
-            self._peers.check_home()
-            self._task = asyncio.create_task(self._run())
+        self._begin()
         began_ns = time.time_ns()
         while True:
             async with self._changed:
@@ -200,14 +273,7 @@ class BatchConsumer:
         tokens = [message.lease_token for message in messages]
         self._keeper.drop_all(tokens)
         self._on_close(self)
-        if not tokens:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                items = [Nack(token, release=True) for token in tokens]
-                await self._origin.finisher.nack_many(items)
-        except (SlateMQError, TimeoutError) as error:
-            log.warning("%d messages could not be released: %r", len(tokens), error)
+        await self._settle(tokens)
 
     async def _run(self) -> None:
         """Claims whenever nothing waits to be taken."""
@@ -224,10 +290,8 @@ class BatchConsumer:
         async with self._changed:
             self._changed.notify_all()
 
-    def _give_up(self, error: Unavailable) -> None:
-        self._error = error
-        if self._task is not None:
-            self._task.cancel()
+    def _has_work(self) -> bool:
+        return bool(self._ready)
 
     def _failed(self, error: SlateMQError) -> None:
         """A claim failed that is repeated."""

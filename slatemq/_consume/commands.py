@@ -13,10 +13,17 @@ from uuid import uuid4
 
 from slatemq._checks import iterable, message_of, wrong
 from slatemq._consume.handles import shard_of
-from slatemq._rpc.bounds import bounded_delay_ms, cut_reason
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
-from slatemq.models import Duration, OutgoingMessage, Time, milliseconds, outgoing
+from slatemq.models import (
+    Duration,
+    OutgoingMessage,
+    Time,
+    bounded_delay_ms,
+    cut_reason,
+    milliseconds,
+    outgoing,
+)
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 COMMANDS_MAX = 1000

@@ -6,18 +6,25 @@ import asyncio
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import grpc
 import grpc.aio
 
 from slatemq._checks import check_text, check_whole
-from slatemq._consume.claimed import Claimed, claimed_of
-from slatemq._consume.delivered import Batch, Origin, Received, received
-from slatemq._consume.finishing import Finisher, Nack
-from slatemq._consume.keeping import Lease, LeaseKeeper
+from slatemq._consume.delivered import (
+    Claimed,
+    Lease,
+    LeaseKeeper,
+    Origin,
+    Received,
+    claimed_of,
+    received,
+)
+from slatemq._consume.finishing import Nack
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.outages import PROVEN_S, IngestWatch, Outage, OutageWatch, broker_of, timeout_of
 from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, closed, translated
@@ -33,8 +40,6 @@ from slatemq.errors import (
 )
 from slatemq.models import Duration, milliseconds, seconds
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
-
-__all__ = ["Batch", "Consumer", "Received"]
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +89,86 @@ class ConsumeOptions(NamedTuple):
         timeout_of(self.outage_timeout)
 
 
-class Consumer:
+class QueueConsumer(ABC):
+    """What both kinds of consumers of a queue have: a task, its outages, and how they end."""
+
+    def __init__(
+        self,
+        locations: QueueLocations,
+        origin: Origin,
+        keeper: LeaseKeeper,
+        options: ConsumeOptions,
+        on_close: Callable[[Any], None],
+    ) -> None:
+        options.check()
+        self.queue_id = origin.queue_id
+        self._locations = locations
+        self._peers = locations.peers
+        self._origin = origin
+        self._keeper = keeper
+        self._options = options
+        self._hold_s = seconds(options.hold)
+        self._error: SlateMQError | None = None
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._on_close = on_close
+        timeout_s = timeout_of(options.outage_timeout)
+        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
+        self._ingests = IngestWatch(self.queue_id, timeout_s, self._give_up, self._has_work)
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Fetches until the consumer is closed."""
+
+    @abstractmethod
+    def _has_work(self) -> bool:
+        """Whether anything waits to be taken."""
+
+    def _give_up(self, error: Unavailable) -> None:
+        self._fail(error)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _fail(self, error: SlateMQError) -> None:
+        self._error = error
+
+    def _begin(self) -> None:
+        """Starts fetching, where that was not done."""
+        if self._task is None and not self._closed:
+            self._peers.check_home()
+            self._task = asyncio.create_task(self._run())
+
+    async def _settle(self, tokens: Sequence[str]) -> None:
+        """Releases these, and waits for the acks in the background."""
+        items = [Nack(token, release=True) for token in tokens]
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                results = await self._origin.finisher.nack_many(items)
+                await self._origin.finisher.flush_acks()
+        except (SlateMQError, TimeoutError) as error:
+            log.warning("%d messages could not be released in time: %r", len(tokens), error)
+            return
+        refused = [result for result in results if result is not None]
+        if refused:
+            log.warning("%d messages could not be released: %s", len(refused), refused[0])
+
+
+class Consumer(QueueConsumer):
     """Messages of one queue, as an asynchronous iterator and context manager; see Client.consume.
 
     Several tasks may iterate over one consumer: each message goes to one of them.
@@ -98,15 +182,7 @@ class Consumer:
         options: ConsumeOptions,
         on_close: Callable[[Consumer], None],
     ) -> None:
-        options.check()
-        self.queue_id = origin.queue_id
-        self._locations = locations
-        self._peers = locations.peers
-        self._origin = origin
-        self._finisher: Finisher = origin.finisher
-        self._keeper = keeper
-        self._options = options
-        self._hold_s = seconds(options.hold)
+        super().__init__(locations, origin, keeper, options, on_close)
         self._consumer_id = options.consumer_id
         self._buffer: deque[tuple[Received, Lease]] = deque()
         self._buffer_bytes = 0
@@ -115,31 +191,10 @@ class Consumer:
         self._taken_count = 0
         self._taken_bytes = 0
         self._has_received = False
-        self._error: SlateMQError | None = None
-        self._closed = False
         self._stopping = False
         self._paused = False
         self._answered_at_s: float | None = None
         self._streaming = False
-        timeout_s = timeout_of(options.outage_timeout)
-        self._watch = OutageWatch(broker_of(self.queue_id), timeout_s, self._give_up)
-        self._ingests = IngestWatch(
-            self.queue_id, timeout_s, self._give_up, has_work=lambda: bool(self._buffer)
-        )
-        self._task: asyncio.Task[None] | None = None
-        self._on_close = on_close
-
-    def __reduce__(self) -> NoReturn:
-        raise refuse_pickling(self)
-
-    async def __aenter__(self) -> Consumer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Consumer:
-        return self
 
     async def __anext__(self) -> Received:
         """The next message; ends when the consumer is closed.
@@ -147,9 +202,7 @@ class Consumer:
         Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
         server refuses the options; so does every later try.
         """
-        if self._task is None and not self._closed:
-            self._peers.check_home()
-            self._task = asyncio.create_task(self._run())
+        self._begin()
         began_ns = time.time_ns() if self._origin.telemetry is not None else 0
         while True:
             while not self._buffer or self._closed:
@@ -238,20 +291,6 @@ class Consumer:
                 await asyncio.wait([self._task])
             await self._settle(tokens)
 
-    async def _settle(self, tokens: Sequence[str]) -> None:
-        """Releases these, and waits for the acks in the background."""
-        items = [Nack(token, release=True) for token in tokens]
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                results = await self._finisher.nack_many(items)
-                await self._finisher.flush_acks()
-        except (SlateMQError, TimeoutError) as error:
-            log.warning("%d messages could not be released in time: %r", len(tokens), error)
-            return
-        refused = [result for result in results if result is not None]
-        if refused:
-            log.warning("%d messages could not be released: %s", len(refused), refused[0])
-
     async def _run(self) -> None:
         """Keeps a stream open until the consumer is closed or refused permanently."""
         backoff = BACKOFF_S
@@ -285,13 +324,11 @@ class Consumer:
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
-    def _give_up(self, error: Unavailable) -> None:
-        self._fail(error)
-        if self._task is not None:
-            self._task.cancel()
+    def _has_work(self) -> bool:
+        return bool(self._buffer)
 
     def _fail(self, error: SlateMQError) -> None:
-        self._error = error
+        super()._fail(error)
         self._arrived.set()
 
     async def _stream(self) -> None:

@@ -1,29 +1,249 @@
-"""Messages that a consumer holds: read them, then ack them or give them back."""
+"""Claimed messages: read from the answer, their leases kept, then acked or given back.
+
+The broker could keep the leases of what a stream delivered (`keep_leases`). This client does not
+ask for it: only who extends learns that a lease is lost and can let go of a message that is held
+for too long, and messages outlive their stream here, when it breaks and when their consumer is
+closed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from slatemq._consume.claimed import Claimed
-from slatemq._consume.finishing import Finisher, Nack, nack_of
+from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, nack_of
 from slatemq._consume.handles import handle_of
-from slatemq._consume.keeping import Lease, LeaseKeeper, seconds_from_claim
-from slatemq._rpc.bounds import cut_reason
-from slatemq._rpc.failures import has_failed, reason_of
 from slatemq._rpc.forks import refuse_pickling
-from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
-from slatemq.models import Duration, milliseconds
-from slatemq.v1.consumer_pb2 import ClaimedRun
+from slatemq.errors import FailedPrecondition, Internal, NotFound, SlateMQError
+from slatemq.models import Duration, cut_reason, milliseconds
+from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse, ConsumeResponse
 
 if TYPE_CHECKING:
     from slatemq.otel import Processing, Telemetry
 
+
+def has_failed(error: BaseException) -> bool:
+    """Whether work failed, rather than was cancelled or stopped with the program.
+
+    A CancelledError without a cancellation of this task, say of one that it awaited, is a failure.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return isinstance(error, Exception)
+
+
+def reason_of(error: BaseException) -> str:
+    """What a nack says of an exception."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Claimed(NamedTuple):
+    """The messages of a response in the order of delivery, as columns."""
+
+    runs: Sequence[ClaimedRun]
+    """What each message shares with its neighbours."""
+    places: Sequence[int]
+    """The place of each message in its run."""
+    lease_tokens: Sequence[str]
+    payloads: Sequence[bytes]
+    awaited_shards: Sequence[int]
+    """Ingest shards that other messages of the queue wait for."""
+
+
+def claimed_of(response: ClaimResponse | ConsumeResponse) -> Claimed:
+    """The messages of a response. Raises Internal for a malformed run: takes no message then."""
+    runs = response.runs
+    contents = [run.payloads for run in runs]
+    if set(map(len, contents)) == {1}:
+        # By columns, since a loop over runs of one would take half as long again.
+        ones = list(runs)
+        if set(map(len, [run.message_ids for run in ones])) != {1}:
+            for run in ones:
+                _check(run, 1)
+        tokens = [run.lease_token for run in ones]
+        payloads = [content[0] for content in contents]
+        return Claimed(ones, [0] * len(ones), tokens, payloads, response.awaited_ingest_shards)
+    each, places, tokens, payloads = list[ClaimedRun](), list[int](), list[str](), list[bytes]()
+    for run, content in zip(runs, contents, strict=True):
+        tokens += _tokens_of(run)
+        size = len(content)
+        each += [_without_payloads(run)] * size
+        places += range(size)
+        payloads += content
+    return Claimed(each, places, tokens, payloads, response.awaited_ingest_shards)
+
+
+def _tokens_of(run: ClaimedRun) -> list[str]:
+    """The token of each message, counted up. Raises Internal for a malformed run."""
+    token, size = run.lease_token, len(run.payloads)
+    try:
+        first = int(token[-2:], 16)
+    except ValueError:
+        raise Internal(f"a broker answered with a bad token: {token!r:.80}") from None
+    _check(run, min(size, len(LAST) - first))
+    prefix = token[:-2]
+    return [prefix + last for last in LAST[first : first + size]]
+
+
+def _check(run: ClaimedRun, tokens_count: int) -> None:
+    """Each message needs an ID, a payload and a token: or acks would reach other messages."""
+    ids_count, payloads_count = len(run.message_ids), len(run.payloads)
+    if not ids_count == payloads_count == tokens_count > 0:
+        raise Internal(
+            f"a broker answered with {ids_count} IDs, {payloads_count} payloads, "
+            f"and tokens from {run.lease_token!r:.80} on"
+        )
+
+
+def _without_payloads(run: ClaimedRun) -> ClaimedRun:
+    """A copy that keeps nothing of the response, which has all payloads once more."""
+    return ClaimedRun(
+        common=run.common,
+        message_ids=run.message_ids,
+        lease_deadline_ms=run.lease_deadline_ms,
+        attempts_count=run.attempts_count,
+        priority=run.priority,
+        lease_ms=run.lease_ms,
+    )
+
+
 log = logging.getLogger(__name__)
+
+LOOK_S_MAX = 0.3
+"""A lease has 1 s at least, of which a third may be over when it is looked at."""
+
+LOOK_S_MIN = 0.05
+
+
+class Lease:
+    """One lease that is kept.
+
+    Attributes:
+        token: Proves the claim.
+        held_at_s: Since when, by the monotonic clock.
+        buffered: The message was not taken yet: when it is held for too long, it is released.
+        lost: It ended: another consumer may have the message.
+    """
+
+    __slots__ = ("_length_ms", "_next", "_until", "buffered", "held_at_s", "lost", "token")
+
+    def __init__(self, token: str, length_ms: int, hold_s: float, now: float) -> None:
+        self.token = token
+        self._length_ms = length_ms
+        self.held_at_s = now
+        self._next = now + length_ms / 3000
+        self._until = now + hold_s
+        self.buffered = True
+        self.lost = False
+
+    @property
+    def ends_at_s(self) -> float:
+        """Until when it runs at least, by the monotonic clock."""
+        return self._next + self._length_ms / 1500
+
+    def extended(self, ends_at_s: float) -> None:
+        """Its owner has extended it until then: sooner the keeper would only shorten it."""
+        self._next = ends_at_s - self._length_ms / 1500
+
+
+def seconds_from_claim(claimed: ClaimedRun, deadline_ms: int) -> float:
+    """How long a lease that ends then runs: all by the broker's clock, which is another one."""
+    return (deadline_ms - claimed.lease_deadline_ms + claimed.lease_ms) / 1000
+
+
+class LeaseKeeper:
+    """Extends leases at a third of their length, until they are dropped or held for too long."""
+
+    def __init__(self, finisher: Finisher) -> None:
+        self._finisher = finisher
+        self._held: dict[str, Lease] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def hold(self, token: str, length_ms: int, hold_s: float, now: float | None = None) -> Lease:
+        """Keeps a lease of this length alive, for at most `hold_s` seconds; `now` is monotonic."""
+        lease = Lease(token, length_ms, hold_s, time.monotonic() if now is None else now)
+        self._held[token] = lease
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._keep())
+        return lease
+
+    def drop(self, token: str) -> None:
+        """The message is finished, or given up."""
+        self._held.pop(token, None)
+
+    def drop_all(self, tokens: Iterable[object]) -> None:
+        """They are finished, or given up."""
+        if self._held:
+            # Values that are not tokens are refused by name later.
+            for token in (one for one in tokens if isinstance(one, str)):
+                self._held.pop(token, None)
+
+    async def close(self) -> None:
+        """Stops extending."""
+        self._closed = True
+        self._held.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _keep(self) -> None:
+        try:
+            while self._held:
+                await self._round(time.monotonic())
+                next_at = min((lease._next for lease in self._held.values()), default=0.0)
+                pause = next_at - time.monotonic()
+                await asyncio.sleep(min(max(pause, LOOK_S_MIN), LOOK_S_MAX))
+        finally:
+            self._task = None
+
+    async def _round(self, now: float) -> None:
+        by_length: dict[int, list[Lease]] = {}
+        for lease in [lease for lease in self._held.values() if lease._next <= now]:
+            if now < lease._until:
+                by_length.setdefault(lease._length_ms, []).append(lease)
+            else:
+                self._give_up(lease)
+        calls = [
+            self._extend(leases[start : start + BATCH_MAX], length_ms)
+            for length_ms, leases in by_length.items()
+            for start in range(0, len(leases), BATCH_MAX)
+        ]
+        await asyncio.gather(*calls)
+
+    def _give_up(self, lease: Lease) -> None:
+        """Stops keeping a lease that was held for too long."""
+        self._held.pop(lease.token, None)
+        if lease.buffered:
+            # It was not taken yet: it must not lose an attempt in a buffer.
+            lease.lost = True
+            self._finisher.release_soon([lease.token])
+        else:
+            log.warning("a message is held for longer than `hold`: its lease is left to end")
+
+    async def _extend(self, leases: list[Lease], length_ms: int) -> None:
+        try:
+            results = await self._finisher.extend_many(
+                [lease.token for lease in leases], length_ms, call_s=length_ms / 3000
+            )
+        except SlateMQError as error:
+            # The broker is away: again at the next look; after its restart leases have grace.
+            log.debug("%d leases could not be extended now: %s", len(leases), error)
+            return
+        now = time.monotonic()
+        for lease, result in zip(leases, results, strict=True):
+            if not isinstance(result, SlateMQError):
+                lease._next = max(lease._next, now + length_ms / 3000)
+            elif isinstance(result, FailedPrecondition | NotFound) and lease.token in self._held:
+                self.drop(lease.token)
+                lease.lost = True
 
 
 class Origin(NamedTuple):
@@ -33,6 +253,9 @@ class Origin(NamedTuple):
     finisher: Finisher
     keeper: LeaseKeeper | None = None
     telemetry: Telemetry | None = None
+
+
+_UNTRACED = nullcontext()
 
 
 class Received:
@@ -160,13 +383,11 @@ class Received:
         Raises FailedPrecondition (LEASE_ENDED: another consumer may have it; MESSAGE_FINISHED),
         NotFound (the queue is gone), Unavailable.
         """
-        self._finish()
-        telemetry = self._origin.telemetry
-        if telemetry is None:
+        if self._origin.telemetry is None:
+            self._finish()
             await self._origin.finisher.ack(self.lease_token)
         else:
-            with telemetry.settling("ack", self.queue_id, self.message_id):
-                await self._origin.finisher.ack(self.lease_token)
+            await self._settle("ack", lambda: self._origin.finisher.ack(self.lease_token))
 
     async def nack(self, reason: str = "", delay: Duration | None = None) -> None:
         """The message failed: it comes again, after `delay` (at most 12 h), or is a dead letter.
@@ -174,11 +395,13 @@ class Received:
         `delay` None: as the queue's backoff says; 0: at once. Raises as `ack` does, and
         InvalidArgument.
         """
-        await self._release("nack", nack_of(self.lease_token, reason, delay))
+        item = nack_of(self.lease_token, reason, delay)
+        await self._settle("nack", lambda: self._origin.finisher.nack(item))
 
     async def release(self, delay: Duration = 0) -> None:
         """The message was not worked on: it goes back, and the attempt is not counted."""
-        await self._release("release", nack_of(self.lease_token, "", delay, release=True))
+        item = nack_of(self.lease_token, "", delay, release=True)
+        await self._settle("release", lambda: self._origin.finisher.nack(item))
 
     async def fail(self, reason: str = "") -> None:
         """The message cannot be processed: it becomes a dead letter, with attempts left or not.
@@ -186,13 +409,7 @@ class Received:
         Raises as `ack` does, and InvalidArgument.
         """
         reason = cut_reason(reason)
-        self._finish()
-        telemetry = self._origin.telemetry
-        if telemetry is None:
-            await self._origin.finisher.fail(self.lease_token, reason)
-        else:
-            with telemetry.settling("fail", self.queue_id, self.message_id):
-                await self._origin.finisher.fail(self.lease_token, reason)
+        await self._settle("fail", lambda: self._origin.finisher.fail(self.lease_token, reason))
 
     async def extend(self, lease: Duration | None = None) -> int:
         """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
@@ -205,14 +422,11 @@ class Received:
             self._lease.extended(self._lease.held_at_s + length_s)
         return result
 
-    async def _release(self, name: str, item: Nack) -> None:
+    async def _settle(self, name: str, send: Callable[[], Awaitable[None]]) -> None:
         self._finish()
         telemetry = self._origin.telemetry
-        if telemetry is None:
-            await self._origin.finisher.nack(item)
-        else:
-            with telemetry.settling(name, self.queue_id, self.message_id):
-                await self._origin.finisher.nack(item)
+        with telemetry.settling(name, self.queue_id, self.message_id) if telemetry else _UNTRACED:
+            await send()
 
     def _finish(self) -> None:
         if self._finished:
@@ -299,99 +513,3 @@ def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Rece
                 message.lease_token, message.lease_ms, hold_s, now_s
             )
     return messages
-
-
-class Batch(Sequence[Received]):
-    """Messages that were claimed together; as a context manager acked or given back together.
-
-    Messages that were finished one by one are left out of that.
-    """
-
-    __slots__ = ("_messages", "_origin")
-
-    def __init__(self, messages: Sequence[Received], origin: Origin) -> None:
-        self._messages = messages
-        self._origin = origin
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @overload
-    def __getitem__(self, place: int) -> Received: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Received]: ...
-    def __getitem__(self, place: int | slice) -> Received | Sequence[Received]:
-        return self._messages[place]
-
-    def __iter__(self) -> Iterator[Received]:
-        return iter(self._messages)
-
-    async def ack_all(self) -> list[SlateMQError | None]:
-        """All are processed; returns when that is durable.
-
-        Gives for each message that was not finished before None, or why it was refused. Raises
-        Unavailable when nothing was answered; then it may be repeated.
-        """
-        return await self._finish(self._origin.finisher.ack_many)
-
-    async def nack_all(
-        self, reason: str = "", delay: Duration | None = None
-    ) -> list[SlateMQError | None]:
-        """All failed: they come again, after `delay`, or are dead letters. Gives as `ack_all`.
-
-        `delay` None: as the queue's backoff says; 0: at once.
-        """
-        item = nack_of("", reason, delay)  # A bad delay is refused before anything is taken.
-        return await self._nack(item)
-
-    async def release_all(self) -> list[SlateMQError | None]:
-        """None was worked on: they go back, and the attempt is not counted."""
-        return await self._nack(Nack("", release=True))
-
-    async def _nack(self, item: Nack) -> list[SlateMQError | None]:
-        nack_many = self._origin.finisher.nack_many
-        return await self._finish(
-            lambda tokens: nack_many([item._replace(lease_token=token) for token in tokens])
-        )
-
-    async def _finish(
-        self, send: Callable[[list[str]], Awaitable[list[SlateMQError | None]]]
-    ) -> list[SlateMQError | None]:
-        messages = self._take()
-        try:
-            return await send([message.lease_token for message in messages])
-        except SlateMQError:
-            for message in messages:  # Their outcome is unknown.
-                message._finished = False
-            raise
-
-    async def __aenter__(self) -> Batch:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            refused = [one for one in await self.ack_all() if one is not None]
-            if refused:
-                log.warning("%d messages may come again: %s", len(refused), refused[0])
-        elif has_failed(error):
-            try:
-                await self.nack_all(reason_of(error))
-            except SlateMQError as problem:
-                log.warning("%d messages could not be released: %s", len(self), problem)
-        else:
-            self._origin.finisher.release_soon(message.lease_token for message in self._take())
-
-    def _take(self) -> list[Received]:
-        """What is not finished, which now is."""
-        messages = [message for message in self._messages if not message._finished]
-        for message in messages:
-            message.settled()
-        return messages
-
-    def __repr__(self) -> str:
-        return f"<Batch of {len(self)} of {self._origin.queue_id!r}>"

@@ -1,4 +1,8 @@
-"""Acks, nacks and extensions, gathered into few calls."""
+"""Acks, nacks and extensions by lease token, gathered into few calls.
+
+Tokens of one claim are often in a row: each is the one before it, counted up in its last two
+characters. An ack names such a row once.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.rpc.status_pb2 import Status
 
 from slatemq._consume.commands import Fail, execute
 from slatemq._consume.handles import places_by_shard, shard_of
-from slatemq._consume.token_rows import Rows, rows_among
-from slatemq._rpc.bounds import bounded_delay_ms, cut_reason
 from slatemq._rpc.peers import closed
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq._rpc.rpc_status import from_status
 from slatemq.errors import NotFound, SlateMQError
-from slatemq.models import Duration
+from slatemq.models import Duration, bounded_delay_ms, cut_reason
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -277,7 +279,7 @@ class Finisher:
         rows: Rows | None = None,
     ) -> list[R | SlateMQError]:
         """One result for each item, whose tokens these are; raises only when no shard gave any."""
-        by_shard, refused = places_by_shard(tokens, rows)
+        by_shard, refused = places_by_shard(tokens, rows and rows.heads(tokens))
         parts = [
             (shard, places[start : start + CALL_MAX])
             for shard, places in by_shard.items()
@@ -350,3 +352,81 @@ def _errors_of(answer: consumer_pb2.AckResponse) -> list[SlateMQError | None]:
 
 def _error_of(status: Status) -> SlateMQError | None:
     return from_status(status) if status.code else None
+
+
+LAST: Final = [f"{number:02x}" for number in range(256)]
+"""The last two characters of a token, as they are counted up."""
+
+ROW_MIN: Final = 64
+"""The shortest row that is worth detecting and sending as one."""
+
+
+class Row(NamedTuple):
+    """Where the first one stands among other tokens, and how many there are."""
+
+    at: int
+    size: int
+
+
+class Rows(NamedTuple):
+    """Tokens by whether they are in a row; not every last row is found where there are few."""
+
+    rows: list[Row]
+    others: list[int]
+    """Where the tokens stand that are in none, in order."""
+
+    def heads(self, tokens: Sequence[str]) -> list[str]:
+        """Those that speak for all: the others, then the first one of each row."""
+        places = [*self.others, *(row.at for row in self.rows)]
+        return list(map(tokens.__getitem__, places))
+
+
+def rows_among(tokens: Sequence[str]) -> Rows | None:
+    """The rows among these tokens; None where none was found."""
+    rows: list[Row] = []
+    at, step = 0, ROW_MIN
+    while len(tokens) - at >= ROW_MIN:
+        size = _row_at(tokens, at)
+        if size:
+            rows.append(Row(at, size))
+            at, step = at + size, ROW_MIN
+        else:
+            # Where nothing is in a row, that must be found out soon.
+            at, step = at + step, step * 2
+    if not rows:
+        return None
+    others, end = list[int](), 0
+    for row in rows:
+        others += range(end, row.at)
+        end = row.at + row.size
+    others += range(end, len(tokens))
+    return Rows(rows, others)
+
+
+def _row_at(tokens: Sequence[str], at: int) -> int:
+    """How many are in a row from here on; 0 where they are too few."""
+    if not isinstance(tokens[at], str):
+        return 0
+    prefix, first = tokens[at][:-2], _PLACES.get(tokens[at][-2:], len(LAST))
+    most = min(len(tokens) - at, len(LAST) - first)
+    least = ROW_MIN
+    if most < least or tokens[at + least - 1] != prefix + LAST[first + least - 1]:
+        return 0
+    middle = most
+    while least < most:
+        if tokens[at + middle - 1] == prefix + LAST[first + middle - 1]:
+            least = middle
+        else:
+            most = middle - 1
+        middle = (least + most + 1) // 2
+    # A few were looked at; now all. Two lists of as many texts, none of this one with a line break:
+    # if they are joined to the same, they are the same.
+    counted = prefix + f"\n{prefix}".join(LAST[first : first + most])
+    try:
+        given = "\n".join(tokens[at : at + most])
+    except TypeError:
+        return 0
+    return most if given == counted and "\n" not in prefix else 0
+
+
+_PLACES: Final = {last: place for place, last in enumerate(LAST)}

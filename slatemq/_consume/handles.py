@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 
 from slatemq._checks import check_text
-from slatemq._consume.token_rows import Rows
 from slatemq.errors import InvalidArgument
 
 
@@ -52,10 +51,13 @@ def shard_of(token: str) -> int:
 
 
 def places_by_shard(
-    tokens: Sequence[str], rows: Rows | None = None
+    tokens: Sequence[str], heads: Sequence[str] | None = None
 ) -> tuple[dict[int, Sequence[int]], dict[int, InvalidArgument]]:
-    """Where the tokens of each broker shard stand, and the errors of those that are not tokens."""
-    shard = _common_shard(tokens if rows is None else rows.heads(tokens))
+    """Where the tokens of each broker shard stand, and the errors of those that are not tokens.
+
+    `heads`: those that speak for all, where the others only count on.
+    """
+    shard = _common_shard(tokens if heads is None else heads)
     if shard is not None:
         return {shard: range(len(tokens))}, {}
     places: dict[int, list[int]] = {}

@@ -1,14 +1,20 @@
-"""Working on the messages of a consumer with several tasks."""
+"""Working on the messages of a consumer with several tasks, and how SIGTERM ends that.
+
+Workers without a handler of their own for the signal release their messages before they end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import FrameType
 
 from slatemq._consume.consumer import Consumer
-from slatemq._consume.delivered import Received
-from slatemq._rpc.failures import has_failed
+from slatemq._consume.delivered import Received, has_failed
 from slatemq.errors import SlateMQError
 
 log = logging.getLogger(__name__)
@@ -51,3 +57,72 @@ async def _handle(message: Received, handler: Callable[[Received], Awaitable[obj
             message.attempts_count,
             exc_info=error,
         )
+
+
+EXIT_STATUS = 128 + signal.SIGTERM
+"""The exit status of shells after this signal."""
+
+
+class _Work:
+    """A task that is to end at the signal."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.task = asyncio.current_task()
+        self.ended = False
+        self.over = asyncio.Event()
+
+    def end(self) -> None:
+        self.ended = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+_works: set[_Work] = set()
+
+
+@asynccontextmanager
+async def ending_at_sigterm() -> AsyncIterator[None]:
+    """Within it SIGTERM cancels this task; SystemExit is raised once all such tasks have ended.
+
+    Does nothing off the main thread, and where the program handles SIGTERM itself. A second signal
+    ends the program at once.
+    """
+    if not _is_ours():
+        yield
+        return
+    work = _Work()
+    _works.add(work)
+    signal.signal(signal.SIGTERM, _on_signal)
+    try:
+        yield
+    except asyncio.CancelledError:
+        # Another cancellation of the task must be visible to its caller.
+        if not work.ended or work.task is None or work.task.uncancel() > 0:
+            raise
+        others = _works - {work}
+        work.over.set()
+        if not others:
+            raise SystemExit(EXIT_STATUS) from None
+        # The program goes on until the last one has released its messages.
+        _works.discard(work)
+        for other in others:
+            await other.over.wait()
+        raise
+    finally:
+        work.over.set()
+        _works.discard(work)
+        if not _works and signal.getsignal(signal.SIGTERM) is _on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_ours() -> bool:
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for work in _works:
+        work.loop.call_soon_threadsafe(work.end)

@@ -15,13 +15,10 @@ In reading order; a file imports only files above it:
                   they answer
 `blocking`        Coroutines for programs without asyncio: an event loop in a thread, and faces of
                   objects
-`bounds`          Bounds of the server on what is given back: one item beyond them refuses a whole
-                  call
 `byte_semaphore`  A bound on the bytes that are outstanding; who comes when it is reached waits in
                   line
 `endpoints`       The addresses that a client is given: `host:port`, several of them in a list or
                   with commas
-`failures`        What an exception says of the work in which it was raised
 `liveness`        Whether a server answers now: asked before it gets what cannot be sent elsewhere
                   afterwards
 `outages`         Outages of servers that a client waits for: in the log, and bounded where that is

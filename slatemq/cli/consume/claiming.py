@@ -21,7 +21,7 @@ from slatemq.cli.session import Session, with_session
 from slatemq.errors import InvalidArgument, SlateMQError
 
 if TYPE_CHECKING:
-    from slatemq._consume.consumer import Received
+    from slatemq._consume.delivered import Received
     from slatemq.client import Client
 
     Work = Callable[[Client, Sequence[str]], Awaitable[Sequence[int | SlateMQError | None]]]

@@ -23,7 +23,8 @@ from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 
 if TYPE_CHECKING:
-    from slatemq._consume.consumer import Consumer, Received
+    from slatemq._consume.consumer import Consumer
+    from slatemq._consume.delivered import Received
     from slatemq._rpc.outages import Outage
     from slatemq.client import Client
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from slatemq._consume.consumer import Received
+    from slatemq._consume.delivered import Received
 
 HEADERS_BYTES_MAX = 100_000
 """Of SLATEMQ_HEADERS: systems limit the values of an environment (Linux: 128 KiB)."""

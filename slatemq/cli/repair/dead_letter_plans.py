@@ -22,10 +22,10 @@ from slatemq._admin.settling import (
     Settlement,
 )
 from slatemq._consume.handles import message_of_handle, queue_of_handle
-from slatemq._rpc.bounds import cut_reason
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.queue_files import SLATEMQ, Content, content_of
 from slatemq.errors import InvalidArgument
+from slatemq.models import cut_reason
 from slatemq.textqueue import State, TextQueue
 
 _CONTINUATION = "indent continued lines by a space"

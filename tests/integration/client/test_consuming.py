@@ -87,7 +87,6 @@ async def test_closing_does_not_wait_for_a_broker_that_says_nothing(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(consuming, "CLOSE_S", 0.1)
-    monkeypatch.setattr("slatemq._consume.batches.CLOSE_S", 0.1)
     fill(instance.broker, 50)
     client = slatemq.connect(instance.endpoint)
     await client.__aenter__()

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq._consume.claimed import claimed_of
-from slatemq._consume.delivered import Origin, Received, received
+from slatemq._consume.delivered import LeaseKeeper, Origin, Received, claimed_of, received
 from slatemq._consume.finishing import Finisher
-from slatemq._consume.keeping import LeaseKeeper
 from slatemq._rpc.peers import Peers
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import Internal
