@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
     from slatemq._admin.entry_models import (
         Archived,
         Attempt,
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
         SearchProgress,
         StoredMessage,
     )
-    from slatemq._admin.events_status import EventsStatus
-    from slatemq._admin.instance import Instance
-    from slatemq._admin.instance_status import Status
+    from slatemq._admin.instance import EventsStatus, Instance, Status
     from slatemq._admin.janitor import JobProgress, JobRun, JobRunState
     from slatemq._admin.queue_models import (
         Backoff,
@@ -51,6 +48,8 @@ if TYPE_CHECKING:
     )
     from slatemq._admin.redrives import Redrive, RedriveState
     from slatemq._admin.settling import (
+        ArchivedDeadLetter,
+        ArchivedOutcome,
         DropDeadLetter,
         NoteDeadLetter,
         RedriveDeadLetter,
@@ -159,70 +158,29 @@ __all__ = [
     "connect",
 ]
 
-_HOMES = {
-    "slatemq._admin.archived": ["ArchivedDeadLetter", "ArchivedOutcome"],
-    "slatemq._consume.batches": ["Batch", "BatchConsumer"],
-    "slatemq.client": ["Client", "connect"],
-    "slatemq._consume.commands": [
-        "CommandContext",
-        "CommandResult",
-        "Complete",
-        "Extend",
-        "Fail",
-        "Push",
-        "Release",
-        "Transfer",
-    ],
-    "slatemq._consume.consumer": ["Consumer"],
-    "slatemq._consume.delivered": ["Received"],
-    "slatemq._admin.entry_models": [
-        "Archived",
-        "Attempt",
-        "Entry",
-        "EntryPage",
-        "EntryState",
-        "EntryView",
-        "SearchProgress",
-        "StoredMessage",
-    ],
-    "slatemq._admin.events_status": ["EventsStatus"],
-    "slatemq._admin.instance": ["Instance"],
-    "slatemq._admin.instance_status": ["Status"],
-    "slatemq._admin.janitor": ["JobProgress", "JobRun", "JobRunState"],
-    "slatemq._publish.published": ["Published"],
-    "slatemq._admin.queue_models": [
-        "Backoff",
-        "BackoffKind",
-        "Counts",
-        "DeletedQueue",
-        "PriorityCounts",
-        "Queue",
-        "Quarantine",
-        "Replay",
-        "ReplayRange",
-    ],
-    "slatemq._commands.message_refs": [
-        "MessageLease",
-        "MessageRefs",
-        "MessageToken",
-        "MessageView",
-    ],
-    "slatemq._commands.queue_commands": ["QueueCommand", "QueueCommands", "TransferToken"],
-    "slatemq._commands.queue_file_store": ["TextQueueStore"],
-    "slatemq._commands.queue_store": ["MemoryQueue", "QueueStore", "QueueView"],
-    "slatemq._commands.ref_set": ["ItemLease", "RefSet", "RefToken"],
-    "slatemq._admin.redrives": ["Redrive", "RedriveState"],
-    "slatemq._admin.settling": [
-        "DropDeadLetter",
-        "NoteDeadLetter",
-        "RedriveDeadLetter",
-        "ReplaceDeadLetter",
-    ],
-    "slatemq._admin.tasks": ["Task", "TaskState"],
-    "slatemq._admin.watching": ["DelayedWatch"],
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
+_HOMES = (
+    "models",
+    "client",
+    "_admin.entry_models",
+    "_admin.instance",
+    "_admin.janitor",
+    "_admin.queue_models",
+    "_admin.redrives",
+    "_admin.settling",
+    "_admin.tasks",
+    "_admin.watching",
+    "_commands.message_refs",
+    "_commands.queue_commands",
+    "_commands.queue_store",
+    "_commands.ref_set",
+    "_consume.batches",
+    "_consume.commands",
+    "_consume.consumer",
+    "_consume.delivered",
+    "_publish.published",
+    "_commands.queue_file_store",
+)
+"""The modules of the names. The client loads all that follow it but the last, which few need."""
 
 _MODULES = ("codecs", "errors", "events", "sync")
 """The modules that users need beside the names of this one."""
@@ -239,4 +197,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"slatemq.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF.get(name, "slatemq.models")), name)
+    for home in _HOMES:
+        found = getattr(import_module(f"slatemq.{home}"), name, None)
+        if found is not None:
+            break
+    return found

@@ -123,6 +123,13 @@ def iterable(field: str, what: str, values: Iterable[T]) -> Iterable[T]:
     return values
 
 
+def moved(error: InvalidArgument, field: str) -> InvalidArgument:
+    """The same error about another field, such as that of one item of a list."""
+    return InvalidArgument(
+        field.rstrip("."), error.description, reason=error.reason, metadata=error.metadata
+    )
+
+
 def wrong(field: str, expected: str, value: object) -> InvalidArgument:
     """The error about a value of a wrong type."""
     return InvalidArgument(field, f"must be {expected}, not {type(value).__name__}")

@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
-from slatemq._admin.archived import ArchivedCalls
 from slatemq._admin.entries import EntryCalls
-from slatemq._admin.events_status import EventsCalls
 from slatemq._admin.instance import InstanceCalls
-from slatemq._admin.instance_status import StatusCalls
 from slatemq._admin.janitor import JanitorCalls
-from slatemq._admin.message_reads import MessageReads
 from slatemq._admin.outbox import OutboxCalls
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.redrives import RedriveCalls
 from slatemq._admin.settling import SettlingCalls
 from slatemq._admin.tasks import TaskCalls
-from slatemq._checks import check_text, check_whole, iterable
+from slatemq._checks import check_text, check_whole, iterable, moved
 from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
 from slatemq._consume.batches import BatchConsumer, claim, claim_request
@@ -31,11 +26,10 @@ from slatemq._consume.finishing import Finisher, nack_of
 from slatemq._consume.processing import ending_at_sigterm, process_all
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
-from slatemq._publish.wire import moved
 from slatemq._rpc.endpoints import addresses_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.peers import CALL_S, Peers
-from slatemq._rpc.queue_locations import Calls, QueueLocations
+from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import (
     BatchSettings,
@@ -50,11 +44,6 @@ from slatemq.models import (
 
 if TYPE_CHECKING:
     from slatemq.otel import Telemetry
-
-
-A = TypeVar("A", bound=Calls)
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def connect(
@@ -76,44 +65,18 @@ def connect(
     return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
 
 
-class _Part(Generic[A]):
-    """Makes methods of the client from those of a part: same signature, same help."""
-
-    def __init__(self, part_of: Callable[[Client], A]) -> None:
-        self._part_of = part_of
-
-    def __call__(
-        self, method: Callable[Concatenate[A, P], T]
-    ) -> Callable[Concatenate[Client, P], T]:
-        part_of = self._part_of
-
-        @wraps(method)
-        def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return method(part_of(client), *args, **kwargs)
-
-        return call
-
-
-_queues = _Part(lambda client: QueueCalls(client._locations))
-_status = _Part(lambda client: StatusCalls(client._locations))
-_entries = _Part(lambda client: EntryCalls(client._locations))
-_messages = _Part(lambda client: MessageReads(client._locations))
-_redrives = _Part(lambda client: RedriveCalls(client._locations))
-_settling = _Part(lambda client: SettlingCalls(client._locations))
-_archived = _Part(lambda client: ArchivedCalls(client._locations))
-_commands = _Part(lambda client: CommandCalls(client._locations, client._keeper))
-_outboxes = _Part(lambda client: OutboxCalls(client._locations))
-_tasks = _Part(lambda client: TaskCalls(client._locations))
-_events = _Part(lambda client: EventsCalls(client._locations))
-_instance = _Part(lambda client: InstanceCalls(client._locations))
-_janitor = _Part(lambda client: JanitorCalls(client._locations))
-
-
-class Client:
+class Client(
+    CommandCalls,
+    QueueCalls,
+    EntryCalls,
+    RedriveCalls,
+    SettlingCalls,
+    OutboxCalls,
+    TaskCalls,
+    InstanceCalls,
+    JanitorCalls,
+):
     """Publishes, consumes and administers. One event loop; any number of tasks."""
-
-    _locations: QueueLocations
-    _keeper: LeaseKeeper
 
     def __init__(
         self,
@@ -126,11 +89,11 @@ class Client:
         addresses = addresses_of(endpoint)
         self._telemetry = _telemetry(addresses[0]) if tracing else None
         carried = None if self._telemetry is None else self._telemetry.carried
-        self._peers = Peers(addresses, seconds(call_timeout, "call_timeout"), carried)
-        self._publisher = Publisher(self._peers, batches or BatchSettings(), self._telemetry)
-        self._locations = QueueLocations(self._peers)
-        self._finisher = Finisher(self._locations)
-        self._keeper = LeaseKeeper(self._finisher)
+        peers = Peers(addresses, seconds(call_timeout, "call_timeout"), carried)
+        locations = QueueLocations(peers)
+        self._finisher = Finisher(locations)
+        super().__init__(locations, LeaseKeeper(self._finisher))
+        self._publisher = Publisher(peers, batches or BatchSettings(), self._telemetry)
         self._consumers: set[Consumer | BatchConsumer] = set()
 
     def __reduce__(self) -> NoReturn:
@@ -396,78 +359,6 @@ class Client:
         tokens = list(iterable("lease_tokens", "lease tokens", lease_tokens))
         length = milliseconds(lease, "lease") if lease is not None else 0
         return await self._finisher.extend_many(tokens, length)
-
-    # --- Commands that take effect together --------------------------------------
-
-    execute = _commands(CommandCalls.execute)
-    queue_view = _commands(CommandCalls.queue_view)
-    queue_commands = _commands(CommandCalls.queue_commands)
-
-    # --- Queues ------------------------------------------------------------------
-
-    create_queue = _queues(QueueCalls.create_queue)
-    get_queue = _queues(QueueCalls.get_queue)
-    list_queues = _queues(QueueCalls.list_queues)
-    update_queue = _queues(QueueCalls.update_queue)
-    delete_queue = _queues(QueueCalls.delete_queue)
-    pause_queue = _queues(QueueCalls.pause_queue)
-    resume_queue = _queues(QueueCalls.resume_queue)
-    lift_quarantine = _queues(QueueCalls.lift_quarantine)
-    purge_queue = _queues(QueueCalls.purge_queue)
-    watch_queues = _queues(QueueCalls.watch_queues)
-    explain = _queues(QueueCalls.explain)
-
-    # --- Messages in their queues ------------------------------------------------
-
-    list_entries = _entries(EntryCalls.list_entries)
-    entry_page = _entries(EntryCalls.entry_page)
-    get_entry = _entries(EntryCalls.get_entry)
-    find_message = _entries(EntryCalls.find_message)
-    cancel_entry = _entries(EntryCalls.cancel_entry)
-    reschedule_entry = _entries(EntryCalls.reschedule_entry)
-    edit_message = _entries(EntryCalls.edit_message)
-    watch_delayed = _entries(EntryCalls.watch_delayed)
-    read_messages = _messages(MessageReads.read_messages)
-
-    # --- Dead letters ------------------------------------------------------------
-
-    start_redrive = _redrives(RedriveCalls.start_redrive)
-    get_redrive = _redrives(RedriveCalls.get_redrive)
-    cancel_redrive = _redrives(RedriveCalls.cancel_redrive)
-    resume_redrive = _redrives(RedriveCalls.resume_redrive)
-    list_redrives = _redrives(RedriveCalls.list_redrives)
-    wait_redrive = _redrives(RedriveCalls.wait_redrive)
-    settle_dead_letters = _settling(SettlingCalls.settle_dead_letters)
-    read_archived = _archived(ArchivedCalls.read_archived)
-    redrive_archived = _archived(ArchivedCalls.redrive_archived)
-    drop_archived = _archived(ArchivedCalls.drop_archived)
-
-    # --- Pushes and tasks that have not arrived ----------------------------------
-
-    outbox_lines = _outboxes(OutboxCalls.outbox_lines)
-    refused_pushes = _outboxes(OutboxCalls.refused_pushes)
-    get_refused_push = _outboxes(OutboxCalls.get_refused_push)
-    retry_refused_push = _outboxes(OutboxCalls.retry_refused_push)
-    discard_refused_push = _outboxes(OutboxCalls.discard_refused_push)
-    resume_outbox = _outboxes(OutboxCalls.resume_outbox)
-    get_task = _tasks(TaskCalls.get_task)
-    wait_task = _tasks(TaskCalls.wait_task)
-    failed_tasks = _tasks(TaskCalls.failed_tasks)
-    retry_failed_tasks = _tasks(TaskCalls.retry_failed_tasks)
-
-    # --- The instance ------------------------------------------------------------
-
-    status = _status(StatusCalls.status)
-    topology = _status(StatusCalls.topology)
-    events_status = _events(EventsCalls.events_status)
-    get_instance = _instance(InstanceCalls.get_instance)
-    update_instance = _instance(InstanceCalls.update_instance)
-    run_job = _janitor(JanitorCalls.run_job)
-    get_job_run = _janitor(JanitorCalls.get_job_run)
-    cancel_job_run = _janitor(JanitorCalls.cancel_job_run)
-    list_job_runs = _janitor(JanitorCalls.list_job_runs)
-    watch_job_run = _janitor(JanitorCalls.watch_job_run)
-    wait_job_run = _janitor(JanitorCalls.wait_job_run)
 
 
 def _outgoing_all(given: Iterable[OutgoingMessage | Payload]) -> Iterator[OutgoingMessage]:

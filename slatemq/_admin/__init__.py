@@ -2,24 +2,19 @@
 
 In reading order; a file imports only files above it:
 
-`entry_models`    Entries as the client shows them: one message in one queue, its state and its
-                  attempts
-`queue_models`    Queues as the client shows them: settings, counts, and the progress of a replay
-`queue_calls`     Creating, reading, changing and repairing queues
-`archived`        Archived dead letters: reading them with their content, redriving and dropping
-                  them
-`watching`        Watching the delayed messages of a queue: a stream that resumes where it broke
-`entries`         Listing, finding and changing entries: messages in their queues
-`instance_status` The status of an instance: its processes, routes and queues, as far as they answer
-`events_status`   The progress of the processes in publishing their events
-`instance`        The settings that are the same in all processes of an instance
-`janitor`         Runs of the janitor's jobs: beginning, watching and cancelling them
-`message_reads`   Reading stored messages by their IDs
-`outbox`          Pushes that have not arrived: those that wait, and those that were refused
-                  permanently
-`redrives`        Redrives: moving dead letters back, in the background of their broker
-`settling`        Settling single dead letters: redriving, dropping, replacing or annotating each
-`task_ids`        IDs of write tasks: `task_` and a ULID, which names the ingest shard that
-                  accepted the task
-`tasks`           Publishes that were accepted as tasks, and their outcomes
+`entry_models` Entries as the client shows them: one message in one queue, its state and its
+               attempts
+`queue_models` Queues as the client shows them: settings, counts, and the progress of a replay
+`queue_calls`  Creating, reading, changing and repairing queues
+`settling`     Settling single dead letters, archived ones, too: redriving, dropping, replacing
+`watching`     Watching the delayed messages of a queue: a stream that resumes where it broke
+`entries`      Listing, finding and changing entries, messages in their queues; reading messages
+`instance`     The processes of an instance: their status, their events, their common settings
+`janitor`      Runs of the janitor's jobs: beginning, watching and cancelling them
+`outbox`       Pushes that have not arrived: those that wait, and those that were refused
+               permanently
+`redrives`     Redrives: moving dead letters back, in the background of their broker
+`task_ids`     IDs of write tasks: `task_` and a ULID, which names the ingest shard that accepted
+               the task
+`tasks`        Publishes that were accepted as tasks, and their outcomes
 """

@@ -1,10 +1,12 @@
-"""Listing, finding and changing entries: messages in their queues."""
+"""Listing, finding and changing entries, messages in their queues; reading stored messages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from slatemq._admin.entry_models import (
     Entry,
@@ -13,27 +15,45 @@ from slatemq._admin.entry_models import (
     EntryView,
     SearchProgress,
     StateName,
+    StoredMessage,
     ViewName,
     entry_of,
     state_wire,
+    stored_message,
     view_wire,
 )
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
-from slatemq._checks import check_text, message_of
+from slatemq._checks import check_text, check_whole, iterable, message_of
 from slatemq._consume.handles import queue_of_handle
 from slatemq._rpc.peers import ATTEMPT_S
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import NotFound, SlateMQError
+from slatemq._rpc.stored_runs import messages_of
+from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError
 from slatemq.models import Payload, Time, optional_ms, payload_bytes
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
+from slatemq.v1.ingest_pb2 import BatchGetMessagesRequest
+from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
 if TYPE_CHECKING:
     from slatemq._rpc.peers import Method
 
+
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+SHARD_BITS: Final = 48
+"""The lower bits of a message ID: its number within the ingest shard that the upper ones name."""
+
+REQUEST_IDS_MAX: Final = 1_000
+
+DAMAGED_IDS: Final = "message_ids"
+"""The metadata of the error that names damaged messages, separated by commas."""
+
+PAUSE_S: Final = 0.05
+"""The pause after a response without payloads: the ingest has waited for them already."""
+
 
 PAGE_SIZE = 1000
 """Entries that `list_entries` asks for at once: the most that the server returns."""
@@ -43,7 +63,7 @@ SEARCH_S = 3600.0
 
 
 class EntryCalls(Calls):
-    """Listing, finding, cancelling, rescheduling and editing; a part of the client."""
+    """Listing, finding and changing entries, reading messages; a part of the client."""
 
     async def list_entries(
         self,
@@ -115,7 +135,7 @@ class EntryCalls(Calls):
         moved; list or find it again).
         """
         request = message_of(entry_pb2.GetEntryRequest, handle=handle, view=view_wire(view))
-        response = await self._ask(
+        response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).GetEntry, request
         )
         return entry_of(response.entry)
@@ -204,7 +224,7 @@ class EntryCalls(Calls):
         failures: list[SlateMQError] = []
         request = message_of(entry_pb2.CancelEntryRequest, handle=handle)
         try:
-            await self._ask(
+            await self._ask_entry(
                 handle,
                 lambda channel: EntryServiceStub(channel).CancelEntry,
                 request,
@@ -225,7 +245,7 @@ class EntryCalls(Calls):
             handle=handle,
             visible_at_ms=optional_ms(visible_at, "visible_at"),
         )
-        response = await self._ask(
+        response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).RescheduleEntry, request
         )
         return entry_of(response.entry)
@@ -252,7 +272,7 @@ class EntryCalls(Calls):
             headers=headers,
             etag=etag,
         )
-        response = await self._ask(
+        response = await self._ask_entry(
             handle, lambda channel: DelayedServiceStub(channel).EditMessage, request
         )
         return response.etag
@@ -276,7 +296,60 @@ class EntryCalls(Calls):
         check_text("position", position)
         return DelayedWatch(self._locations, queue_id, position, view_wire(view))
 
-    async def _ask(
+    async def read_messages(self, message_ids: Iterable[int]) -> dict[int, StoredMessage]:
+        """The messages with these IDs, headers and payload; without those that were removed.
+
+        Returns a message past its retention while it is stored. Keeps all payloads in memory at
+        once. Raises DeadlineExceeded when a payload cannot be read in time; DataLoss where stored
+        messages are damaged: `metadata["message_ids"]` names them all, separated by commas; read
+        the others without them.
+        """
+        by_shard: dict[int, list[int]] = {}
+        given = iterable("message_ids", "whole numbers", message_ids)
+        for place, message_id in enumerate(dict.fromkeys(given)):
+            check_whole(f"message_ids[{place}]", message_id, 1)
+            by_shard.setdefault(message_id >> SHARD_BITS, []).append(message_id)
+        found: dict[int, StoredMessage] = {}
+        damaged: list[int] = []
+        for shard, ids in by_shard.items():
+            for begin in range(0, len(ids), REQUEST_IDS_MAX):
+                await self._read_messages(
+                    shard, ids[begin : begin + REQUEST_IDS_MAX], found, damaged
+                )
+        if damaged:
+            others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            raise DataLoss(
+                f"message {damaged[0]}{others}: the stored bytes are damaged",
+                metadata={DAMAGED_IDS: ",".join(map(str, damaged))},
+            )
+        return found
+
+    async def _read_messages(
+        self, shard: int, ids: Sequence[int], found: dict[int, StoredMessage], damaged: list[int]
+    ) -> None:
+        """Asks until each is found or missing: one response has up to 32 MiB of payloads."""
+        left = list(ids)
+        until = time.monotonic() + self._peers.call_s
+        while left:
+            answer = await self._peers.ask(
+                partial(self._peers.ingest, shard),
+                lambda channel: IngestServiceStub(channel).BatchGetMessages,
+                BatchGetMessagesRequest(message_ids=left),
+            )
+            settled = set(answer.missing_ids)
+            for message in messages_of(answer.runs):
+                found[message.message_id] = stored_message(message)
+                settled.add(message.message_id)
+            damaged += answer.damaged_ids
+            if settled:
+                until = time.monotonic() + self._peers.call_s
+            elif time.monotonic() > until:
+                raise DeadlineExceeded(f"the payload of message {left[0]} takes too long to read")
+            else:
+                await asyncio.sleep(PAUSE_S)
+            left = [message_id for message_id in left if message_id not in settled]
+
+    async def _ask_entry(
         self,
         handle: str,
         method: Method[Q, R],

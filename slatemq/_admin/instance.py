@@ -1,19 +1,31 @@
-"""The settings that are the same in all processes of an instance."""
+"""The processes of an instance: their status, their events, and the settings that all share."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
+import grpc
 import grpc.aio
 
-from slatemq._checks import message_of
+from slatemq._admin.queue_calls import QueueCalls
+from slatemq._admin.queue_models import Queue
+from slatemq._checks import fields_of, message_of
 from slatemq._rpc.queue_locations import Calls
-from slatemq.errors import InvalidArgument
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.errors import INCOMPLETE, SHARDS, InvalidArgument, SlateMQError
+from slatemq.models import RouteStatus, ServiceStatus, Topology
 from slatemq.v1 import instance_pb2
+from slatemq.v1.events_pb2 import GetEventsStatusRequest
+from slatemq.v1.events_pb2_grpc import EventsServiceStub
 from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
+from slatemq.v1.router_pb2 import GetRoutingStatusRequest, GetRoutingStatusResponse
+from slatemq.v1.router_pb2_grpc import RouterServiceStub
+
+T = TypeVar("T")
 
 SETTINGS: Final = tuple(instance_pb2.InstanceSettings.DESCRIPTOR.fields_by_name)
 """Their names."""
@@ -34,8 +46,108 @@ class Instance:
     settings: Mapping[str, int]
 
 
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+"""An encoded HealthCheckResponse with status SERVING; decoding it would need another package."""
+
+REASON_KEY = "slatemq-not-serving"
+"""Trailing metadata of a health check: why the process does not serve, or what it waits for."""
+
+NOTE_KEY = "slatemq-note"
+"""The same of one that serves: what an operator should know."""
+
+STATUS_S = 3.0
+"""How long `status` waits for a process."""
+
+
+ANSWER_S = 2 * STATUS_S
+"""A process asks its backend, and may need some seconds to notice that it is down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The whole instance, as far as it answered.
+
+    `unlisted_brokers`: the broker shards that did not answer, whose queues are missing.
+    `instance_number`: the latest record of the instance's settings; a process with a smaller number
+    has to be started again. 0 = no process said.
+    """
+
+    services: list[ServiceStatus]
+    routes: list[RouteStatus]
+    queues: list[Queue]
+    unlisted_brokers: list[int]
+    instance_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EventsStatus:
+    """The event publishing of one process.
+
+    Attributes:
+        service: `ingest`, `broker` or `janitor`.
+        enabled: Whether it publishes events.
+        backend: The system that they go to.
+        consistency: The setting `queue.consistency`.
+        answering: Whether the backend answers now.
+        cursor: The last message (ingest) or event (broker) published; of a janitor the checks of
+            runs finished since its start.
+        durable_sequence: The last durable message or the newest event; of a janitor the checks of
+            runs begun since its start.
+        lag_count: Events not published yet.
+        lag_ms: The age of the change whose event is being published.
+        published_count: Events published since the process started.
+        failed_count: Events in publishes that failed since then.
+        dropped_count: Events given up since then, in `fire-and-forget`.
+        lost_count: Messages purged before their events were published.
+        last_error: The last error of the backend.
+        problem: Why the process did not answer; the other fields are empty then.
+    """
+
+    service: str
+    shard: int
+    enabled: bool = False
+    backend: str = ""
+    consistency: str = ""
+    answering: bool = False
+    cursor: int = 0
+    durable_sequence: int = 0
+    lag_count: int = 0
+    lag_ms: int = 0
+    published_count: int = 0
+    failed_count: int = 0
+    dropped_count: int = 0
+    lost_count: int = 0
+    last_error: str = ""
+    problem: str = ""
+
+
 class InstanceCalls(Calls):
-    """Reading and changing the settings, on any process; a part of the client."""
+    """Asking the processes of the instance, and changing its settings; a part of the client."""
+
+    async def topology(self) -> Topology:
+        """The addresses of the processes of the instance."""
+        return await self._peers.topology()
+
+    async def status(self) -> Status:
+        """Every process, route and queue, as far as they answer within some seconds."""
+        asked = await self._processes()
+        processes, routes, (queues, unlisted) = await asyncio.gather(
+            asyncio.gather(*(self._process(*one) for one in asked)),
+            self._routes([address for service, _, address in asked if service == "router"]),
+            self._queues([shard for service, shard, _ in asked if service == "broker"]),
+        )
+        services = [process for process, _ in processes]
+        latest = max((number for _, number in processes), default=0)
+        return Status(services, routes, queues, unlisted, latest)
+
+    async def events_status(self) -> list[EventsStatus]:
+        """The event publishing of every ingest, broker and janitor.
+
+        A process that does not answer has a `problem`.
+        """
+        asked = [one for one in await self._processes() if one[0] != "router"]
+        return list(await asyncio.gather(*(self._events_of(*one) for one in asked)))
 
     async def get_instance(self) -> Instance:
         """Reads the latest settings. Raises Unavailable, DataLoss."""
@@ -68,11 +180,104 @@ class InstanceCalls(Calls):
         )
         return instance_of(response.instance)
 
+    async def _processes(self) -> list[tuple[str, int, str]]:
+        """The service, shard and address of every process, by a topology that is asked now."""
+        self._peers.forget()
+        topology = await self._peers.topology()
+        return [
+            (service, shard, address)
+            for service, addresses in (
+                ("ingest", topology.ingests),
+                ("router", topology.routers),
+                ("broker", topology.brokers),
+                ("janitor", topology.janitors),
+            )
+            for shard, address in sorted(addresses.items())
+        ]
+
     async def _any_process(self) -> grpc.aio.Channel:
         topology = await self._peers.topology()
         processes = (topology.ingests, topology.brokers, topology.routers, topology.janitors)
         addresses = [address for shards in processes for address in shards.values()]
         return self._peers.at(random.choice(addresses))
+
+    async def _process(self, service: str, shard: int, address: str) -> tuple[ServiceStatus, int]:
+        """One process, and the number of the latest instance record that it sees; 0 = none."""
+        stub = InstanceServiceStub(self._peers.at(address))
+        health, instance = await asyncio.gather(
+            self._health(service, shard, address),
+            _unless_down(
+                stub.GetInstance(instance_pb2.GetInstanceRequest(), timeout=STATUS_S),
+                instance_pb2.GetInstanceResponse(),  # Its health says why.
+            ),
+        )
+        health = replace(health, instance_number=instance.running_number)
+        return health, instance.instance.number
+
+    async def _queues(self, shards: list[int]) -> tuple[list[Queue], list[int]]:
+        """The queues that are listed within `STATUS_S`, and the brokers whose are not."""
+        queues: list[Queue] = []
+        try:
+            async with asyncio.timeout(2 * STATUS_S):
+                async for queue in QueueCalls(self._locations).list_answering(answer_s=STATUS_S):
+                    queues.append(queue)  # noqa: PERF401 - what came before an error counts
+        except TimeoutError:
+            return queues, shards
+        except SlateMQError as error:
+            if error.reason != INCOMPLETE:
+                return queues, shards
+            return queues, [int(shard) for shard in error.metadata[SHARDS].split(",")]
+        return queues, []
+
+    async def _health(self, service: str, shard: int, address: str) -> ServiceStatus:
+        check: Any = self._peers.at(address).unary_unary(HEALTH_METHOD)
+        try:
+            call = check(b"", timeout=STATUS_S)
+            serving = await call == SERVING
+            trailing = dict(await call.trailing_metadata() or ())
+        except grpc.RpcError as error:
+            return ServiceStatus(service, shard, address, False, from_rpc_error(error).message)
+        if serving:
+            return ServiceStatus(service, shard, address, True, trailing.get(NOTE_KEY, ""))
+        reason = trailing.get(REASON_KEY)
+        problem = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
+        return ServiceStatus(service, shard, address, False, problem)
+
+    async def _routes(self, routers: list[str]) -> list[RouteStatus]:
+        """The routes of all routers that answer; where several have one, the furthest."""
+        stubs = [RouterServiceStub(self._peers.at(address)) for address in routers]
+        answers = [
+            _unless_down(
+                stub.GetRoutingStatus(GetRoutingStatusRequest(), timeout=STATUS_S),
+                GetRoutingStatusResponse(),  # The list of services says that it is down.
+            )
+            for stub in stubs
+        ]
+        furthest: dict[tuple[int, int], RouteStatus] = {}
+        for answer in await asyncio.gather(*answers):
+            for wire in answer.routes:
+                route = RouteStatus(**fields_of(wire, RouteStatus))
+                key = route.ingest_shard, route.broker_shard
+                if key not in furthest or furthest[key].cursor < route.cursor:
+                    furthest[key] = route
+        return [furthest[key] for key in sorted(furthest)]
+
+    async def _events_of(self, service: str, shard: int, address: str) -> EventsStatus:
+        stub = EventsServiceStub(self._peers.at(address))
+        try:
+            found = await stub.GetEventsStatus(GetEventsStatusRequest(), timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            return EventsStatus(service, shard, problem=from_rpc_error(error).message)
+        return EventsStatus(
+            **{**fields_of(found, EventsStatus), "service": service, "shard": shard}
+        )
+
+
+async def _unless_down(call: Awaitable[T], otherwise: T) -> T:
+    try:
+        return await call
+    except grpc.RpcError:
+        return otherwise
 
 
 def instance_of(record: instance_pb2.Instance) -> Instance:

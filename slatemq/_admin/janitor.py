@@ -178,7 +178,7 @@ class JanitorCalls(Calls):
         until, pause = loop.time() + self._peers.call_s, BACKOFF_S
         while True:
             try:
-                async with aclosing(self._watch(request)) as runs:
+                async with aclosing(self._stream_run(request)) as runs:
                     async for one in runs:
                         until, pause = loop.time() + self._peers.call_s, BACKOFF_S
                         yield one
@@ -202,7 +202,9 @@ class JanitorCalls(Calls):
                 return one
         raise NotFound("run", _id_of(run))
 
-    async def _watch(self, request: janitor_pb2.WatchRunRequest) -> AsyncGenerator[JobRun, None]:
+    async def _stream_run(
+        self, request: janitor_pb2.WatchRunRequest
+    ) -> AsyncGenerator[JobRun, None]:
         call = JanitorServiceStub(await self._peers.janitor()).WatchRun(request)
         answers = aiter(call)
         try:

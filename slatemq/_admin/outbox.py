@@ -89,7 +89,7 @@ class OutboxCalls(Calls):
 
         Raises NotFound (it was retried or discarded), DataLoss.
         """
-        result, shard = await self._ask(
+        result, shard = await self._ask_push(
             push,
             lambda channel: OutboxServiceStub(channel).GetRefusedPush,
             outbox_pb2.GetRefusedPushRequest,
@@ -101,7 +101,7 @@ class OutboxCalls(Calls):
 
         Raises NotFound (it was retried or discarded), ResourceExhausted, DataLoss.
         """
-        await self._ask(
+        await self._ask_push(
             push,
             lambda channel: OutboxServiceStub(channel).RetryRefusedPush,
             outbox_pb2.RetryRefusedPushRequest,
@@ -109,7 +109,7 @@ class OutboxCalls(Calls):
 
     async def discard_refused_push(self, push: RefusedPush | str) -> None:
         """Deletes it permanently. Raises NotFound (it was retried or discarded)."""
-        await self._ask(
+        await self._ask_push(
             push,
             lambda channel: OutboxServiceStub(channel).DiscardRefusedPush,
             outbox_pb2.DiscardRefusedPushRequest,
@@ -134,7 +134,7 @@ class OutboxCalls(Calls):
             lambda channel: OutboxServiceStub(channel).GetOutbox, outbox_pb2.GetOutboxRequest()
         )
 
-    async def _ask(
+    async def _ask_push(
         self, push: RefusedPush | str, method: Method[Q, R], request_type: Callable[..., Q]
     ) -> tuple[R, int]:
         shard = push.broker_shard if isinstance(push, RefusedPush) else None

@@ -98,7 +98,7 @@ class RedriveCalls(Calls):
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
         """The redrive as it is now. A bare ID is looked for on every broker. Raises NotFound."""
-        response, shard = await self._ask(
+        response, shard = await self._ask_redrive(
             redrive,
             lambda channel: DeadLetterServiceStub(channel).GetRedrive,
             entry_pb2.GetRedriveRequest,
@@ -110,7 +110,7 @@ class RedriveCalls(Calls):
 
         Raises NotFound, FailedPrecondition (REDRIVE_DONE).
         """
-        response, shard = await self._ask(
+        response, shard = await self._ask_redrive(
             redrive,
             lambda channel: DeadLetterServiceStub(channel).CancelRedrive,
             entry_pb2.CancelRedriveRequest,
@@ -119,7 +119,7 @@ class RedriveCalls(Calls):
 
     async def resume_redrive(self, redrive: Redrive | str) -> Redrive:
         """Resumes a cancelled or failed one. Raises as `cancel_redrive`."""
-        response, shard = await self._ask(
+        response, shard = await self._ask_redrive(
             redrive,
             lambda channel: DeadLetterServiceStub(channel).ResumeRedrive,
             entry_pb2.ResumeRedriveRequest,
@@ -170,7 +170,7 @@ class RedriveCalls(Calls):
             redrive = now
             await asyncio.sleep(seconds(every, "every"))
 
-    async def _ask(
+    async def _ask_redrive(
         self, redrive: Redrive | str, method: Method[Q, R], request_type: Callable[..., Q]
     ) -> tuple[R, int]:
         shard = redrive.broker_shard if isinstance(redrive, Redrive) else None

@@ -69,7 +69,9 @@ class TaskCalls(Calls):
         """The task as it is now. Raises NotFound for one accepted over seven days ago."""
         shard = _shard_of(task_id)
         request = task_pb2.GetTaskRequest(task_id=task_id)
-        response = await self._ask(shard, lambda channel: TaskServiceStub(channel).GetTask, request)
+        response = await self._ask_ingest(
+            shard, lambda channel: TaskServiceStub(channel).GetTask, request
+        )
         return _task_of(response.task)
 
     async def wait_task(self, task_id: str, timeout: Duration | None = None) -> Task:
@@ -85,7 +87,7 @@ class TaskCalls(Calls):
             left = WAIT_S if until is None else until - time.monotonic()
             if left <= 0:
                 return await self.get_task(task_id)
-            response = await self._ask(
+            response = await self._ask_ingest(
                 shard,
                 lambda channel: TaskServiceStub(channel).WaitTask,
                 request,
@@ -103,7 +105,7 @@ class TaskCalls(Calls):
         the tasks of the others. FailedPrecondition (DIRECT_MODE): the ingest accepts no tasks.
         """
         check_whole("limit", limit, 1)
-        answers = await self._ask_all(
+        answers = await self._ask_ingests(
             lambda channel: TaskServiceStub(channel).ListFailedTasks,
             task_pb2.ListFailedTasksRequest(limit=limit),
         )
@@ -118,7 +120,7 @@ class TaskCalls(Calls):
 
         Raises as `failed_tasks`, after the other ingests have done it. Safe to repeat.
         """
-        answers = await self._ask_all(
+        answers = await self._ask_ingests(
             lambda channel: TaskServiceStub(channel).RetryFailedTasks,
             task_pb2.RetryFailedTasksRequest(),
         )
@@ -127,18 +129,18 @@ class TaskCalls(Calls):
             answer.retried_count for answer in answers if not isinstance(answer, SlateMQError)
         )
 
-    async def _ask_all(self, method: Method[Q, R], request: Q) -> list[R | SlateMQError]:
+    async def _ask_ingests(self, method: Method[Q, R], request: Q) -> list[R | SlateMQError]:
         """The responses of all ingests, or their errors."""
 
         async def one(shard: int) -> R | SlateMQError:
             try:
-                return await self._ask(shard, method, request)
+                return await self._ask_ingest(shard, method, request)
             except SlateMQError as error:
                 return error
 
         return await asyncio.gather(*map(one, await self._peers.ingest_shards()))
 
-    async def _ask(
+    async def _ask_ingest(
         self, shard: int, method: Method[Q, R], request: Q, **options: Unpack[CallOptions]
     ) -> R:
         return await self._peers.ask(partial(self._peers.ingest, shard), method, request, **options)

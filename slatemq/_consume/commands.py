@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
-from slatemq._checks import iterable, message_of, wrong
+from slatemq._checks import iterable, message_of, moved, wrong
 from slatemq._consume.handles import shard_of
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
@@ -200,8 +200,7 @@ def _shard(commands: Sequence[Command]) -> int | None:
         try:
             shard = shard_of(token_of(command.lease))
         except InvalidArgument as error:
-            field = f"commands[{place}].lease"
-            raise InvalidArgument(field, error.description, reason=error.reason) from None
+            raise moved(error, f"commands[{place}].lease") from None
         if chosen is not None and shard != chosen:
             raise FailedPrecondition(
                 "OTHER_SHARD",
@@ -217,9 +216,7 @@ def _wire(place: int, command: Command) -> consumer_pb2.Command:
     try:
         return _wire_of(command)
     except InvalidArgument as error:
-        raise InvalidArgument(
-            f"commands[{place}].{error.field}", error.description, reason=error.reason
-        ) from None
+        raise moved(error, f"commands[{place}].{error.field}") from None
 
 
 def _wire_of(command: Command) -> consumer_pb2.Command:

@@ -18,10 +18,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from slatemq._checks import moved
 from slatemq._publish.published import Published
 from slatemq._publish.sending import REPEAT_S_MAX, Request, Sender, StreamAttempt
 from slatemq._publish.streams import BYTES_MAX, PublishStream
-from slatemq._publish.wire import Runs, moved, size_of
+from slatemq._publish.wire import Runs, size_of
 from slatemq._rpc.byte_semaphore import ByteSemaphore
 from slatemq._rpc.peers import Peers, closed
 from slatemq.errors import InvalidArgument, SlateMQError

@@ -282,10 +282,3 @@ _SHORT_HEADER_BYTES: Final = 0x80 - 4
 """Lengths below 0x80 take one byte, and four bytes stand around name and value."""
 _NUMBER: Final = tag_of(ingest_pb2.PublishStreamRequest, "number")
 _PUBLISH: Final = tag_of(ingest_pb2.PublishStreamRequest, "publish")
-
-
-def moved(error: InvalidArgument, field: str) -> InvalidArgument:
-    """The same error about another field: a caller that published one message sees no batch."""
-    return InvalidArgument(
-        field.rstrip("."), error.description, reason=error.reason, metadata=error.metadata
-    )

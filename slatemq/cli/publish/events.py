@@ -27,7 +27,7 @@ from slatemq.errors import FailedPrecondition
 from slatemq.events import message_of
 
 if TYPE_CHECKING:
-    from slatemq._admin.events_status import EventsStatus
+    from slatemq._admin.instance import EventsStatus
     from slatemq._publish.published import Published
     from slatemq.client import Client
     from slatemq.models import OutgoingMessage

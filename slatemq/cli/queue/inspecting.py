@@ -26,7 +26,7 @@ from slatemq.cli.session import Session, with_session
 from slatemq.models import Explanation, RouteStatus
 
 if TYPE_CHECKING:
-    from slatemq._admin.instance_status import Status
+    from slatemq._admin.instance import Status
 
 EXPLAIN_EPILOG = """\
 \b

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
-from slatemq._admin.settling import DropDeadLetter
+from slatemq._admin.settling import ArchivedDeadLetter, ArchivedOutcome, DropDeadLetter
 from slatemq.cli.files.queue_files import SETTLED, SETTLED_NO, SETTLED_SENT, SETTLED_YES
 from slatemq.cli.output import note
 from slatemq.cli.repair.dead_letter_plans import Step

@@ -16,7 +16,7 @@ import pytest
 import slatemq.sync
 from libs.storage.database.roots import open_root
 from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder
-from slatemq._admin.archived import ArchivedDeadLetter, ArchivedOutcome
+from slatemq._admin.settling import ArchivedDeadLetter, ArchivedOutcome
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
 from tests.forms import seeds

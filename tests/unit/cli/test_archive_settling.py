@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slatemq._admin.archived import ArchivedOutcome
 from slatemq._admin.entry_models import Archived, Entry, EntryState
-from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter
+from slatemq._admin.settling import ArchivedOutcome, DropDeadLetter, RedriveDeadLetter
 from slatemq.cli.files.queue_files import Content
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import Step

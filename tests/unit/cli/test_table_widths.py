@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slatemq._admin.events_status import EventsStatus
-from slatemq._admin.instance_status import Status
+from slatemq._admin.instance import EventsStatus, Status
 from slatemq._admin.janitor import JobRun, JobRunState
 from slatemq._admin.outbox import RefusedPush
 from slatemq._admin.queue_models import queue_of
