@@ -258,31 +258,10 @@ class Origin(NamedTuple):
 _UNTRACED = nullcontext()
 
 
-class Received:
-    """A claimed message.
+class ClaimedMessage:
+    """What is known of a claimed message; made by the client."""
 
-    Ack it, nack it, or use it as a context manager that does::
-
-        async with message:
-            work(message.payload)
-
-    Leaving acks; an exception nacks, with itself as the reason, and goes on. A block that is
-    cancelled releases the message: its attempt did not fail. Messages of a consumer are acked in
-    the background: at most 1,000 acks are without an answer, failures are logged, and closing the
-    consumer waits for them. To know that an ack is durable, use `await message.ack()`.
-    """
-
-    __slots__ = (
-        "_finished",
-        "_headers",
-        "_lease",
-        "_origin",
-        "_place",
-        "_processing",
-        "_run",
-        "lease_token",
-        "payload",
-    )
+    __slots__ = ("_headers", "_origin", "_place", "_run", "lease_token", "payload")
 
     lease_token: str
     """Proves the claim; `Client.ack`, `nack` and `extend` take it too."""
@@ -290,23 +269,10 @@ class Received:
     payload: bytes
     """The bytes as they were published."""
 
+    _run: ClaimedRun
+    _place: int
+    _origin: Origin
     _headers: Mapping[str, str]
-
-    def __reduce__(self) -> NoReturn:
-        raise refuse_pickling(self, "Pass its payload and headers, and finish it here")
-
-    def __init__(
-        self, run: ClaimedRun, place: int, lease_token: str, payload: bytes, origin: Origin
-    ) -> None:
-        # The client makes thousands of these: the rest is read when it is asked for.
-        self._run = run
-        self._place = place
-        self.lease_token = lease_token
-        self.payload = payload
-        self._origin = origin
-        self._lease: Lease | None = None
-        self._finished = False
-        self._processing: Processing | None = None
 
     @property
     def message_id(self) -> int:
@@ -366,6 +332,45 @@ class Received:
     def handle(self) -> str:
         """Names its entry, for `get_entry` and others."""
         return handle_of(self.queue_id, self.message_id, f"l{self.lease_token}")
+
+    def __repr__(self) -> str:
+        return (
+            f"<Received {self.message_id} of {self.queue_id!r}, attempt {self.attempts_count}, "
+            f"{len(self.payload)} bytes>"
+        )
+
+
+class Received(ClaimedMessage):
+    """A claimed message.
+
+    Ack it, nack it, or use it as a context manager that does::
+
+        async with message:
+            work(message.payload)
+
+    Leaving acks; an exception nacks, with itself as the reason, and goes on. A block that is
+    cancelled releases the message: its attempt did not fail. Messages of a consumer are acked in
+    the background: at most 1,000 acks are without an answer, failures are logged, and closing the
+    consumer waits for them. To know that an ack is durable, use `await message.ack()`.
+    """
+
+    __slots__ = ("_finished", "_lease", "_processing")
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickling(self, "Pass its payload and headers, and finish it here")
+
+    def __init__(
+        self, run: ClaimedRun, place: int, lease_token: str, payload: bytes, origin: Origin
+    ) -> None:
+        # The client makes thousands of these: the rest is read when it is asked for.
+        self._run = run
+        self._place = place
+        self.lease_token = lease_token
+        self.payload = payload
+        self._origin = origin
+        self._lease: Lease | None = None
+        self._finished = False
+        self._processing: Processing | None = None
 
     @property
     def lost(self) -> bool:
@@ -494,12 +499,6 @@ class Received:
         except (FailedPrecondition, NotFound) as problem:
             # The work is done, and nothing in the block was wrong: it was only too slow.
             log.warning("message %d may come again: %s", self.message_id, problem)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Received {self.message_id} of {self.queue_id!r}, attempt {self.attempts_count}, "
-            f"{len(self.payload)} bytes>"
-        )
 
 
 def received(claimed: Claimed, origin: Origin, hold_s: float = 0.0) -> list[Received]:

@@ -44,7 +44,7 @@ NAMING_THEM = {
 
 ELSEWHERE = {
     ("libs/storage/objects/small_objects.py", "tell"),  # the method of a file
-    ("slatemq/textqueue/texts.py", "tell"),
+    ("slatemq/textqueue/pages.py", "tell"),
 }
 """Names that are not ours to choose."""
 
