@@ -9,7 +9,7 @@ from tests.acceptance.stubs import Stubs
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[LocalStack]:
-    with LocalStack(tmp_path) as running:
+    with LocalStack(tmp_path, ready=True) as running:
         yield running
 
 

@@ -28,7 +28,7 @@ COMMIT_INTERVAL_MS = 60
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStack]:
     monkeypatch.setenv("SLATEMQ_COMMIT_INTERVAL_MS", str(COMMIT_INTERVAL_MS))
-    with LocalStack(tmp_path) as running:
+    with LocalStack(tmp_path, ready=True) as running:
         yield running
 
 

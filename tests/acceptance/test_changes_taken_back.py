@@ -76,7 +76,7 @@ async def change_and_crash(
 async def test_a_queue_gets_messages_after_a_crash_took_back_its_newest_change(
     tmp_path: Path, store: FaultyStore
 ) -> None:
-    with LocalStack(tmp_path, "--store", root_url(store.port, "changes")) as stack:
+    with LocalStack(tmp_path, "--store", root_url(store.port, "changes"), ready=True) as stack:
         async with Stubs() as stubs:
             await stubs.connect(stack.endpoint)
             for queue_id, change in {"paused": pause, "updated": update}.items():

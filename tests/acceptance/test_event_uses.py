@@ -56,7 +56,7 @@ def events_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStac
         )
     )
     arguments = ("--data", str(folder / "data"), "--ports", str(port), "--config", str(config))
-    with LocalStack(folder, *arguments) as stack:
+    with LocalStack(folder, *arguments, ready=True) as stack:
         yield stack
 
 

@@ -19,7 +19,7 @@ CREATED_AT_ONCE = 50
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    with LocalStack(tmp_path) as stack:
+    with LocalStack(tmp_path, ready=True) as stack:
         async with slatemq.connect(stack.endpoint) as client:
             yield client
 

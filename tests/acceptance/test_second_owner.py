@@ -13,6 +13,7 @@ from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
+from tests.ready_process import popen
 
 pytestmark = [
     pytest.mark.stack,
@@ -26,7 +27,7 @@ class SecondBroker:
     def __init__(self, stack: LocalStack) -> None:
         self._ready = stack.folder / "second.json"
         command = [sys.executable, "-m", "services.broker", "--root", stack.root]
-        self.process = subprocess.Popen(
+        self.process = popen(
             [*command, "--ready-file", str(self._ready)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
         )
         wait_until(self._ready.exists, 60)

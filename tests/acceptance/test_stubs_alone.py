@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """One for all of them: each has queues of its own."""
-    with LocalStack(tmp_path_factory.mktemp("stack")) as running:
+    with LocalStack(tmp_path_factory.mktemp("stack"), ready=True) as running:
         yield running
 
 

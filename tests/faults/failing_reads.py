@@ -82,7 +82,7 @@ def run_failing_reads(folder: Path, messages: int, seconds: float) -> Run:
     with (
         moto() as port,
         faulty_store(port) as store,
-        LocalStack(folder, "--store", root_url(store.port, "reads")) as stack,
+        LocalStack(folder, "--store", root_url(store.port, "reads"), ready=True) as stack,
     ):
         try:
             return asyncio.run(_work(stack, store, messages, seconds))

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY
+from tests.ready_process import create_subprocess
 
 START_SECONDS = 180.0
 """A start on a machine that runs a whole stack and its load beside."""
@@ -40,7 +41,7 @@ class Member:
         self.exits: Counter[int] = Counter()
         self.folder = folder
         self._starts = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Any = None
 
     @property
     def name(self) -> str:
@@ -56,14 +57,14 @@ class Member:
     def pid(self) -> int:
         """Process ID of the current owner."""
         assert self._process is not None
-        return self._process.pid
+        return int(self._process.pid)
 
     async def start(self, port: int = 0) -> None:
         """Start an owner, and wait until it serves."""
         self._starts += 1
         ready = self.folder / f"{self.name}.{self._starts}.ready"
         with self.output() as log:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await create_subprocess(
                 *(sys.executable, *self.program, "--shard", str(self.shard)),
                 *("--root", (self.folder / "data").as_uri(), "--port", str(port)),
                 *("--ready-file", str(ready), "--parent-pid", str(os.getpid())),
@@ -92,7 +93,7 @@ class Member:
     async def ended(self) -> int:
         """Wait until the owner has ended by itself; returns its exit code."""
         assert self._process is not None, "never started"
-        return await self._process.wait()
+        return int(await self._process.wait())
 
     @contextmanager
     def output(self) -> Iterator[IO[bytes]]:
@@ -147,7 +148,7 @@ class Member:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-2_000:]
 
-    def _send(self, number: signal.Signals) -> asyncio.subprocess.Process:
+    def _send(self, number: signal.Signals) -> Any:
         process = self._process
         assert process is not None, "never started"
         assert process.returncode is None, f"{self.name} ended by itself: {self.last_words()}"

@@ -140,7 +140,7 @@ def run_store(
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with moto() as port, faulty_store(port, seed) as store:
         url = root_url(store.port, "faults")
-        with LocalStack(folder, "--store", url) as stack:
+        with LocalStack(folder, "--store", url, ready=True) as stack:
             try:
                 return asyncio.run(_work(stack, store, messages, troubles, seconds))
             finally:

@@ -30,7 +30,7 @@ async def test_every_example_of_the_page_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, object] = {"__name__": "page"}
-    with LocalStack(tmp_path) as stack:
+    with LocalStack(tmp_path, ready=True) as stack:
         for program in programs(stack.endpoint):
             work = FunctionType(program, names)()
             if work is not None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    with LocalStack(tmp_path_factory.mktemp("stack")) as running:
+    with LocalStack(tmp_path_factory.mktemp("stack"), ready=True) as running:
         yield running
 
 

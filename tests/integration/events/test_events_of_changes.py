@@ -57,7 +57,7 @@ def config(tmp_path: Path, server: RedisServer) -> Path:
 def stack(tmp_path: Path, config: Path) -> Iterator[LocalStack]:
     folder = tmp_path / "stack"
     arguments = ("--data", str(folder / "data"), "--config", str(config))
-    with LocalStack(folder, *arguments) as started:
+    with LocalStack(folder, *arguments, ready=True) as started:
         yield started
 
 

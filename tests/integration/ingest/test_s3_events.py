@@ -127,7 +127,7 @@ async def test_uploads_to_a_store_reach_the_queue_that_filters_on_them(
     # Given a store that sends what happens in a bucket to ingest, as AWS does through SNS
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    stack = LocalStack(tmp_path, "--data", str(tmp_path / "data"), "--http-ports", "0")
+    stack = LocalStack(tmp_path, "--data", str(tmp_path / "data"), "--http-ports", "0", ready=True)
     with stack, moto() as port:
         options: dict[str, Any] = {
             "endpoint_url": f"http://127.0.0.1:{port}",
@@ -198,7 +198,7 @@ async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: P
             "queue:\n  enabled: true\n  backend: redis\n  consistency: async\n"
             f"  redis:\n    url: redis://127.0.0.1:{redis.port}\n"
         )
-        with LocalStack(folder, *arguments, "--config", str(config)) as stack:
+        with LocalStack(folder, *arguments, "--config", str(config), ready=True) as stack:
             # When a document is sent
             async with (
                 ClientSession(f"http://{stack.http_endpoints['ingest']}") as session,

@@ -25,6 +25,7 @@ from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import ingest_pb2
 from tests.forms import proof
 from tests.integration.serving.test_any_request import Method, ending, methods_at
+from tests.ready_process import create_subprocess
 
 MEBIBYTE = 1 << 20
 REFUSALS = (
@@ -53,7 +54,7 @@ def longest_step_ms(log: str) -> int:
 class Ingest:
     """A real ingest, its memory and what it logs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, address: str, log: Path) -> None:
+    def __init__(self, process: Any, address: str, log: Path) -> None:
         self.process = process
         self.address = address
         self.log = log
@@ -80,18 +81,20 @@ async def ingest(folder: Path) -> AsyncIterator[Ingest]:
 
 
 @asynccontextmanager
-async def serving(kind: str, folder: Path) -> AsyncIterator[Ingest]:
-    ready, log = folder / f"{kind}.ready", folder / f"{kind}.log"
+async def serving(kind: str, folder: Path, ready: bool = False) -> AsyncIterator[Ingest]:
+    """A process of this kind; a `ready` one is not as small: see tests.ready_process."""
+    ready_file, log = folder / f"{kind}.ready", folder / f"{kind}.log"
     command = [sys.executable, "-m", f"services.{kind}", "--parent-pid", str(os.getpid())]
-    command += ["--root", (folder / "data").as_uri(), "--ready-file", str(ready)]
+    command += ["--root", (folder / "data").as_uri(), "--ready-file", str(ready_file)]
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(*command, stderr=file)
+        begin: Any = create_subprocess if ready else asyncio.create_subprocess_exec
+        process = await begin(*command, stderr=file)
     try:
         async with asyncio.timeout(120):
-            while not ready.exists():
+            while not ready_file.exists():
                 assert process.returncode is None, log.read_text()
                 await asyncio.sleep(0.02)
-        yield Ingest(process, json.loads(ready.read_text())["address"], log)
+        yield Ingest(process, json.loads(ready_file.read_text())["address"], log)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGKILL)
@@ -199,7 +202,7 @@ MEANT = {"queue_id": "q", "message_id": 1, "first_number": 1, "reason": 1, "job"
 
 @pytest.mark.parametrize("kind", ["ingest", "broker", "router", "janitor"])
 async def test_the_longest_lists_that_are_parsed_block_no_caller(tmp_path: Path, kind: str) -> None:
-    async with serving(kind, tmp_path) as there, channel(there.address) as opened:
+    async with serving(kind, tmp_path, ready=True) as there, channel(there.address) as opened:
         for one, name, data in lists_of(kind):
             error = await ending(opened, one, data, timeout_s=60)
 

@@ -17,6 +17,7 @@ import pytest
 
 import slatemq
 from tests.integration.stack.recorded_calls import REPOSITORY, Call, CallRecorder
+from tests.ready_process import create_subprocess
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,7 @@ async def recorded_services(folder: Path) -> AsyncIterator[str]:
             command += [str(folder / f"{name}.json"), f"services.{name}"]
             command += ["--root", (folder / "data").as_uri()]
             command += ["--ready-file", str(folder / f"{name}.ready")]
-            running.append(await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY))
+            running.append(await create_subprocess(*command, cwd=REPOSITORY))
         async with asyncio.timeout(START_S):
             for name in SERVICES:
                 while not (folder / f"{name}.ready").exists():

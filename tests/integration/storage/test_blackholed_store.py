@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from slatemq.errors import SlateMQError
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 from tests.integration.waiting import eventually
+from tests.ready_process import popen
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
@@ -41,7 +41,7 @@ class Owner:
         command = [sys.executable, "-m", f"services.{kind}", "--root", url]
         command += ["--ready-file", str(self._ready), "--parent-pid", str(os.getpid())]
         with self._log.open("wb") as file:
-            self.process = subprocess.Popen(command, stderr=file, env={**os.environ, **CREDENTIALS})
+            self.process = popen(command, stderr=file, env={**os.environ, **CREDENTIALS})
 
     async def serves(self) -> None:
         await eventually(lambda: self._ready.exists() or self.process.poll() is not None)
