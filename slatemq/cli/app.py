@@ -28,12 +28,11 @@ from slatemq.cli.failures import (
 )
 from slatemq.cli.groups import Group, Place
 from slatemq.cli.output import note
-from slatemq.cli.session import Session, session_options
+from slatemq.cli.session import SESSION_OPTIONS, Session
 from slatemq.errors import SlateMQError
 from slatemq.variables import unknown_variables
 
 EPILOG = """\
-\b
 To start, with a local stack running (`make up`):
   slatemq queue create greetings
   slatemq publish --to greetings 'hello, world'
@@ -41,25 +40,21 @@ To start, with a local stack running (`make up`):
   slatemq ack LEASE            LEASE is what claim printed
   slatemq status
 
-\b
 Whole files, and programs as consumers:
   slatemq queue create eu --filter 'headers["region"] == "eu"'
   slatemq publish --jsonl events.jsonl --headers-from /type,/region
   slatemq consume eu --exec ./work.sh --concurrency 4
 
-\b
 Repair:
   slatemq message ls orders --state delayed
   slatemq failed ls orders
   slatemq failed redrive orders
 
-\b
 Durations are written 500ms, 30s, 2h, 7d, 1h30m. Results go to stdout, errors
 and notes to stderr. With --json, before or after the command, each result is
 one JSON object on a line, with IDs as text. `slatemq COMMAND --help` has
 examples.
 
-\b
 Exit codes: 0 done, 1 refused by the server, 2 wrong usage or input,
 3 unreachable, 130 after Ctrl-C, 143 after SIGTERM, 141 when the reader of the
 output closed it.
@@ -134,9 +129,9 @@ COMMANDS = {
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,
     no_args_is_help=True,
+    params=[*SESSION_OPTIONS],
 )
 @click.version_option(__version__, prog_name="slatemq")
-@session_options
 def slatemq() -> None:
     """Work with SlateMQ: durable queues on an object store."""
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from slatemq.cli import interrupts
+from slatemq.cli.session import Command, verbatim
 
 
 class Place(NamedTuple):
@@ -29,8 +30,12 @@ class Group(click.Group):
     them run.
     """
 
-    def __init__(self, *args: Any, places: Mapping[str, Place] | None = None, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    command_class = Command
+
+    def __init__(
+        self, *args: Any, places: Mapping[str, Place] | None = None, epilog: str = "", **kwargs: Any
+    ):
+        super().__init__(*args, epilog=verbatim(epilog), **kwargs)
         self.places = dict(places or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:

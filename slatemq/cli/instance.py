@@ -13,7 +13,7 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import Parsed
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Instance
@@ -34,26 +34,6 @@ ENDLESS: Final = ("retention_s", "replay_window_s")
 """Those of which 0 means forever."""
 
 UNITS_MS: Final = {"_ms": 1, "_s": 1000}
-
-SHOW_EPILOG = """\
-\b
-Examples:
-  slatemq instance show
-  slatemq instance show --json | jq .settings.replay_window_s
-"""
-
-SET_EPILOG = """\
-\b
-Examples:
-  slatemq instance set replay_window_s=14d
-  slatemq instance set max_message_delay_ms=3600000 retention_s=0
-  slatemq instance set replay_window_s=1d --accept-loss
-
-\b
-A value is a whole number in the unit of the setting, or a duration such as
-7d where that unit is one of time. A process uses the new values once it is
-restarted; `slatemq status` names those that run with older ones.
-"""
 
 
 def _pair(text: str) -> tuple[str, int]:
@@ -90,10 +70,14 @@ def instance() -> None:
     """Show and change the settings that all processes share."""
 
 
-@instance.command("show", epilog=SHOW_EPILOG)
-@with_session
+@instance.command("show")
 def show(session: Session) -> None:
-    """Show the settings of the instance."""
+    """Show the settings of the instance.
+
+    Examples:
+      slatemq instance show
+      slatemq instance show --json | jq .settings.replay_window_s
+    """
     found = session.call(lambda client: client.get_instance())
     if session.json:
         write_json(asdict(found))
@@ -103,7 +87,7 @@ def show(session: Session) -> None:
     write_table(("setting", "value", ""), rows)
 
 
-@instance.command("set", epilog=SET_EPILOG)
+@instance.command("set")
 @click.argument(
     "changes", type=_Pair("key=value", _pair), metavar="KEY=VALUE...", nargs=-1, required=True
 )
@@ -113,9 +97,18 @@ def show(session: Session) -> None:
     help="Permit a shorter replay_window_s or purge_grace_s, which may remove messages that "
     "the longer one would have kept.",
 )
-@with_session
 def set_(session: Session, changes: tuple[tuple[str, int], ...], accept_loss: bool) -> None:
-    """Change settings of the instance, unless something would be lost."""
+    """Change settings of the instance, unless something would be lost.
+
+    Examples:
+      slatemq instance set replay_window_s=14d
+      slatemq instance set max_message_delay_ms=3600000 retention_s=0
+      slatemq instance set replay_window_s=1d --accept-loss
+
+    A value is a whole number in the unit of the setting, or a duration such as
+    7d where that unit is one of time. A process uses the new values once it is
+    restarted; `slatemq status` names those that run with older ones.
+    """
 
     async def change(client: Client) -> tuple[Instance, Instance]:
         before = await client.get_instance()

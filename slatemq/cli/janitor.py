@@ -16,7 +16,7 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import QUEUE, SECONDS, TIME, WORDS, ids_option, queues_option
 from slatemq.cli.progress import progress
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
@@ -27,29 +27,6 @@ if TYPE_CHECKING:
 
 JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
 
-RUN_EPILOG = """\
-\b
-Examples:
-  slatemq janitor run retention --dry-run
-  slatemq janitor run dead-letters --older-than 30d --queue orders
-  slatemq janitor run unreferenced --no-wait
-  slatemq janitor run restore --queue orders --into orders-restored
-
-\b
-The janitor executes the run, and continues when this command ends: Ctrl-C
-asks whether to cancel it, `janitor show RUN --follow` follows it again, and
-`janitor cancel RUN` ends it. What it removed before stays removed. A janitor
-runs one job at a time. Exit code 1: the run did not complete.
-"""
-
-SHOW_EPILOG = """\
-\b
-Examples:
-  slatemq janitor show RUN
-  slatemq janitor show RUN --follow
-  slatemq janitor show RUN --json | jq .counts
-"""
-
 _RUN = click.argument("run_id", type=WORDS, metavar="RUN")
 
 
@@ -58,7 +35,7 @@ def janitor() -> None:
     """Run the jobs that clean up, archive and report."""
 
 
-@janitor.command("run", epilog=RUN_EPILOG)
+@janitor.command("run")
 @click.argument("job", type=click.Choice(JOBS), metavar="JOB")
 @click.option("--dry-run", is_flag=True, help="Count what would be removed; remove nothing.")
 @queues_option
@@ -69,7 +46,6 @@ def janitor() -> None:
 @click.option("--failed-from", type=TIME, help="restore: only what failed then or later.")
 @click.option("--failed-until", type=TIME, help="restore: only what failed before then.")
 @click.option("--no-wait", is_flag=True, help="Print the run's ID; do not wait for its end.")
-@with_session
 def run_job(
     session: Session,
     job: str,
@@ -83,6 +59,17 @@ def run_job(
 
     JOB is retention, unreferenced, done, dead-letters, report or restore. --id
     selects messages of restore.
+
+    Examples:
+      slatemq janitor run retention --dry-run
+      slatemq janitor run dead-letters --older-than 30d --queue orders
+      slatemq janitor run unreferenced --no-wait
+      slatemq janitor run restore --queue orders --into orders-restored
+
+    The janitor executes the run, and continues when this command ends: Ctrl-C
+    asks whether to cancel it, `janitor show RUN --follow` follows it again, and
+    `janitor cancel RUN` ends it. What it removed before stays removed. A janitor
+    runs one job at a time. Exit code 1: the run did not complete.
     """
     begun = session.call(
         lambda client: client.run_job(
@@ -96,7 +83,7 @@ def run_job(
     _follow(session, begun)
 
 
-@janitor.command("runs", epilog="\b\nExample:\n  slatemq janitor runs retention --limit 5")
+@janitor.command("runs", epilog="Example:\n  slatemq janitor runs retention --limit 5")
 @click.argument("job", type=click.Choice(JOBS), required=False, metavar="[JOB]")
 @click.option(
     "--limit",
@@ -105,7 +92,6 @@ def run_job(
     metavar="N",
     help="At most N runs.  [default: 20]",
 )
-@with_session
 def runs(session: Session, job: str | None, limit: int) -> None:
     """List the runs of JOB, or of all jobs, the newest first."""
 
@@ -141,12 +127,17 @@ def _show_runs(found: Sequence[JobRun]) -> None:
     )
 
 
-@janitor.command("show", epilog=SHOW_EPILOG)
+@janitor.command("show")
 @_RUN
 @click.option("--follow", is_flag=True, help="Wait for its end.")
-@with_session
 def show(session: Session, run_id: str, follow: bool) -> None:
-    """Show how far a run is, or what it did."""
+    """Show how far a run is, or what it did.
+
+    Examples:
+      slatemq janitor show RUN
+      slatemq janitor show RUN --follow
+      slatemq janitor show RUN --json | jq .counts
+    """
     one = session.call(lambda client: client.get_job_run(run_id))
     if follow and not one.ended:
         _follow(session, one)
@@ -157,9 +148,8 @@ def show(session: Session, run_id: str, follow: bool) -> None:
         sys.exit(EXIT_REFUSED)
 
 
-@janitor.command("cancel", epilog="\b\nExample:\n  slatemq janitor cancel RUN")
+@janitor.command("cancel", epilog="Example:\n  slatemq janitor cancel RUN")
 @_RUN
-@with_session
 def cancel(session: Session, run_id: str) -> None:
     """Cancel a run; what it has removed stays removed."""
     _report(session, _cancelled(session, run_id))

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from slatemq.client import Client
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ENDPOINT = "127.0.0.1:7420"
 """The first service of `make up` and docker-compose."""
@@ -76,51 +76,82 @@ class Session:
             raise click.UsageError(f"{ENDPOINT_VARIABLE}: {error.message}") from error
 
 
-def session_options(function: F) -> F:
-    """Add the options of Session to a command; their values go into it, not to the function."""
-    for decorate in (
-        click.option(
-            "--timeout",
-            type=DURATION,
-            expose_value=False,
-            callback=_keep,
-            help="How long to retry while services are down; the endpoint itself: 3s at most.  "
-            "[default: 30s]",
-        ),
-        click.option(
-            "--json",
-            is_flag=True,
-            default=None,
-            expose_value=False,
-            callback=_keep,
-            help="Print one JSON object per line, for programs.",
-        ),
-        click.option(
-            "--endpoint",
-            type=ENDPOINT,
-            metavar="HOST:PORT[,…]",
-            expose_value=False,
-            callback=_keep,
-            help="Any service of SlateMQ; of several, the first that answers.  "
-            f"[env var: {ENDPOINT_VARIABLE}; default: {DEFAULT_ENDPOINT}]",
-        ),
-    ):
-        function = decorate(function)
-    return function
-
-
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Put the value of an option into the session."""
     session = ctx.find_root().ensure_object(Session)
     if value is not None and param.name is not None:
         setattr(session, param.name, value)
 
 
-pass_session = click.make_pass_decorator(Session, ensure=True)
+JSON_OPTION = click.Option(
+    ["--json"],
+    is_flag=True,
+    default=None,
+    expose_value=False,
+    callback=_keep,
+    help="Print one JSON object per line, for programs.",
+)
+
+SESSION_OPTIONS = (
+    click.Option(
+        ["--endpoint"],
+        type=ENDPOINT,
+        metavar="HOST:PORT[,…]",
+        expose_value=False,
+        callback=_keep,
+        help="Any service of SlateMQ; of several, the first that answers.  "
+        f"[env var: {ENDPOINT_VARIABLE}; default: {DEFAULT_ENDPOINT}]",
+    ),
+    JSON_OPTION,
+    click.Option(
+        ["--timeout"],
+        type=DURATION,
+        expose_value=False,
+        callback=_keep,
+        help="How long to retry while services are down; the endpoint itself: 3s at most.  "
+        "[default: 30s]",
+    ),
+)
+
+_pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
-def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of Session to a command, and pass it as the first argument."""
-    return session_options(pass_session(function))
+class Command(click.Command):
+    """A command that takes the options of the session, and whose function gets it first.
+
+    In its help, what begins with `Example` is shown last, and as it is written.
+    """
+
+    session_options: Sequence[click.Option] = SESSION_OPTIONS
+
+    def __init__(
+        self,
+        name: str | None,
+        callback: Callable[..., Any],
+        params: Sequence[click.Parameter],
+        help: str,  # noqa: A002 - the parent's word
+        epilog: str = "",
+        **kwargs: Any,
+    ) -> None:
+        text, example, examples = cleandoc(help).partition("\n\nExample")
+        super().__init__(
+            name,
+            callback=_pass_session(callback),
+            params=[*params, *self.session_options],
+            help=text,
+            epilog=verbatim(f"Example{examples}" if example else epilog),
+            **kwargs,
+        )
+
+
+def verbatim(text: str) -> str:
+    """The text with the marks by which Click keeps the lines of each paragraph."""
+    return text and "\n\n".join(f"\b\n{paragraph}" for paragraph in text.strip().split("\n\n"))
+
+
+def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """A decorator that makes a function a command outside of any group."""
+    return click.command(name, cls=Command, **attributes)
 
 
 def write_listing(

@@ -17,7 +17,7 @@ from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
 from slatemq.cli.parameters import DURATION, WORDS, consumer_option, queue_argument
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 from slatemq.errors import InvalidArgument, SlateMQError
 
 if TYPE_CHECKING:
@@ -32,22 +32,8 @@ CLAIM_MAX = 10_000
 WAIT_MAX = timedelta(seconds=60)
 """Wait of one call, as the server permits; longer waits are several calls."""
 
-CLAIM_EPILOG = """\
-\b
-Examples:
-  slatemq claim orders
-  slatemq claim orders --max 10 --wait 5s --lease 2m
-  slatemq claim orders --json | jq -r .lease_token | xargs slatemq ack
 
-\b
-A claimed message is yours until its lease ends: `slatemq ack LEASE` marks it
-as done, `nack` returns it to the queue, `extend` extends the lease. Without
-any of them it is delivered again, and each claim counts as an attempt. If
-nothing is available, nothing is printed to stdout, and the exit code is 0.
-"""
-
-
-@click.command("claim", epilog=CLAIM_EPILOG)
+@command("claim")
 @queue_argument
 @click.option(
     "--max",
@@ -65,13 +51,22 @@ nothing is available, nothing is printed to stdout, and the exit code is 0.
 )
 @click.option("--lease", type=DURATION, help="How long to hold them.  [default: the queue's]")
 @consumer_option
-@with_session
 def claim(
     session: Session, queue: str, most: int, wait: timedelta, lease: timedelta | None, consumer: str
 ) -> None:
     """Claim messages of QUEUE, and print them with their leases.
 
     The most urgent messages come first.
+
+    Examples:
+      slatemq claim orders
+      slatemq claim orders --max 10 --wait 5s --lease 2m
+      slatemq claim orders --json | jq -r .lease_token | xargs slatemq ack
+
+    A claimed message is yours until its lease ends: `slatemq ack LEASE` marks it
+    as done, `nack` returns it to the queue, `extend` extends the lease. Without
+    any of them it is delivered again, and each claim counts as an attempt. If
+    nothing is available, nothing is printed to stdout, and the exit code is 0.
     """
 
     async def work(client: Client) -> int:
@@ -137,9 +132,8 @@ def show(session: Session, message: Received) -> None:
 _LEASES = click.argument("leases", type=WORDS, nargs=-1, required=True, metavar="LEASE...")
 
 
-@click.command("ack", epilog="\b\nExample:\n  slatemq ack 0-9d934e94a7438e3a")
+@command("ack", epilog="Example:\n  slatemq ack 0-9d934e94a7438e3a")
 @_LEASES
-@with_session
 def ack(session: Session, leases: tuple[str, ...]) -> None:
     """Mark claimed messages as done; they are not delivered again."""
 
@@ -149,9 +143,7 @@ def ack(session: Session, leases: tuple[str, ...]) -> None:
     _finish(session, leases, work, "acked")
 
 
-@click.command(
-    "nack", epilog="\b\nExample:\n  slatemq nack LEASE --reason 'no such customer' --delay 10m"
-)
+@command("nack", epilog="Example:\n  slatemq nack LEASE --reason 'no such customer' --delay 10m")
 @_LEASES
 @click.option("--reason", type=WORDS, default="", help="Why, for the record of the attempt.")
 @click.option(
@@ -162,7 +154,6 @@ def ack(session: Session, leases: tuple[str, ...]) -> None:
 @click.option(
     "--release", is_flag=True, help="Do not count the attempts: the messages were not worked on."
 )
-@with_session
 def nack(
     session: Session,
     leases: tuple[str, ...],
@@ -178,12 +169,11 @@ def nack(
     _finish(session, leases, work, "released" if release else "nacked")
 
 
-@click.command("extend", epilog="\b\nExample:\n  slatemq extend LEASE --lease 5m")
+@command("extend", epilog="Example:\n  slatemq extend LEASE --lease 5m")
 @_LEASES
 @click.option(
     "--lease", type=DURATION, help="The new length, from now.  [default: that of the claim]"
 )
-@with_session
 def extend(session: Session, leases: tuple[str, ...], lease: timedelta | None) -> None:
     """Extend the leases of claimed messages."""
 

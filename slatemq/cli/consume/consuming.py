@@ -18,7 +18,7 @@ from slatemq.cli.consume.programs import NOT_RUN, Outcome, check_syntax, run_pro
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import json_line, note, write_bytes
 from slatemq.cli.parameters import DURATION, consumer_option, queue_argument
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 
@@ -41,14 +41,12 @@ PRINTED_MAX = 1000
 """Messages prefetched for printing, and printed messages with acks under way."""
 
 EPILOG = """\
-\b
 Examples:
   slatemq consume orders --exec ./handle-order.sh
   slatemq consume orders --concurrency 8 --exec 'curl -fsS --data-binary @- localhost:8080/in'
   slatemq consume orders --wait 10s > orders.jsonl
   slatemq consume orders --max 100 --json
 
-\b
 --exec runs CMD with the shell for each message, with the payload on stdin.
 Exit status 0 acks the message; any other nacks it, and the end of what CMD
 wrote to stderr is the reason. Exit status 126 or 127 means that the shell
@@ -59,12 +57,10 @@ failures like all others; CMD || exit 1 makes them so from the start. The
 environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the
 first) and SLATEMQ_HEADERS (a JSON object; omitted over 100,000 bytes).
 
-\b
 Without --exec each payload is written to stdout, followed by a newline, and
 acked once it is written. --json writes messages as `claim` does; with --exec
 it writes the outcome of each message.
 
-\b
 Leases are extended while messages are processed. Ctrl-C stops: messages in
 process are returned, and no attempt is counted. The exit code is 1 when there
 were messages and all of them failed, and 3 when a broker or ingest that is
@@ -72,7 +68,7 @@ needed is down for longer than --timeout while nothing is in process.
 """
 
 
-@click.command("consume", epilog=EPILOG)
+@command("consume", epilog=EPILOG)
 @queue_argument
 @click.option(
     "--exec", "program", metavar="CMD", help="Run CMD for each message, payload on stdin."
@@ -98,7 +94,6 @@ needed is down for longer than --timeout while nothing is in process.
     help="How long a lease lasts unless it is extended.  [default: the queue's]",
 )
 @consumer_option
-@with_session
 def consume(
     session: Session,
     queue: str,

@@ -19,7 +19,7 @@ from slatemq.cli.failures import BadInput
 from slatemq.cli.files.queue_files import exported, head
 from slatemq.cli.parameters import queue_argument
 from slatemq.cli.progress import progress
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 
 if TYPE_CHECKING:
     from slatemq.client import Client
@@ -37,34 +37,12 @@ FIRST_PAGE_COUNT = 4
 PAGE_COUNT_MAX = 1000
 """The server's maximum."""
 
-EPILOG = """\
-\b
-Examples:
-  slatemq export orders --state failed --out failed.tq
-  slatemq export orders --state done --from 2026-11-21T08:00:00Z --out done.tq
-  slatemq export orders --state archived --out archived.tq
-  slatemq export orders --state available --limit 100 --out - | less
-
-\b
-The file is a TextQueue, which people read and edit: available messages begin
-with -, done ones with =, dead letters, archived or not, with !. ID, headers,
-attempts, times and reason are variables below each message. The janitor reads
-archived dead letters, in the order of the archive. A payload that is not text
-is base64, as the variable encoding says. The queue does not change.
-
-\b
-What to do with the file:
-  slatemq tq ls failed.tq --state error
-  slatemq failed edit orders --file failed.tq    applies your edits
-  slatemq import done.tq --to other --state processed
-"""
-
 HEAD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
  Each begins with - (available), = (done) or ! (a dead letter);
  a continued line begins with a space, a variable with a \\."""
 
 
-@click.command("export", epilog=EPILOG)
+@command("export")
 @queue_argument
 @click.option(
     "--state",
@@ -77,7 +55,6 @@ HEAD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @listing_options("done, failed or archived", to_file=True)
-@with_session
 def export(
     session: Session,
     queue: str,
@@ -89,7 +66,25 @@ def export(
     since: int | None,
     until: int | None,
 ) -> None:
-    """Write messages of QUEUE that are in one state to a queue file."""
+    """Write messages of QUEUE that are in one state to a queue file.
+
+    Examples:
+      slatemq export orders --state failed --out failed.tq
+      slatemq export orders --state done --from 2026-11-21T08:00:00Z --out done.tq
+      slatemq export orders --state archived --out archived.tq
+      slatemq export orders --state available --limit 100 --out - | less
+
+    The file is a TextQueue, which people read and edit: available messages begin
+    with -, done ones with =, dead letters, archived or not, with !. ID, headers,
+    attempts, times and reason are variables below each message. The janitor reads
+    archived dead letters, in the order of the archive. A payload that is not text
+    is base64, as the variable encoding says. The queue does not change.
+
+    What to do with the file:
+      slatemq tq ls failed.tq --state error
+      slatemq failed edit orders --file failed.tq    applies your edits
+      slatemq import done.tq --to other --state processed
+    """
     wanted = EntryState(state)
     if wanted is EntryState.AVAILABLE and (newest or since is not None or until is not None):
         raise click.UsageError("--newest, --from and --until are not for available messages")

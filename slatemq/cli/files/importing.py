@@ -29,7 +29,7 @@ from slatemq.cli.output import note
 from slatemq.cli.parameters import QUEUE
 from slatemq.cli.progress import progress
 from slatemq.cli.publish.runs import Run
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 from slatemq.cli.threads import in_thread
 from slatemq.cli.tq.input import STDIN, marked, name_of
 from slatemq.cli.tq.output import translated_errors
@@ -54,36 +54,8 @@ _PLACE = re.compile(r"(?:messages|commands)\[(\d+)\]\.?(?:push\.)?")
 BATCH_MESSAGES = 500
 BATCH_BYTES = 4 << 20
 
-EPILOG = """\
-\b
-Examples:
-  slatemq import jobs.tq --to jobs
-  slatemq import failed.tq --to orders --state error
-  slatemq import events.tq --publish          each with its headers, to every
-                                              queue whose filter takes it
-  slatemq export a --state available --out - | slatemq import - --to b
 
-\b
-Queued messages (-) are imported, and marked as processed (=) once they are
-durable: after a failure or a kill, run it again to continue. Request IDs (--to)
-or dedupe keys (--publish) identify messages that were being sent, so that
-within 10 minutes they are not imported twice; after that you must check
-whether they have arrived, and say so with --unsure. Stdin can be given again
-within 10 minutes of a failure; after that it is imported again.
-
-\b
-With --no-mark, or other states, the file does not change and does not show
-what was imported: a second import repeats it, except messages with an ID that
---publish has published within the dedupe window.
-
-\b
-Headers, retention and base64 are taken from the variables, as `slatemq
-export` writes them; without variables a message is its text. The file is
-locked meanwhile; a change by an editor, which does not lock it, is detected.
-"""
-
-
-@click.command("import", epilog=EPILOG)
+@command("import")
 @click.argument("file", type=click.Path())
 @click.option("--to", type=QUEUE, metavar="QUEUE", help="Import into this queue, without filters.")
 @click.option("--publish", is_flag=True, help="Publish to all queues whose filters match.")
@@ -100,7 +72,6 @@ locked meanwhile; a change by an editor, which does not lock it, is detected.
     type=click.Choice(["skip", "repeat"]),
     help="What to do with messages sent over 9 minutes ago, which may have arrived.",
 )
-@with_session
 def import_(
     session: Session,
     file: str,
@@ -110,7 +81,30 @@ def import_(
     no_mark: bool,
     unsure: str | None,
 ) -> None:
-    """Import the queued messages of FILE (- reads stdin) into a queue, or publish them."""
+    """Import the queued messages of FILE (- reads stdin) into a queue, or publish them.
+
+    Examples:
+      slatemq import jobs.tq --to jobs
+      slatemq import failed.tq --to orders --state error
+      slatemq import events.tq --publish          each with its headers, to every
+                                                  queue whose filter takes it
+      slatemq export a --state available --out - | slatemq import - --to b
+
+    Queued messages (-) are imported, and marked as processed (=) once they are
+    durable: after a failure or a kill, run it again to continue. Request IDs (--to)
+    or dedupe keys (--publish) identify messages that were being sent, so that
+    within 10 minutes they are not imported twice; after that you must check
+    whether they have arrived, and say so with --unsure. Stdin can be given again
+    within 10 minutes of a failure; after that it is imported again.
+
+    With --no-mark, or other states, the file does not change and does not show
+    what was imported: a second import repeats it, except messages with an ID that
+    --publish has published within the dedupe window.
+
+    Headers, retention and base64 are taken from the variables, as `slatemq
+    export` writes them; without variables a message is its text. The file is
+    locked meanwhile; a change by an editor, which does not lock it, is detected.
+    """
     if (to is None) != publish:
         raise click.UsageError("give one of --to QUEUE and --publish")
     wanted = [State(state) for state in states or ("queued",)]

@@ -21,7 +21,7 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.progress import Update, progress
 from slatemq.cli.publish.event_files import read_documents
-from slatemq.cli.session import Session, run, with_session
+from slatemq.cli.session import Session, run
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition
 from slatemq.events import message_of
@@ -36,54 +36,35 @@ STDIN = "-"
 
 BATCH_MESSAGES = 1000
 
-IMPORT_EPILOG = """\
-\b
-Examples:
-  slatemq queue create thumbnails --filter \\
-      'headers.type == "object.created" && headers.key.endsWith(".jpg")'
-  slatemq events import notifications.json
-  slatemq events import notifications.jsonl --json
-  aws sqs receive-message --queue-url URL | jq -r '.Messages[].Body' \\
-      | slatemq events import -
-
-\b
-FILE is one JSON document, or has one on each line: notifications as AWS S3,
-MinIO and Ceph send them, also by SNS and EventBridge. Each change of an
-object or a bucket becomes a message: its payload is the event, its headers
-are `type`, `bucket` and `key`. Other notifications are counted and skipped.
-
-\b
-FILE is checked to its end (stdin is read first) before anything is published.
-An event that is published again within the instance's dedupe window (10
-minutes unless set otherwise) is not stored twice: after a failure, run the
-same command again.
-"""
-
-STATUS_EPILOG = """\
-\b
-Examples:
-  slatemq events status
-  slatemq events status --json | jq .lag_count
-  slatemq events status --check
-
-\b
-The lag is the number of durable events that the backend does not have yet;
-its age is that of the oldest of them. The cursor of an ingest is a message
-ID, of a broker the number of its events, of a janitor of its looks at runs.
-docs/how-to/write-through.md says what happens while a backend is down.
-"""
-
 
 @click.group("events", cls=Group)
 def events() -> None:
     """Import events of S3 stores, and show how far SlateMQ's own are published."""
 
 
-@events.command("import", epilog=IMPORT_EPILOG)
+@events.command("import")
 @click.argument("file", type=click.Path())
-@with_session
 def import_(session: Session, file: str) -> None:
-    """Publish the S3 notifications of FILE (- reads stdin) as events."""
+    r"""Publish the S3 notifications of FILE (- reads stdin) as events.
+
+    Examples:
+      slatemq queue create thumbnails --filter \
+          'headers.type == "object.created" && headers.key.endsWith(".jpg")'
+      slatemq events import notifications.json
+      slatemq events import notifications.jsonl --json
+      aws sqs receive-message --queue-url URL | jq -r '.Messages[].Body' \
+          | slatemq events import -
+
+    FILE is one JSON document, or has one on each line: notifications as AWS S3,
+    MinIO and Ceph send them, also by SNS and EventBridge. Each change of an
+    object or a bucket becomes a message: its payload is the event, its headers
+    are `type`, `bucket` and `key`. Other notifications are counted and skipped.
+
+    FILE is checked to its end (stdin is read first) before anything is published.
+    An event that is published again within the instance's dedupe window (10
+    minutes unless set otherwise) is not stored twice: after a failure, run the
+    same command again.
+    """
     counts: Counter[str] = Counter()
 
     async def work() -> None:
@@ -180,11 +161,21 @@ def _count(counts: Counter[str], published: Sequence[Published]) -> None:
     counts["published"] += len(published) - duplicates
 
 
-@events.command("status", epilog=STATUS_EPILOG)
+@events.command("status")
 @click.option("--check", is_flag=True, help="Exit with 3 when a process or backend is down.")
-@with_session
 def status(session: Session, check: bool) -> None:
-    """Show the event backend of each process, whether it answers, and its lag."""
+    """Show the event backend of each process, whether it answers, and its lag.
+
+    Examples:
+      slatemq events status
+      slatemq events status --json | jq .lag_count
+      slatemq events status --check
+
+    The lag is the number of durable events that the backend does not have yet;
+    its age is that of the oldest of them. The cursor of an ingest is a message
+    ID, of a broker the number of its events, of a janitor of its looks at runs.
+    docs/how-to/write-through.md says what happens while a backend is down.
+    """
     found = session.call(lambda client: client.events_status())
     if session.json:
         for one in found:

@@ -24,7 +24,7 @@ from slatemq.cli.publish.reach import (
     note_unused_delay,
     queues_reached,
 )
-from slatemq.cli.session import Session, run, with_session
+from slatemq.cli.session import Session, command, run
 from slatemq.cli.threads import in_thread
 from slatemq.models import OutgoingMessage
 
@@ -34,7 +34,6 @@ PAYLOAD_BYTES_MAX = 1 << 30
 STDIN = "-"
 
 EPILOG = """\
-\b
 Examples:
   slatemq publish --to orders '{"id": 7}'
   slatemq publish --header type=order --header region=eu --file order.json
@@ -44,7 +43,6 @@ Examples:
   slatemq publish --jsonl events.jsonl --headers-from /type,/actor/login
   slatemq publish --jsonl events.jsonl --headers-from /type,/actor/login --skip 12000
 
-\b
 --jsonl publishes each line as one message, byte for byte without its newline;
 an empty line is an empty message. --headers-from takes headers from lines of
 JSON, by RFC 6901 pointers (~1 for /, ~0 for ~): /actor/login makes the header
@@ -52,7 +50,6 @@ JSON, by RFC 6901 pointers (~1 for /, ~0 for ~): /actor/login makes the header
 written; a missing value or null makes no header; an object or array is an
 error, which names the line.
 
-\b
 At the end, also after a failure or Ctrl-C, --jsonl prints the durable count:
 the number of lines, from the start of the file, that are certainly stored.
 Continue with --skip and that number. Later lines may be stored too; if you
@@ -63,7 +60,7 @@ duplicates lines.
 """
 
 
-@click.command("publish", epilog=EPILOG)
+@command("publish", epilog=EPILOG)
 @click.argument("text", required=False)
 @click.option("--file", "file", type=click.Path(), metavar="F", help="Read the payload from F.")
 @click.option("--jsonl", type=click.Path(), metavar="F", help="Publish each line of F; - is stdin.")
@@ -97,7 +94,6 @@ duplicates lines.
     help="Publish also where the queue of --to does not exist or does not match.",
 )
 @header_option("the message, or of each line")
-@with_session
 def publish(
     session: Session,
     text: str | None,

@@ -12,54 +12,11 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import DURATION, WORDS
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, with_session, write_listing
+from slatemq.cli.session import Session, write_listing
 from slatemq.errors import DeadlineExceeded, FailedPrecondition
 
 if TYPE_CHECKING:
     from slatemq._admin.tasks import Task
-
-SHOW_EPILOG = """\
-\b
-Example:
-  slatemq task show task_01M82W8EBQ0007T39NZB3QEXHT
-
-\b
-Pending: in the queue backend, waiting to be applied or retried. Applied: its
-messages are durable; their IDs are known for seven days. Failed: in the
-backend's dead-letter place until `slatemq task retry`.
-"""
-
-WAIT_EPILOG = """\
-\b
-Examples:
-  slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT
-  slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT --for 1m --json
-
-\b
-Exit codes: 0 it is applied, 1 it has failed, 3 it was still pending when the
-time was over; it stays pending.
-"""
-
-FAILED_EPILOG = """\
-\b
-Example:
-  slatemq task failed --limit 10
-
-\b
-An item of the dead-letter place that is not a task is listed as unreadable,
-with its place in the backend. It is not retried: inspect it there.
-"""
-
-RETRY_EPILOG = """\
-\b
-Example:
-  slatemq task failed
-  slatemq task retry
-
-\b
-Remove the cause first. Attempts count from 0 again. A task that was applied
-is never applied again.
-"""
 
 _TASK = click.argument("task_id", type=WORDS, metavar="TASK")
 
@@ -69,22 +26,36 @@ def task() -> None:
     """Show publishes accepted as tasks, and retry those that failed."""
 
 
-@task.command("show", epilog=SHOW_EPILOG)
+@task.command("show")
 @_TASK
-@with_session
 def show(session: Session, task_id: str) -> None:
-    """Show the state of a task, and the IDs of its messages once it is applied."""
+    """Show the state of a task, and the IDs of its messages once it is applied.
+
+    Example:
+      slatemq task show task_01M82W8EBQ0007T39NZB3QEXHT
+
+    Pending: in the queue backend, waiting to be applied or retried. Applied: its
+    messages are durable; their IDs are known for seven days. Failed: in the
+    backend's dead-letter place until `slatemq task retry`.
+    """
     _print(session, session.call(lambda client: client.get_task(task_id)))
 
 
-@task.command("wait", epilog=WAIT_EPILOG)
+@task.command("wait")
 @_TASK
 @click.option(
     "--for", "length", type=DURATION, metavar="DURATION", help="Wait no longer.  [default: forever]"
 )
-@with_session
 def wait(session: Session, task_id: str, length: timedelta | None) -> None:
-    """Wait until a task is applied or has failed."""
+    """Wait until a task is applied or has failed.
+
+    Examples:
+      slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT
+      slatemq task wait task_01M82W8EBQ0007T39NZB3QEXHT --for 1m --json
+
+    Exit codes: 0 it is applied, 1 it has failed, 3 it was still pending when the
+    time was over; it stays pending.
+    """
     found = session.call(lambda client: client.wait_task(task_id, length))
     _print(session, found)
     state = found.state.value
@@ -94,7 +65,7 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
         raise DeadlineExceeded(f"{task_id} is still pending")
 
 
-@task.command("failed", epilog=FAILED_EPILOG)
+@task.command("failed")
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
@@ -102,9 +73,15 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
     show_default=True,
     help="At most, of each ingest.",
 )
-@with_session
 def failed(session: Session, limit: int) -> None:
-    """List the tasks that have failed, with their errors."""
+    """List the tasks that have failed, with their errors.
+
+    Example:
+      slatemq task failed --limit 10
+
+    An item of the dead-letter place that is not a task is listed as unreadable,
+    with its place in the backend. It is not retried: inspect it there.
+    """
     write_listing(session, lambda client: client.failed_tasks(limit), _fields, _show_failed)
 
 
@@ -123,10 +100,17 @@ def _show_failed(found: Sequence[Task]) -> None:
     )
 
 
-@task.command("retry", epilog=RETRY_EPILOG)
-@with_session
+@task.command("retry")
 def retry(session: Session) -> None:
-    """Retry every task that has failed."""
+    """Retry every task that has failed.
+
+    Example:
+      slatemq task failed
+      slatemq task retry
+
+    Remove the cause first. Attempts count from 0 again. A task that was applied
+    is never applied again.
+    """
     count = session.call(lambda client: client.retry_failed_tasks())
     if session.json:
         write_json({"retried_count": count})

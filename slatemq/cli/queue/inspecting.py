@@ -22,33 +22,14 @@ from slatemq.cli.parameters import (
     queues_option,
 )
 from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 from slatemq.models import Explanation, RouteStatus
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Status
 
-EXPLAIN_EPILOG = """\
-\b
-Examples:
-  slatemq explain --header type=order --header region=eu
-  slatemq explain --to orders
-  slatemq explain --header type=order --queue eu-orders --size 2000000 --json
-"""
 
-STATUS_EPILOG = """\
-\b
-Examples:
-  slatemq status
-  slatemq status --check && echo all is well
-  slatemq status --json | jq '.queues[] | {queue_id, counts}'
-
-\b
-Lag is the number of stored messages that are not yet routed to the queues.
-"""
-
-
-@click.command("explain", epilog=EXPLAIN_EPILOG)
+@command("explain")
 @header_option("the message")
 @click.option(
     "--size",
@@ -66,7 +47,6 @@ Lag is the number of stored messages that are not yet routed to the queues.
 )
 @click.option("--id", "message_id", type=MESSAGE_ID, default=0, help="Its ID.")
 @queues_option
-@with_session
 def explain(
     session: Session,
     to: str | None,
@@ -77,6 +57,11 @@ def explain(
     """Show which queues a message with these headers would reach, and why.
 
     Nothing is published.
+
+    Examples:
+      slatemq explain --header type=order --header region=eu
+      slatemq explain --to orders
+      slatemq explain --header type=order --queue eu-orders --size 2000000 --json
     """
     headers = headers_of(to, pairs)
     found = session.call(lambda client: client.explain(headers, queue_ids=queues, **message))
@@ -105,11 +90,18 @@ def _none_matches(to: str | None, found: Sequence[Explanation]) -> str:
     return "no queue matches"
 
 
-@click.command("status", epilog=STATUS_EPILOG)
+@command("status")
 @click.option("--check", is_flag=True, help="Exit with 3 when a service is not serving.")
-@with_session
 def status(session: Session, check: bool) -> None:
-    """Show every service and shard, the lag of routing, and the depth of the queues."""
+    """Show every service and shard, the lag of routing, and the depth of the queues.
+
+    Examples:
+      slatemq status
+      slatemq status --check && echo all is well
+      slatemq status --json | jq '.queues[] | {queue_id, counts}'
+
+    Lag is the number of stored messages that are not yet routed to the queues.
+    """
     found = session.call(lambda client: client.status())
     if session.json:
         write_json(_fields(found))

@@ -22,7 +22,7 @@ from slatemq.cli.queue_options import (
     settings_rows,
     state_of,
 )
-from slatemq.cli.session import Session, with_session, write_listing
+from slatemq.cli.session import Session, write_listing
 
 if TYPE_CHECKING:
     from slatemq._admin.entry_models import StateName
@@ -30,55 +30,6 @@ if TYPE_CHECKING:
 
 FILTER_WIDTH = 8
 """The least width at which a list shows filters."""
-
-CREATE_EPILOG = """\
-\b
-Examples:
-  slatemq queue create orders
-      takes what is published --to orders: the header `queue` is its name
-  slatemq queue create eu --filter 'headers["region"] == "eu" && headers["type"] == "order"'
-  slatemq queue create big --filter 'size > 1000000' --priority 'int(headers["priority"])'
-  slatemq queue create mail --max-attempts 3 --lease 2m --done-retention 7d
-  slatemq queue create calls --backoff exponential:1s..10m,jitter=0.5
-  slatemq queue create audited --default-delay 30s
-  slatemq queue create stats --filter 'headers["type"] == "order"' --start-from -2h
-  slatemq queue create stage-2 --with stage-1
-
-\b
-Filters and priorities are CEL. They see `headers` (a map of strings),
-`created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
-duration), `size` (bytes of payload) and `message_id`. A filter that fails,
-for example on a missing header, matches nothing. Priorities are 0 to 255, 0
-the most urgent, and 128 unless --priority says otherwise; an expression that
-fails or gives no integer gives the fallback priority.
-
-\b
-A backoff says how long a message waits after its n-th failed attempt:
-fixed:10s, linear:5s..1m (n times 5s, at most 1m), exponential:1s..10m
-(doubling; ,multiplier=3 triples); ,jitter=0.5 shortens the wait by a random
-part of up to half; none: no wait. A queue with a default delay is a delayed
-queue: a message becomes available that long after it was received, unless it
-has a delay of its own.
-"""
-
-UPDATE_EPILOG = """\
-\b
-Examples:
-  slatemq queue update orders --max-attempts 10
-  slatemq queue update orders --filter 'headers["type"] == "order"'
-  slatemq queue update orders --reset priority --reset lease
-  slatemq queue update orders --lease 1m --etag 7       (the etag of queue show)
-
-A new filter or priority applies to what is routed later; messages in the queue stay.
-"""
-
-PURGE_EPILOG = """\
-\b
-Examples:
-  slatemq queue purge orders
-  slatemq queue purge orders --state in-flight      also ends their leases
-  slatemq queue purge orders --state failed --yes   the same as `failed purge`
-"""
 
 _RESETTABLE = {name.replace("_", "-"): name for name in QUEUE_SETTINGS}
 
@@ -90,7 +41,7 @@ def queue() -> None:
     """Create, list, change, pause, purge and delete queues."""
 
 
-@queue.command("create", epilog=CREATE_EPILOG)
+@queue.command("create")
 @click.argument("name", type=WORDS)
 @settings_options(lambda default: f"  [default: {default}]")
 @click.option(
@@ -107,7 +58,6 @@ def queue() -> None:
     metavar="QUEUE",
     help="Place it on this queue's shard, for commands that change both in one step.",
 )
-@with_session
 def create(
     session: Session, /, name: str, with_queue: str, start_from: Any, **settings: Any
 ) -> None:
@@ -116,6 +66,31 @@ def create(
     It takes the messages that match its filter, of those published from now on. With --start-from
     it takes older ones too, as far as the instance's replay window goes back (7 days unless set
     otherwise); `queue show` reports the progress.
+
+    Examples:
+      slatemq queue create orders
+          takes what is published --to orders: the header `queue` is its name
+      slatemq queue create eu --filter 'headers["region"] == "eu" && headers["type"] == "order"'
+      slatemq queue create big --filter 'size > 1000000' --priority 'int(headers["priority"])'
+      slatemq queue create mail --max-attempts 3 --lease 2m --done-retention 7d
+      slatemq queue create calls --backoff exponential:1s..10m,jitter=0.5
+      slatemq queue create audited --default-delay 30s
+      slatemq queue create stats --filter 'headers["type"] == "order"' --start-from -2h
+      slatemq queue create stage-2 --with stage-1
+
+    Filters and priorities are CEL. They see `headers` (a map of strings),
+    `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
+    duration), `size` (bytes of payload) and `message_id`. A filter that fails,
+    for example on a missing header, matches nothing. Priorities are 0 to 255, 0
+    the most urgent, and 128 unless --priority says otherwise; an expression that
+    fails or gives no integer gives the fallback priority.
+
+    A backoff says how long a message waits after its n-th failed attempt:
+    fixed:10s, linear:5s..1m (n times 5s, at most 1m), exponential:1s..10m
+    (doubling; ,multiplier=3 triples); ,jitter=0.5 shortens the wait by a random
+    part of up to half; none: no wait. A queue with a default delay is a delayed
+    queue: a message becomes available that long after it was received, unless it
+    has a delay of its own.
     """
     one = session.call(
         lambda client: client.create_queue(
@@ -125,17 +100,15 @@ def create(
     session.show(queue_fields(one), f"created queue {name}")
 
 
-@queue.command("ls", epilog="\b\nExamples:\n  slatemq queue ls\n  slatemq queue ls --prefix eu-")
+@queue.command("ls", epilog="Examples:\n  slatemq queue ls\n  slatemq queue ls --prefix eu-")
 @click.option("--prefix", type=WORDS, default="", help="Only queues whose names begin with it.")
-@with_session
 def ls(session: Session, prefix: str) -> None:
     """List the queues with the counts of their messages."""
     write_listing(session, lambda client: client.list_queues(prefix), queue_fields, _show_queues)
 
 
-@queue.command("show", epilog="\b\nExample:\n  slatemq queue show orders --json")
+@queue.command("show", epilog="Example:\n  slatemq queue show orders --json")
 @_NAME
-@with_session
 def show(session: Session, name: str) -> None:
     """Show the settings of a queue, and the counts of its messages."""
     found = session.call(lambda client: client.get_queue(name))
@@ -148,7 +121,7 @@ def show(session: Session, name: str) -> None:
         write_table(("priority", "available", "delayed"), priority_rows(found))
 
 
-@queue.command("update", epilog=UPDATE_EPILOG)
+@queue.command("update")
 @_NAME
 @settings_options(lambda default: "")
 @click.option(
@@ -159,11 +132,19 @@ def show(session: Session, name: str) -> None:
     help="Reset a setting to its default (see `queue create --help`); repeatable.",
 )
 @etag_option
-@with_session
 def update(
     session: Session, /, name: str, reset: tuple[str, ...], etag: str, **settings: Any
 ) -> None:
-    """Change settings of a queue; all others stay as they are."""
+    """Change settings of a queue; all others stay as they are.
+
+    Examples:
+      slatemq queue update orders --max-attempts 10
+      slatemq queue update orders --filter 'headers["type"] == "order"'
+      slatemq queue update orders --reset priority --reset lease
+      slatemq queue update orders --lease 1m --etag 7       (the etag of queue show)
+
+    A new filter or priority applies to what is routed later; messages in the queue stay.
+    """
     changes = {key: value for key, value in settings.items() if value is not None}
     for word in reset:
         if _RESETTABLE[word] in changes:
@@ -175,11 +156,10 @@ def update(
     session.show(queue_fields(one), f"updated queue {name}")
 
 
-@queue.command("delete", epilog="\b\nExample:\n  slatemq queue delete orders --yes")
+@queue.command("delete", epilog="Example:\n  slatemq queue delete orders --yes")
 @_NAME
 @yes_option
 @etag_option
-@with_session
 def delete(session: Session, name: str, yes: bool, etag: str) -> None:
     """Delete a queue with everything in it. Other queues keep their messages."""
     confirm(yes, f"Delete queue {name} with everything in it?")
@@ -216,9 +196,8 @@ def _show_queues(queues: Sequence[Queue]) -> None:
 
 def _steering(word: str, done: str, method: str, text: str) -> None:
 
-    @queue.command(word, help=text, epilog=f"\b\nExample:\n  slatemq queue {word} orders")
+    @queue.command(word, help=text, epilog=f"Example:\n  slatemq queue {word} orders")
     @_NAME
-    @with_session
     def command(session: Session, name: str) -> None:
         one: Queue = session.call(lambda client: getattr(client, method)(name))
         session.show(queue_fields(one), f"{done} queue {name}")
@@ -240,7 +219,7 @@ _steering(
 )
 
 
-@queue.command("purge", epilog=PURGE_EPILOG)
+@queue.command("purge")
 @_NAME
 @click.option(
     "--state",
@@ -251,9 +230,14 @@ _steering(
     "always go together]",
 )
 @yes_option
-@with_session
 def purge(session: Session, name: str, states: tuple[StateName, ...], yes: bool) -> None:
-    """Remove all messages of a queue that are in certain states, in one step."""
+    """Remove all messages of a queue that are in certain states, in one step.
+
+    Examples:
+      slatemq queue purge orders
+      slatemq queue purge orders --state in-flight      also ends their leases
+      slatemq queue purge orders --state failed --yes   the same as `failed purge`
+    """
     purge_states(session, name, states, yes)
 
 

@@ -26,7 +26,7 @@ from slatemq.cli.parameters import (
 from slatemq.cli.progress import progress
 from slatemq.cli.queue.queues import purge_states
 from slatemq.cli.repair.messages import finished_listing, show_message
-from slatemq.cli.session import Session, with_session, write_listing
+from slatemq.cli.session import Session, write_listing
 from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:
@@ -37,35 +37,6 @@ LOOKUPS_MAX = 100
 """With more IDs a redrive does not look them up first: each lookup reads lists of the queue."""
 
 LOOKUPS_AT_ONCE = 8
-
-REDRIVE_EPILOG = """\
-\b
-Examples:
-  slatemq failed redrive orders
-  slatemq failed redrive orders --into orders-retry --rate 100
-  slatemq failed redrive orders --filter 'reason.contains("timeout") && attempts < 9'
-  slatemq failed redrive orders --id 500 --id 501
-
-\b
-The broker executes the redrive, each message exactly once, and continues when
-this command ends: Ctrl-C stops only the waiting, `failed cancel` stops the
-redrive. Filters see headers, created_at, received_at, size and message_id, as
-a queue's filter does, and `reason`, `attempts` and `failed_at`. Messages that
-fail after its start are not included. An --id (of up to 100) that is not a
-dead letter of the queue is reported, with exit code 1; the others are moved.
-"""
-
-
-SHOW_EPILOG = """\
-\b
-Examples:
-  slatemq failed show orders/1f4/f687f67c52d00
-  slatemq failed show 500 --in orders --json
-
-\b
-Handles come from `failed ls`. Given an ID, it searches, and shows the message
-in any state, as `message show` does.
-"""
 
 _REDRIVE = click.argument("redrive_id", type=WORDS, metavar="REDRIVE")
 
@@ -90,32 +61,38 @@ failed.add_command(
         EntryState.FAILED,
         "failed",
         "List the dead letters of QUEUE by time, with the reason of each.",
-        "\b\nExamples:\n  slatemq failed ls orders\n"
+        "Examples:\n  slatemq failed ls orders\n"
         "  slatemq failed ls orders --newest --limit 10 --headers --json\n"
         "  slatemq failed ls orders --archived --from 2026-11-01T00:00:00Z",
     )
 )
 
 
-@failed.command("show", epilog=SHOW_EPILOG)
+@failed.command("show")
 @click.argument("which", type=WHICH, metavar="HANDLE|ID")
 @search_option
-@with_session
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
-    """Show a dead letter: why it failed, its attempts, headers and payload."""
+    """Show a dead letter: why it failed, its attempts, headers and payload.
+
+    Examples:
+      slatemq failed show orders/1f4/f687f67c52d00
+      slatemq failed show 500 --in orders --json
+
+    Handles come from `failed ls`. Given an ID, it searches, and shows the message
+    in any state, as `message show` does.
+    """
     show_message(session, which, queues)
 
 
-@failed.command("purge", epilog="\b\nExample:\n  slatemq failed purge orders --yes")
+@failed.command("purge", epilog="Example:\n  slatemq failed purge orders --yes")
 @queue_argument
 @yes_option
-@with_session
 def purge(session: Session, queue: str, yes: bool) -> None:
     """Remove all dead letters of QUEUE."""
     purge_states(session, queue, ("failed",), yes)
 
 
-@failed.command("redrive", epilog=REDRIVE_EPILOG)
+@failed.command("redrive")
 @queue_argument
 @click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Move them to this queue.")
 @click.option(
@@ -130,7 +107,6 @@ def purge(session: Session, queue: str, yes: bool) -> None:
     help="Move at most N messages per second, up to 100000.  [default: 0, no limit]",
 )
 @click.option("--no-wait", is_flag=True, help="Print the redrive's ID; do not wait for its end.")
-@with_session
 def redrive(
     session: Session,
     queue: str,
@@ -140,7 +116,21 @@ def redrive(
     rate: int,
     no_wait: bool,
 ) -> None:
-    """Make dead letters of QUEUE available again, with no attempts counted."""
+    """Make dead letters of QUEUE available again, with no attempts counted.
+
+    Examples:
+      slatemq failed redrive orders
+      slatemq failed redrive orders --into orders-retry --rate 100
+      slatemq failed redrive orders --filter 'reason.contains("timeout") && attempts < 9'
+      slatemq failed redrive orders --id 500 --id 501
+
+    The broker executes the redrive, each message exactly once, and continues when
+    this command ends: Ctrl-C stops only the waiting, `failed cancel` stops the
+    redrive. Filters see headers, created_at, received_at, size and message_id, as
+    a queue's filter does, and `reason`, `attempts` and `failed_at`. Messages that
+    fail after its start are not included. An --id (of up to 100) that is not a
+    dead letter of the queue is reported, with exit code 1; the others are moved.
+    """
     unknown: list[int] = []
 
     async def work(client: Client) -> Redrive | None:
@@ -203,9 +193,8 @@ def _report_unknown(session: Session, queue: str, ids: Sequence[int]) -> None:
             note(error.message)
 
 
-@failed.command("redrives", epilog="\b\nExample:\n  slatemq failed redrives orders")
+@failed.command("redrives", epilog="Example:\n  slatemq failed redrives orders")
 @click.argument("queue", type=WORDS, required=False, default="")
-@with_session
 def redrives(session: Session, queue: str) -> None:
     """List the redrives of QUEUE, or of all queues, the newest first."""
     write_listing(session, lambda client: client.list_redrives(queue), asdict, _show_redrives)
@@ -241,17 +230,15 @@ def _show_redrives(found: Sequence[Redrive]) -> None:
             note(f"redrive {one.redrive_id}: {one.error}")
 
 
-@failed.command("cancel", epilog="\b\nExample:\n  slatemq failed cancel REDRIVE")
+@failed.command("cancel", epilog="Example:\n  slatemq failed cancel REDRIVE")
 @_REDRIVE
-@with_session
 def cancel(session: Session, redrive_id: str) -> None:
     """Stop a redrive; messages that it has moved stay moved."""
     _report(session, session.call(lambda client: client.cancel_redrive(redrive_id)))
 
 
-@failed.command("resume", epilog="\b\nExample:\n  slatemq failed resume REDRIVE")
+@failed.command("resume", epilog="Example:\n  slatemq failed resume REDRIVE")
 @_REDRIVE
-@with_session
 def resume(session: Session, redrive_id: str) -> None:
     """Continue a redrive that was cancelled or has failed."""
     _report(session, session.call(lambda client: client.resume_redrive(redrive_id)))

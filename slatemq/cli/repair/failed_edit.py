@@ -28,7 +28,7 @@ from slatemq.cli.publish.runs import STATE_VARIABLE
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import session_of, steps
 from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, review
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 from slatemq.cli.tq.output import translated_errors
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ _DONE = {
 }
 
 EPILOG = """\
-\b
 Examples:
   slatemq failed edit orders
   EDITOR='code --wait' slatemq failed edit orders --newest --limit 20
@@ -68,7 +67,6 @@ Examples:
   slatemq failed edit orders --file f.tq --yes    without an editor
   slatemq failed edit orders --archived --newest --limit 20
 
-\b
 Each dead letter is an entry that begins with !. Change that character:
   -   to send it again; if you edit its text or headers, a new message replaces
       it in one commit
@@ -78,12 +76,10 @@ A comment without an ID is kept as a note on the dead letter below it, and is
 exported with it again. The lines that begin with \\ describe the message:
 leave id, handle, etag and content as they are.
 
-\b
 The changes are shown, and made after you confirm. A dead letter that was
 settled meanwhile, or has failed again, is reported and left: exit code 1, and
 the file is kept. Continuing with --file does nothing twice.
 
-\b
 --archived edits dead letters that the janitor has archived. They come back as
 new messages, take no notes, and are not listed as done. What was done, or sent
 before a kill, is noted in the file (\\settled=ok, ..); any other that is no
@@ -106,7 +102,7 @@ class NoEditor(BadInput):
     """The editor cannot be run."""
 
 
-@click.command("edit", epilog=EPILOG)
+@command("edit", epilog=EPILOG)
 @queue_argument
 @click.option(
     "--file", "file", type=click.Path(), metavar="F.tq", help="Use this export, edited already."
@@ -114,7 +110,6 @@ class NoEditor(BadInput):
 @click.option("--archived", is_flag=True, help="Edit those whose content is in the archive.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @listing_options("failed, or archived,", to_file=True)
-@with_session
 def edit(
     session: Session,
     queue: str,

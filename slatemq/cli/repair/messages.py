@@ -24,7 +24,7 @@ from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note
 from slatemq.cli.parameters import HEADER, WHICH, WORDS, etag_option, queue_argument, search_option
 from slatemq.cli.publish.publishing import STDIN, read_all
-from slatemq.cli.session import Session, with_session
+from slatemq.cli.session import Session, command
 from slatemq.cli.threads import in_thread
 from slatemq.errors import FailedPrecondition, NotFound
 
@@ -35,61 +35,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 """How often `message watch` checks for an outage."""
 
-LS_EPILOG = """\
-\b
-Examples:
-  slatemq message ls orders
-  slatemq message ls orders --state delayed --limit 20 --headers
-  slatemq message ls orders --state in-flight --json | jq .consumer_id
-  slatemq message ls orders --limit 0 | less        all of them
-
-\b
-Nothing is claimed. Available and delayed messages are listed in the order of
-their delivery. The handle says where a message is: show, cancel, reschedule
-and edit take it, and find the message immediately however deep the queue is.
-`done ls` and `failed ls` list by time, and can start with the newest.
-"""
-
-SHOW_EPILOG = """\
-\b
-Examples:
-  slatemq message show orders/1f4/a128.r.38266ddb6aa0002
-  slatemq message show 500              searches all queues
-  slatemq message show 500 --in orders
-
-\b
-Given an ID, it searches in the background: some seconds per million messages.
-Handles come from `message ls`, `failed ls` and `done ls`.
-"""
-
-EDIT_EPILOG = """\
-\b
-Examples:
-  slatemq message edit HANDLE '{"id": 7, "checked": true}'
-  slatemq message edit HANDLE --file fixed.json --etag 5f0e    (of message show)
-  slatemq message edit HANDLE --header type=order --header checked=yes
-  slatemq message edit 500 --in orders 'better'    searches for it
-
-\b
-Only a delayed message can be edited. It changes in every queue that has not
-delivered it, and is not routed again. --header replaces all headers.
-"""
-
-WATCH_EPILOG = """\
-\b
-Examples:
-  slatemq message watch reminders
-  slatemq message watch reminders --json | ./audit.sh
-  slatemq message watch reminders --position QERd2Tn6AABof2fR8kEAAAAA
-
-\b
-Prints the messages that are delayed now, then each new one. A message that is
-rescheduled is printed again; one that was cancelled meanwhile may be printed.
-At the end it prints the position from which --position continues: no message
-is missed, some may be printed again. It waits up to --timeout for a broker
-that restarts.
-"""
-
 _ONE = click.argument("which", type=WHICH, metavar="HANDLE|ID")
 _SEVERAL = click.argument("which", type=WHICH, nargs=-1, required=True, metavar="HANDLE|ID...")
 
@@ -99,7 +44,7 @@ def message() -> None:
     """Show, cancel, reschedule and edit single messages."""
 
 
-@message.command("ls", epilog=LS_EPILOG)
+@message.command("ls")
 @queue_argument
 @click.option(
     "--state",
@@ -108,9 +53,20 @@ def message() -> None:
     help="List messages in this state.  [default: available]",
 )
 @listing_options()
-@with_session
 def ls(session: Session, queue: str, state: str, limit: int | None, headers: bool) -> None:
-    """List messages of QUEUE that are in one state."""
+    """List messages of QUEUE that are in one state.
+
+    Examples:
+      slatemq message ls orders
+      slatemq message ls orders --state delayed --limit 20 --headers
+      slatemq message ls orders --state in-flight --json | jq .consumer_id
+      slatemq message ls orders --limit 0 | less        all of them
+
+    Nothing is claimed. Available and delayed messages are listed in the order of
+    their delivery. The handle says where a message is: show, cancel, reschedule
+    and edit take it, and find the message immediately however deep the queue is.
+    `done ls` and `failed ls` list by time, and can start with the newest.
+    """
     list_entries(session, queue, EntryState(state.replace("-", "_")), limit, headers)
 
 
@@ -131,12 +87,20 @@ def list_entries(
         note(f"nothing in {queue} is {state.replace('_', ' ')}")
 
 
-@message.command("show", epilog=SHOW_EPILOG)
+@message.command("show")
 @_ONE
 @search_option
-@with_session
 def show(session: Session, which: str, queues: tuple[str, ...]) -> None:
-    """Show a message: its state, attempts, headers and payload; by ID, in every queue."""
+    """Show a message: its state, attempts, headers and payload; by ID, in every queue.
+
+    Examples:
+      slatemq message show orders/1f4/a128.r.38266ddb6aa0002
+      slatemq message show 500              searches all queues
+      slatemq message show 500 --in orders
+
+    Given an ID, it searches in the background: some seconds per million messages.
+    Handles come from `message ls`, `failed ls` and `done ls`.
+    """
     show_message(session, which, queues)
 
 
@@ -234,12 +198,11 @@ def _each_waiting(
 
 @message.command(
     "cancel",
-    epilog="\b\nExamples:\n  slatemq message cancel HANDLE\n"
+    epilog="Examples:\n  slatemq message cancel HANDLE\n"
     "  slatemq message cancel 500 --in orders      searches for it",
 )
 @_SEVERAL
 @search_option
-@with_session
 def cancel(session: Session, which: tuple[str, ...], queues: tuple[str, ...]) -> None:
     """Remove available or delayed messages from their queues: they will not be delivered."""
 
@@ -252,13 +215,12 @@ def cancel(session: Session, which: tuple[str, ...], queues: tuple[str, ...]) ->
 
 @message.command(
     "reschedule",
-    epilog="\b\nExamples:\n  slatemq message reschedule HANDLE --visible-at +1h\n"
+    epilog="Examples:\n  slatemq message reschedule HANDLE --visible-at +1h\n"
     "  slatemq message reschedule 500 --in orders      now",
 )
 @_SEVERAL
 @search_option
 @click.option("--visible-at", type=WHEN, help="A time, or +5m from now.  [default: now]")
-@with_session
 def reschedule(
     session: Session, which: tuple[str, ...], queues: tuple[str, ...], visible_at: int | None
 ) -> None:
@@ -271,14 +233,13 @@ def reschedule(
     _each_waiting(session, which, queues, change)
 
 
-@message.command("edit", epilog=EDIT_EPILOG)
+@message.command("edit")
 @_ONE
 @click.argument("text", required=False)
 @search_option
 @click.option("--file", "file", type=click.Path(), metavar="F", help="Read the payload from F.")
 @click.option("--header", "pairs", type=HEADER, multiple=True, help="A new header; repeatable.")
 @etag_option
-@with_session
 def edit(
     session: Session,
     which: str,
@@ -288,7 +249,17 @@ def edit(
     pairs: tuple[tuple[str, str], ...],
     etag: str,
 ) -> None:
-    """Replace the payload of a delayed message (TEXT, a file, or - for stdin), or its headers."""
+    """Replace the payload of a delayed message (TEXT, a file, or - for stdin), or its headers.
+
+    Examples:
+      slatemq message edit HANDLE '{"id": 7, "checked": true}'
+      slatemq message edit HANDLE --file fixed.json --etag 5f0e    (of message show)
+      slatemq message edit HANDLE --header type=order --header checked=yes
+      slatemq message edit 500 --in orders 'better'    searches for it
+
+    Only a delayed message can be edited. It changes in every queue that has not
+    delivered it, and is not routed again. --header replaces all headers.
+    """
     if text is not None and file is not None:
         raise click.UsageError("give one of TEXT, - (stdin) and --file F")
     if text is None and file is None and not pairs:
@@ -308,12 +279,23 @@ def edit(
     session.show({"handle": handle, "etag": changed}, f"edited {handle}, etag {changed}")
 
 
-@message.command("watch", epilog=WATCH_EPILOG)
+@message.command("watch")
 @queue_argument
 @click.option("--position", type=WORDS, default="", help="Continue where an earlier watch ended.")
-@with_session
 def watch(session: Session, queue: str, position: str) -> None:
-    """Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C."""
+    """Print the delayed messages of QUEUE, each before it can be claimed, until Ctrl-C.
+
+    Examples:
+      slatemq message watch reminders
+      slatemq message watch reminders --json | ./audit.sh
+      slatemq message watch reminders --position QERd2Tn6AABof2fR8kEAAAAA
+
+    Prints the messages that are delayed now, then each new one. A message that is
+    rescheduled is printed again; one that was cancelled meanwhile may be printed.
+    At the end it prints the position from which --position continues: no message
+    is missed, some may be printed again. It waits up to --timeout for a broker
+    that restarts.
+    """
     where = ""
 
     async def print_all(seen: DelayedWatch) -> None:
@@ -351,10 +333,9 @@ def done() -> None:
 def finished_listing(state: EntryState, word: str, text: str, examples: str) -> click.Command:
     """The `ls` of a list by time; `word` says what happened to its messages."""
 
-    @click.command("ls", help=text, epilog=examples)
+    @command("ls", help=text, epilog=examples)
     @queue_argument
     @listing_options(word)
-    @with_session
     def listing(
         session: Session,
         queue: str,
@@ -380,6 +361,6 @@ done.add_command(
         EntryState.DONE,
         "done",
         "List the done messages of QUEUE by time, as long as its done retention keeps them.",
-        "\b\nExample:\n  slatemq done ls orders --newest --limit 10",
+        "Example:\n  slatemq done ls orders --newest --limit 10",
     )
 )

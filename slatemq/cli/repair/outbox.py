@@ -13,43 +13,11 @@ from slatemq.cli.groups import Group
 from slatemq.cli.output import payload_fields, say, write_json, write_table
 from slatemq.cli.parameters import WORDS, confirm, yes_option
 from slatemq.cli.queue_options import format_time
-from slatemq.cli.session import Session, with_session, write_listing
+from slatemq.cli.session import Session, write_listing
 
 if TYPE_CHECKING:
     from slatemq._admin.outbox import OutboxLine, RefusedPush
     from slatemq.client import Client
-
-LS_EPILOG = """\
-\b
-Examples:
-  slatemq outbox ls
-  slatemq outbox ls --json
-
-\b
-A push waits in the outbox of its broker until its ingest has stored it. A
-halted outbox sends nothing: docs/how-to/operate.md says what to do.
-"""
-
-RETRY_EPILOG = """\
-\b
-Examples:
-  slatemq outbox retry 0-0-1f
-  slatemq outbox refused --json | jq -r .push_id | xargs slatemq outbox retry
-
-\b
-Remove the cause first: restart an ingest that runs with older settings of the
-instance (`slatemq status` names it).
-"""
-
-RESUME_EPILOG = """\
-\b
-Example:
-  slatemq outbox resume --broker 0 --ingest 0 --yes
-
-\b
-Only as a last resort: what the ingest has lost stays lost, and what it had
-before its broker was restored from a copy is stored twice.
-"""
 
 _PUSHES = click.argument("push_ids", type=WORDS, metavar="PUSH...", nargs=-1, required=True)
 
@@ -59,10 +27,17 @@ def outbox() -> None:
     """List pushes that have not arrived, and retry or discard refused ones."""
 
 
-@outbox.command("ls", epilog=LS_EPILOG)
-@with_session
+@outbox.command("ls")
 def ls(session: Session) -> None:
-    """List how many pushes wait, for each broker and ingest shard."""
+    """List how many pushes wait, for each broker and ingest shard.
+
+    Examples:
+      slatemq outbox ls
+      slatemq outbox ls --json
+
+    A push waits in the outbox of its broker until its ingest has stored it. A
+    halted outbox sends nothing: docs/how-to/operate.md says what to do.
+    """
     write_listing(session, lambda client: client.outbox_lines(), asdict, _show_lines)
 
 
@@ -83,8 +58,7 @@ def _show_lines(found: Sequence[OutboxLine]) -> None:
     )
 
 
-@outbox.command("refused", epilog="\b\nExample:\n  slatemq outbox refused")
-@with_session
+@outbox.command("refused", epilog="Example:\n  slatemq outbox refused")
 def refused(session: Session) -> None:
     """List the pushes that an ingest refused, with its reasons."""
     write_listing(session, lambda client: client.refused_pushes(), _fields, _show_refused)
@@ -107,9 +81,8 @@ def _show_refused(found: Sequence[RefusedPush]) -> None:
     )
 
 
-@outbox.command("show", epilog="\b\nExample:\n  slatemq outbox show 0-0-1f")
+@outbox.command("show", epilog="Example:\n  slatemq outbox show 0-0-1f")
 @click.argument("push_id", type=WORDS, metavar="PUSH")
-@with_session
 def show(session: Session, push_id: str) -> None:
     """Show a refused push: the reason, its headers and payload."""
     push = session.call(lambda client: client.get_refused_push(push_id))
@@ -125,31 +98,43 @@ def show(session: Session, push_id: str) -> None:
     say(f"  payload  {shown(push.payload)}")
 
 
-@outbox.command("retry", epilog=RETRY_EPILOG)
+@outbox.command("retry")
 @_PUSHES
-@with_session
 def retry(session: Session, push_ids: tuple[str, ...]) -> None:
-    """Send refused pushes again, behind those that wait."""
+    """Send refused pushes again, behind those that wait.
+
+    Examples:
+      slatemq outbox retry 0-0-1f
+      slatemq outbox refused --json | jq -r .push_id | xargs slatemq outbox retry
+
+    Remove the cause first: restart an ingest that runs with older settings of the
+    instance (`slatemq status` names it).
+    """
     _each(session, push_ids, "retried", lambda client: client.retry_refused_push)
 
 
-@outbox.command("discard", epilog="\b\nExample:\n  slatemq outbox discard 0-0-1f --yes")
+@outbox.command("discard", epilog="Example:\n  slatemq outbox discard 0-0-1f --yes")
 @_PUSHES
 @yes_option
-@with_session
 def discard(session: Session, push_ids: tuple[str, ...], yes: bool) -> None:
     """Remove refused pushes permanently."""
     confirm(yes, f"Remove {len(push_ids)} pushes permanently?")
     _each(session, push_ids, "discarded", lambda client: client.discard_refused_push)
 
 
-@outbox.command("resume", epilog=RESUME_EPILOG)
+@outbox.command("resume")
 @click.option("--broker", type=click.IntRange(0, 16_383), required=True, help="Its shard.")
 @click.option("--ingest", type=click.IntRange(0, 16_383), required=True, help="Its shard.")
 @yes_option
-@with_session
 def resume(session: Session, broker: int, ingest: int, yes: bool) -> None:
-    """Let a halted outbox continue from the number that its ingest has."""
+    """Let a halted outbox continue from the number that its ingest has.
+
+    Example:
+      slatemq outbox resume --broker 0 --ingest 0 --yes
+
+    Only as a last resort: what the ingest has lost stays lost, and what it had
+    before its broker was restored from a copy is stored twice.
+    """
     confirm(yes, "Is there nothing left that could be repaired?")
     session.call(lambda client: client.resume_outbox(broker, ingest))
     session.show(

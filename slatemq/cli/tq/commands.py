@@ -10,101 +10,51 @@ from datetime import timedelta
 
 import click
 
-from slatemq.cli.groups import Group
 from slatemq.cli.output import json_pieces, note, write_bytes, write_json
 from slatemq.cli.parameters import DURATION, WORDS
-from slatemq.cli.session import Session
+from slatemq.cli.session import JSON_OPTION, Session
 from slatemq.cli.tq import marking
 from slatemq.cli.tq.input import (
     ALL,
     STDIN,
+    FileGroup,
     entries_of,
+    file_argument,
     finishing,
     fsync_option,
-    json_option,
     name_of,
     reserved,
     states_of,
     states_option,
     stdin_batches,
     stdin_text,
+    stream_argument,
     warn_of_mark,
-    with_file,
-    with_stream,
 )
 from slatemq.cli.tq.output import entry_fields, oddities, translated_errors, write_entry
 from slatemq.textqueue import Claim, State, TextQueue, TextQueueError
 from slatemq.textqueue.queue import LEASE
 
 EPILOG = """\
-\b
 To start:
   slatemq tq append jobs.tq 'resize photo 7' --reserve error=20
   slatemq tq ls jobs.tq
   slatemq tq next jobs.tq --claim
   slatemq tq done jobs.tq @k3jf9a2mxq4e     the token that next printed
 
-\b
 In pipelines:
   seq 1000 | slatemq tq append jobs.tq --lines
   slatemq tq ls jobs.tq | cut -f 3
   slatemq tq ls jobs.tq --state error --json | jq -r .text
   slatemq tq ls jobs.tq | grep photo | cut -f 1 | slatemq tq done jobs.tq -
 
-\b
 A line of output is offset or token, state, and text (a newline as \\n, a tab
 as \\t), separated by tabs. WHICH is an offset, a token, or - to read them from
 stdin, one on each line. `slatemq tq COMMAND --help` has more examples.
 """
 
-LS_EPILOG = """\
-\b
-Examples:
-  slatemq tq ls jobs.tq
-  slatemq tq ls jobs.tq --state error --state processed
-  slatemq tq ls jobs.tq --json | jq -r .text      each text, unescaped
-  cat jobs.*.tq | slatemq tq ls - --state all     several files as one
-"""
 
-NEXT_EPILOG = """\
-\b
-Examples:
-  slatemq tq next jobs.tq --text                shows it, changes nothing
-  slatemq tq next jobs.tq --claim --lease 30m   token, state and text
-  slatemq tq next jobs.tq --claim --json | jq -r .token
-
-\b
-A claim ends with its lease, even if the process that made it ends before.
-"""
-
-APPEND_EPILOG = """\
-\b
-Examples:
-  slatemq tq append jobs.tq 'resize photo 7'
-  slatemq tq append jobs.tq 'photo 7' --var retries=03 --reserve error=20
-  git log -1 | slatemq tq append jobs.tq -        one message of many lines
-  tail -f log | slatemq tq append jobs.tq --lines
-"""
-
-CHECK_EPILOG = """\
-\b
-Examples:
-  slatemq tq check jobs.tq
-  slatemq tq check jobs.tq --strict --json
-  slatemq tq check jobs.tq && vi jobs.tq
-"""
-
-COMPACT_EPILOG = """\
-\b
-Examples:
-  slatemq tq compact jobs.tq
-  slatemq tq ls jobs.tq --state error --json > errors.jsonl
-  slatemq tq compact jobs.tq --errors
-"""
-
-
-@click.group("tq", cls=Group, epilog=EPILOG)
-@json_option
+@click.group("tq", cls=FileGroup, epilog=EPILOG, params=[JSON_OPTION])
 def tq() -> None:
     """Work with queue files (TextQueue), without a server."""
 
@@ -113,12 +63,19 @@ for command in (marking.done, marking.fail, marking.release, marking.set_):
     tq.add_command(command)
 
 
-@tq.command("ls", epilog=LS_EPILOG)
-@with_stream
+@tq.command("ls")
+@stream_argument
 @states_option("List entries")
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
-    """List the queued messages of FILE (- reads stdin), or entries in other states."""
+    """List the queued messages of FILE (- reads stdin), or entries in other states.
+
+    Examples:
+      slatemq tq ls jobs.tq
+      slatemq tq ls jobs.tq --state error --state processed
+      slatemq tq ls jobs.tq --json | jq -r .text      each text, unescaped
+      cat jobs.*.tq | slatemq tq ls - --state all     several files as one
+    """
     wanted = states_of(states)
     with translated_errors():
         stream = sys.stdout.buffer
@@ -130,8 +87,8 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
                 write_entry(entry, str(entry.offset))
 
 
-@tq.command("next", epilog=NEXT_EPILOG)
-@with_file
+@tq.command("next")
+@file_argument
 @states_option("Print an entry")
 @click.option(
     "--claim", "claiming", is_flag=True, help="Claim it, so that no other worker gets it."
@@ -152,6 +109,13 @@ def next_(
 
     --claim takes the first message that is not claimed, and counts its retries down; `done`,
     `fail` or `release` with the printed token end the claim.
+
+    Examples:
+      slatemq tq next jobs.tq --text                shows it, changes nothing
+      slatemq tq next jobs.tq --claim --lease 30m   token, state and text
+      slatemq tq next jobs.tq --claim --json | jq -r .token
+
+    A claim ends with its lease, even if the process that made it ends before.
     """
     if claiming and set(states) - {State.QUEUED}:
         raise click.UsageError("--claim takes queued messages only: leave out --state")
@@ -190,8 +154,8 @@ def next_(
         raise
 
 
-@tq.command("append", epilog=APPEND_EPILOG)
-@with_file
+@tq.command("append")
+@file_argument
 @click.argument("text", type=WORDS, required=False)
 @click.option("--lines", is_flag=True, help="Append each line of stdin as a message.")
 @click.option(
@@ -218,6 +182,12 @@ def append(
 
     FILE is created if it does not exist. Each message gets the variables. Lines are appended as
     they arrive, and their count is printed at the end, also after a failure.
+
+    Examples:
+      slatemq tq append jobs.tq 'resize photo 7'
+      slatemq tq append jobs.tq 'photo 7' --var retries=03 --reserve error=20
+      git log -1 | slatemq tq append jobs.tq -        one message of many lines
+      tail -f log | slatemq tq append jobs.tq --lines
     """
     if lines == (text is not None):
         raise click.UsageError("give one of TEXT, - (stdin) and --lines")
@@ -231,11 +201,17 @@ def append(
     session.show({"offset": entry.offset}, str(entry.offset))
 
 
-@tq.command("check", epilog=CHECK_EPILOG)
-@with_stream
+@tq.command("check")
+@stream_argument
 @click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
 def check(session: Session, file: str, strict: bool) -> None:
-    """Read all of FILE (- reads stdin): count its entries, and warn of likely mistakes."""
+    """Read all of FILE (- reads stdin): count its entries, and warn of likely mistakes.
+
+    Examples:
+      slatemq tq check jobs.tq
+      slatemq tq check jobs.tq --strict --json
+      slatemq tq check jobs.tq && vi jobs.tq
+    """
     counts: Counter[State] = Counter()
     with translated_errors():
         if file != STDIN:
@@ -249,11 +225,17 @@ def check(session: Session, file: str, strict: bool) -> None:
     session.show(fields, "  ".join(f"{state}: {counts[state]}" for state in State))
 
 
-@tq.command("compact", epilog=COMPACT_EPILOG)
-@with_file
+@tq.command("compact")
+@file_argument
 @click.option("--errors", is_flag=True, help="Also remove messages in error.")
 def compact(session: Session, file: str, errors: bool) -> None:
-    """Remove processed messages from FILE. Claims stay valid; other entries are kept."""
+    """Remove processed messages from FILE. Claims stay valid; other entries are kept.
+
+    Examples:
+      slatemq tq compact jobs.tq
+      slatemq tq ls jobs.tq --state error --json > errors.jsonl
+      slatemq tq compact jobs.tq --errors
+    """
     with translated_errors():
         warn_of_mark(file)
         result = TextQueue(file).compact(errors=errors)

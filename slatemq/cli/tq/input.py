@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from slatemq.cli.failures import BadInput
+from slatemq.cli.groups import Group
 from slatemq.cli.output import note
-from slatemq.cli.session import Session, pass_session
+from slatemq.cli.session import JSON_OPTION, Command
 from slatemq.textqueue import Entry, State, TextQueue, reserve, scan
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
 
@@ -37,26 +38,14 @@ OFFSET_DIGITS_MAX = 19
 """Enough for any file; Python refuses numbers of thousands of digits."""
 
 
-def json_option(function: F) -> F:
-    """Add --json, which goes into the session; the session's other options have no meaning."""
-    return click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_keep_json,
-        help="Print one JSON object per line, for programs.",
-    )(function)
+class FileCommand(Command):
+    """A command for a queue file; the session's other options have no meaning for it."""
+
+    session_options = (JSON_OPTION,)
 
 
-def with_file(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add FILE and --json, and pass the session first."""
-    argument = click.argument("file", type=click.Path(), callback=_no_stream)
-    return argument(json_option(pass_session(function)))
-
-
-def with_stream(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `with_file`, where FILE may be stdin."""
-    return click.argument("file", type=click.Path())(json_option(pass_session(function)))
+class FileGroup(Group):
+    command_class = FileCommand
 
 
 def _no_stream(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -65,10 +54,9 @@ def _no_stream(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
-def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.find_root().ensure_object(Session).json = True
+file_argument = click.argument("file", type=click.Path(), callback=_no_stream)
 
+stream_argument = click.argument("file", type=click.Path())
 
 fsync_option = click.option(
     "--fsync", is_flag=True, help="Write changes to the disk before returning."

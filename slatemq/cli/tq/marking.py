@@ -15,75 +15,52 @@ from slatemq.cli.session import Session
 from slatemq.cli.tq.input import (
     OFFSET_DIGITS_MAX,
     STDIN,
+    FileCommand,
+    file_argument,
     fsync_option,
     is_token,
     offset_of,
     stdin_lines,
-    with_file,
 )
 from slatemq.cli.tq.output import translated_errors
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, TextQueue
 
-DONE_EPILOG = """\
-\b
-Examples:
-  slatemq tq done jobs.tq 44                      the offset that ls printed
-  slatemq tq done jobs.tq @k3jf9a2mxq4e           the token of a claim
-  slatemq tq ls jobs.tq | grep photo | cut -f 1 | slatemq tq done jobs.tq -
-"""
-
-FAIL_EPILOG = """\
-\b
-Examples:
-  slatemq tq fail jobs.tq 44
-  slatemq tq fail jobs.tq @k3jf9a2mxq4e --code E-GONE
-
-\b
-A message has room for a code if it was appended with --reserve error=20, or
-has a line such as `\\error=        ` below it.
-"""
-
-RELEASE_EPILOG = """\
-\b
-Examples:
-  slatemq tq release jobs.tq @k3jf9a2mxq4e
-  slatemq tq release jobs.tq @k3jf9a2mxq4e @9s0dm3v1kq7x
-"""
-
-SET_EPILOG = """\
-\b
-Examples:
-  slatemq tq set jobs.tq 44 step resized
-  slatemq tq set jobs.tq 44 0 'ann checked'       by index
-  slatemq tq set jobs.tq @k3jf9a2mxq4e step resized
-
-\b
-The room for a value is reserved when the message is appended (--reserve
-step=10), or in an editor, as spaces at the end of its line.
-"""
-
 which_argument = click.argument("which", nargs=-1, required=True)
 
 
-@click.command("done", epilog=DONE_EPILOG)
-@with_file
+@click.command("done", cls=FileCommand)
+@file_argument
 @which_argument
 @fsync_option
 def done(session: Session, file: str, which: tuple[str, ...], fsync: bool) -> None:
-    """Mark messages of FILE as processed."""
+    """Mark messages of FILE as processed.
+
+    Examples:
+      slatemq tq done jobs.tq 44                      the offset that ls printed
+      slatemq tq done jobs.tq @k3jf9a2mxq4e           the token of a claim
+      slatemq tq ls jobs.tq | grep photo | cut -f 1 | slatemq tq done jobs.tq -
+    """
     queue = TextQueue(file, fsync=fsync)
 
     _each(session, which, lambda one: _finish(queue, one, TextQueue.done, Claim.done))
 
 
-@click.command("fail", epilog=FAIL_EPILOG)
-@with_file
+@click.command("fail", cls=FileCommand)
+@file_argument
 @which_argument
 @click.option("--code", type=WORDS, default="", help="Write this into the variable error.")
 @fsync_option
 def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: bool) -> None:
-    """Mark messages of FILE as failed."""
+    r"""Mark messages of FILE as failed.
+
+    Examples:
+      slatemq tq fail jobs.tq 44
+      slatemq tq fail jobs.tq @k3jf9a2mxq4e --code E-GONE
+
+    A message has room for a code if it was appended with --reserve error=20, or
+    has a line such as `\error=        ` below it.
+    """
     queue = TextQueue(file, fsync=fsync)
 
     def fail_one(one: str) -> None:
@@ -96,11 +73,16 @@ def fail(session: Session, file: str, which: tuple[str, ...], code: str, fsync: 
     _each(session, which, fail_one)
 
 
-@click.command("release", epilog=RELEASE_EPILOG)
-@with_file
+@click.command("release", cls=FileCommand)
+@file_argument
 @click.argument("which", nargs=-1, required=True, metavar="TOKEN...")
 def release(session: Session, file: str, which: tuple[str, ...]) -> None:
-    """Release claimed messages of FILE, which stay queued."""
+    """Release claimed messages of FILE, which stay queued.
+
+    Examples:
+      slatemq tq release jobs.tq @k3jf9a2mxq4e
+      slatemq tq release jobs.tq @k3jf9a2mxq4e @9s0dm3v1kq7x
+    """
     queue = TextQueue(file)
 
     def release_one(token: str) -> None:
@@ -111,14 +93,23 @@ def release(session: Session, file: str, which: tuple[str, ...]) -> None:
     _each(session, which, release_one)
 
 
-@click.command("set", epilog=SET_EPILOG)
-@with_file
+@click.command("set", cls=FileCommand)
+@file_argument
 @click.argument("which")
 @click.argument("name", type=WORDS)
 @click.argument("value", type=WORDS)
 @fsync_option
 def set_(session: Session, file: str, which: str, name: str, value: str, fsync: bool) -> None:
-    """Set the variable NAME (or its index, from 0) of an entry of FILE to VALUE."""
+    """Set the variable NAME (or its index, from 0) of an entry of FILE to VALUE.
+
+    Examples:
+      slatemq tq set jobs.tq 44 step resized
+      slatemq tq set jobs.tq 44 0 'ann checked'       by index
+      slatemq tq set jobs.tq @k3jf9a2mxq4e step resized
+
+    The room for a value is reserved when the message is appended (--reserve
+    step=10), or in an editor, as spaces at the end of its line.
+    """
     queue = TextQueue(file, fsync=fsync)
 
     def change(one: str) -> None:
