@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from dataclasses import fields as dataclass_fields
 from typing import Any, TypeVar
 
 import click
 
 from slatemq._admin.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
-from slatemq.cli.output import note, payload_fields, say, write_json, write_table
-from slatemq.cli.parameters import TIME
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.output import note, payload_fields, say, write_items, write_json
+from slatemq.cli.parameters import TIME, Number, flag, format_time
 from slatemq.cli.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,31 +24,32 @@ TABLE_ROWS = 1000
 LISTED = 100
 """Entries listed without --limit: a queue may have millions."""
 
-Column = tuple[str, Callable[[Entry], object]]
-
-_HANDLE: Column = ("handle", lambda entry: entry.handle)
-_ID: Column = ("message", lambda entry: entry.message_id)
-_ATTEMPTS: Column = ("attempts", lambda entry: entry.attempts_count)
-_PRIORITY: Column = ("priority", lambda entry: entry.priority)
-_HEADERS: Column = ("headers", lambda entry: headers_text(entry.message))
-_CONSUMER: Column = ("consumer", lambda entry: entry.consumer_id)
-_VISIBLE: Column = ("visible at", lambda entry: format_time(entry.visible_at_ms))
-_LEASE: Column = ("lease ends", lambda entry: format_time(entry.lease_deadline_ms))
-_DONE: Column = ("done", lambda entry: format_time(entry.finished_at_ms))
-_MOVED: Column = ("transferred to", lambda entry: entry.transferred_to)
-_FAILED: Column = ("failed", lambda entry: format_time(entry.finished_at_ms))
-_REASON: Column = ("reason", lambda entry: entry.reason)
-_ARCHIVED: Column = ("archived", lambda entry: format_time(_archived(entry).archived_at_ms))
-_RUN: Column = ("run", lambda entry: _archived(entry).run)
-
-_COLUMNS: dict[EntryState, tuple[Column, ...]] = {
-    EntryState.AVAILABLE: (_ID, _PRIORITY, _ATTEMPTS),
-    EntryState.DELAYED: (_ID, _PRIORITY, _ATTEMPTS, _VISIBLE),
-    EntryState.IN_FLIGHT: (_ID, _PRIORITY, _ATTEMPTS, _CONSUMER, _LEASE),
-    EntryState.DONE: (_ID, _DONE, _ATTEMPTS, _CONSUMER, _MOVED),
-    EntryState.FAILED: (_ID, _FAILED, _ATTEMPTS, _REASON),
-    EntryState.ARCHIVED: (_ID, _FAILED, _ATTEMPTS, _ARCHIVED, _RUN),
+_COLUMNS: dict[str, Callable[[Entry], object]] = {
+    "message": lambda entry: entry.message_id,
+    "priority": lambda entry: entry.priority,
+    "done": lambda entry: format_time(entry.finished_at_ms),
+    "failed": lambda entry: format_time(entry.finished_at_ms),
+    "attempts": lambda entry: entry.attempts_count,
+    "visible at": lambda entry: format_time(entry.visible_at_ms),
+    "consumer": lambda entry: entry.consumer_id,
+    "lease ends": lambda entry: format_time(entry.lease_deadline_ms),
+    "transferred to": lambda entry: entry.transferred_to,
+    "reason": lambda entry: entry.reason,
+    "archived": lambda entry: format_time(_archived(entry).archived_at_ms),
+    "run": lambda entry: _archived(entry).run,
+    "headers": lambda entry: headers_text(entry.message),
+    "handle": lambda entry: entry.handle,
 }
+
+_LISTED: dict[EntryState, tuple[str, ...]] = {
+    EntryState.AVAILABLE: ("message", "priority", "attempts"),
+    EntryState.DELAYED: ("message", "priority", "attempts", "visible at"),
+    EntryState.IN_FLIGHT: ("message", "priority", "attempts", "consumer", "lease ends"),
+    EntryState.DONE: ("message", "done", "attempts", "consumer", "transferred to"),
+    EntryState.FAILED: ("message", "failed", "attempts", "reason"),
+    EntryState.ARCHIVED: ("message", "failed", "attempts", "archived", "run"),
+}
+"""The columns of a listing by state, besides headers and handle."""
 
 
 def _archived(entry: Entry) -> Archived:
@@ -56,29 +57,25 @@ def _archived(entry: Entry) -> Archived:
 
 
 def listing_options(finished: str = "", *, to_file: bool = False) -> Callable[[F], F]:
-    """The options of a listing; `finished` says of what --from and --until are the times."""
+    """The options of a listing; `finished` says of what --from and --until are the times.
+
+    Those that bound it are named as in the calls of the client.
+    """
     default = "all" if to_file else f"{LISTED}; with --json: all"
+    limit_text = f"At most N entries; 0: all.  [default: {default}]"
+    options = [click.option("--limit", type=Number(min=0), help=limit_text)]
+    if not to_file:
+        options.append(flag("--headers", help="Also show the headers."))
+    if finished:
+        until = f"Only those {finished} before then."
+        since = f"Only those {finished} then or later."
+        options += [
+            flag("--newest", "newest_first", help="Start with the newest."),
+            click.option("--until", "finished_until", type=TIME, help=until),
+            click.option("--from", "finished_from", type=TIME, help=since),
+        ]
 
     def add(function: F) -> F:
-        options = [
-            click.option(
-                "--limit",
-                type=click.IntRange(min=0),
-                metavar="N",
-                help=f"At most N entries; 0: all.  [default: {default}]",
-            ),
-        ]
-        if not to_file:
-            text = "Also show the headers."
-            options.append(click.option("--headers", is_flag=True, help=text))
-        if finished:
-            options += [
-                click.option("--newest", is_flag=True, help="Start with the newest."),
-                click.option("--until", type=TIME, help=f"Only those {finished} before then."),
-                click.option(
-                    "--from", "since", type=TIME, help=f"Only those {finished} then or later."
-                ),
-            ]
         for option in options:
             function = option(function)
         return function
@@ -96,7 +93,8 @@ async def write_entries(
     """Print a listing as it comes, and note whether there is more; return its length."""
     if limit is None:
         limit = 0 if session.json else LISTED
-    columns = (*_COLUMNS[state], *((_HEADERS,) if with_headers else ()), _HANDLE)
+    names = (*_LISTED[state], *(("headers",) if with_headers else ()), "handle")
+    columns = {name: _COLUMNS[name] for name in names}
     count = 0
     is_cut = False
     held: list[Entry] = []
@@ -110,10 +108,10 @@ async def write_entries(
         else:
             held.append(entry)
         if len(held) >= TABLE_ROWS:
-            _write_rows(columns, held, headed=count == TABLE_ROWS)
+            write_items(held, columns, headed=count == TABLE_ROWS)
             held = []
     if held:
-        _write_rows(columns, held, headed=count == len(held))
+        write_items(held, columns, headed=count == len(held))
     if is_cut and not session.json:
         note("there are more: --limit 0 lists all of them")
     return count
@@ -125,30 +123,13 @@ def listing_view(session: Session, with_headers: bool) -> EntryView:
     return EntryView.ATTEMPTS if session.json else EntryView.BASIC
 
 
-def _write_rows(columns: Sequence[Column], entries: Sequence[Entry], *, headed: bool) -> None:
-    names = [name for name, _ in columns]
-    write_table(names, ([cell(entry) for _, cell in columns] for entry in entries), headed=headed)
-
-
 def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:
     """An entry for programs, named as in the protos; IDs are text."""
-    fields: dict[str, Any] = {
-        "handle": entry.handle,
-        "queue_id": entry.queue_id,
-        "message_id": str(entry.message_id),
-        "state": entry.state.value,
-        "priority": entry.priority,
-        "attempts_count": entry.attempts_count,
-        "visible_at_ms": entry.visible_at_ms,
-        "retention_deadline_ms": entry.retention_deadline_ms,
-        "consumer_id": entry.consumer_id,
-        "claimed_at_ms": entry.claimed_at_ms,
-        "lease_deadline_ms": entry.lease_deadline_ms,
-        "finished_at_ms": entry.finished_at_ms,
-        "reason": entry.reason,
-        "transferred_to": entry.transferred_to,
-        "attempts": [attempt._asdict() for attempt in entry.attempts],
-    }
+    fields: dict[str, Any] = {one.name: getattr(entry, one.name) for one in dataclass_fields(entry)}
+    for name in ("message", "etag", "archived"):
+        del fields[name]
+    fields["message_id"] = str(entry.message_id)
+    fields["attempts"] = [attempt._asdict() for attempt in entry.attempts]
     if entry.archived is not None:
         fields["archived"] = entry.archived._asdict()
     if entry.message is not None:

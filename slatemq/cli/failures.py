@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
-from slatemq.cli.durations import format_duration
+from slatemq.cli.parameters import format_duration
 from slatemq.errors import (
     Aborted,
     AlreadyExists,
@@ -30,23 +31,8 @@ EXIT_SIGNALLED = 128
 """Plus the signal's number, as in shells: 130 after Ctrl-C, 141 when the reader of the output has
 closed it."""
 
-QUEUE_SETTINGS = (
-    "filter",
-    "priority",
-    "fallback_priority",
-    "max_attempts",
-    "lease",
-    "max_lease",
-    "max_total_lease",
-    "default_delay",
-    "backoff",
-    "done_retention",
-    "failed_retention",
-    "max_in_flight",
-)
-"""The settings of a queue; each is an option of `queue create` and `queue update`."""
-
-_OPTIONS = {*QUEUE_SETTINGS, "delay", "visible_at", "retention", "created_at", "dedupe_key"}
+_OPTIONS = {"delay", "visible_at", "retention", "created_at", "dedupe_key"}
+"""Fields of a message that are options of `publish`."""
 
 _FIELD = re.compile(r"(?:queue|message)\.(?P<name>\w+?)(?P<unit>_ms|_s)?")
 
@@ -138,8 +124,9 @@ def sentence(error: SlateMQError) -> str:
 
 def _in_options(error: InvalidArgument) -> str:
     """The error in terms of the option, with units, where its field is one."""
+    settings = import_module("slatemq.cli.queue_options").SETTINGS  # most commands need none
     found = _FIELD.fullmatch(error.field)
-    if found is None or found["name"] not in _OPTIONS:
+    if found is None or found["name"] not in {*_OPTIONS, *(one.keyword for one in settings)}:
         return error.message
     option = "--" + found["name"].replace("_", "-")
     rule = error.description

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.shell_completion import CompletionItem
 
-from slatemq.cli.durations import format_duration, parse_duration
 from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import Parsed
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.parameters import Parsed, flag, format_duration, format_time, parse_duration
 from slatemq.cli.session import Session
 
 if TYPE_CHECKING:
@@ -91,9 +89,8 @@ def show(session: Session) -> None:
 @click.argument(
     "changes", type=_Pair("key=value", _pair), metavar="KEY=VALUE...", nargs=-1, required=True
 )
-@click.option(
+@flag(
     "--accept-loss",
-    is_flag=True,
     help="Permit a shorter replay_window_s or purge_grace_s, which may remove messages that "
     "the longer one would have kept.",
 )

@@ -10,22 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq.cli.durations import format_duration
 from slatemq.cli.failures import EXIT_REFUSED, Interrupted
 from slatemq.cli.groups import Group
-from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import QUEUE, SECONDS, TIME, WORDS, ids_option, queues_option
-from slatemq.cli.progress import progress
+from slatemq.cli.output import note, progress, say, write_items, write_json
+from slatemq.cli.parameters import (
+    QUEUE,
+    SECONDS,
+    TIME,
+    WORDS,
+    Number,
+    flag,
+    format_duration,
+    ids_option,
+    queues_option,
+)
 from slatemq.cli.session import Session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-
     from slatemq._admin.janitor import JobRun
     from slatemq.client import Client
 
 JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
+
+COLUMNS = ("{task.description}", "BarColumn", "{task.fields[tasks]}", "TimeElapsedColumn")
+"""Of a progress bar."""
 
 _RUN = click.argument("run_id", type=WORDS, metavar="RUN")
 
@@ -37,15 +46,15 @@ def janitor() -> None:
 
 @janitor.command("run")
 @click.argument("job", type=click.Choice(JOBS), metavar="JOB")
-@click.option("--dry-run", is_flag=True, help="Count what would be removed; remove nothing.")
+@flag("--dry-run", help="Count what would be removed; remove nothing.")
 @queues_option
 @click.option("--older-than", type=SECONDS, help="dead-letters: least time since they failed.")
-@click.option("--days", type=click.IntRange(1, 3_660), metavar="N", help="report: days covered.")
-@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="restore: into this queue.")
+@click.option("--days", type=Number(1, 3_660), help="report: days covered.")
+@click.option("--into", type=QUEUE, default="", help="restore: into this queue.")
 @ids_option
 @click.option("--failed-from", type=TIME, help="restore: only what failed then or later.")
 @click.option("--failed-until", type=TIME, help="restore: only what failed before then.")
-@click.option("--no-wait", is_flag=True, help="Print the run's ID; do not wait for its end.")
+@flag("--no-wait", help="Print the run's ID; do not wait for its end.")
 def run_job(
     session: Session,
     job: str,
@@ -85,13 +94,7 @@ def run_job(
 
 @janitor.command("runs", epilog="Example:\n  slatemq janitor runs retention --limit 5")
 @click.argument("job", type=click.Choice(JOBS), required=False, metavar="[JOB]")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    metavar="N",
-    help="At most N runs.  [default: 20]",
-)
+@click.option("--limit", type=Number(1), default=20, help="At most N runs.  [default: 20]")
 def runs(session: Session, job: str | None, limit: int) -> None:
     """List the runs of JOB, or of all jobs, the newest first."""
 
@@ -112,24 +115,23 @@ def runs(session: Session, job: str | None, limit: int) -> None:
 
 
 def _show_runs(found: Sequence[JobRun]) -> None:
-    write_table(
-        ("run", "state", "started by", "took", "result"),
-        (
-            (
-                one.run_id,
-                one.state.value,
-                "schedule" if one.scheduled else "request",
-                _took(one),
-                ("dry run: " if one.dry_run else "") + (one.error or _counts(one) or _phase(one)),
-            )
-            for one in found
-        ),
+    write_items(
+        found,
+        {
+            "run": lambda one: one.run_id,
+            "state": lambda one: one.state.value,
+            "started by": lambda one: "schedule" if one.scheduled else "request",
+            "took": _took,
+            "result": lambda one: (
+                ("dry run: " if one.dry_run else "") + (one.error or _counts(one) or _phase(one))
+            ),
+        },
     )
 
 
 @janitor.command("show")
 @_RUN
-@click.option("--follow", is_flag=True, help="Wait for its end.")
+@flag("--follow", help="Wait for its end.")
 def show(session: Session, run_id: str, follow: bool) -> None:
     """Show how far a run is, or what it did.
 
@@ -252,7 +254,7 @@ def _took(one: JobRun) -> str:
 @contextmanager
 def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
     """A bar on stderr, where that is a terminal; yields the function that updates it."""
-    with progress(not session.json, "waiting", None, _columns, tasks="") as update:
+    with progress(not session.json, "waiting", None, COLUMNS, tasks="") as update:
 
         def report(one: JobRun) -> None:
             value = one.progress
@@ -268,14 +270,3 @@ def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
             )
 
         yield report
-
-
-def _columns() -> tuple[ProgressColumn, ...]:
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-
-    return (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[tasks]}"),
-        TimeElapsedColumn(),
-    )

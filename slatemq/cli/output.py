@@ -1,6 +1,6 @@
-"""Output: JSON lines for programs, tables and sentences for people, payloads unchanged.
+"""Output: JSON lines for programs, tables and sentences for people, payloads unchanged, progress.
 
-Results go to stdout, everything else to stderr.
+Results go to stdout, everything else to stderr. rich is loaded only for what needs it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PIECE_LENGTH = 1 << 16
 """Characters of a long text that are encoded together."""
@@ -121,6 +125,18 @@ def write_table(
     write_bytes("".join(f"{each}\n" for each in (*lines, *map(line, shown))).encode())
 
 
+def write_items(
+    items: Iterable[T],
+    columns: Mapping[str, Callable[[T], object]],
+    *,
+    headed: bool = True,
+    cuts: Sequence[str] = (),
+) -> None:
+    """Print a table with a row for each item; a column makes its cell of the item."""
+    rows = ([cell(one) for cell in columns.values()] for one in items)
+    write_table(tuple(columns), rows, headed=headed, cuts=cuts)
+
+
 def payload_fields(payload: bytes) -> dict[str, str]:
     try:
         return {"payload": payload.decode()}
@@ -158,3 +174,29 @@ def cut(text: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= width else f"{set_cell_size(text, max(width - 1, 0))}…"
+
+
+Update = Callable[..., None]
+"""Takes what has changed: `completed`, `advance`, `total`, `description`, and the fields."""
+
+USUAL = ("{task.description}", "BarColumn", "MofNCompleteColumn", "TimeRemainingColumn")
+
+
+@contextmanager
+def progress(
+    is_wanted: bool, what: str, total: float | None, columns: Sequence[str] = USUAL, **fields: Any
+) -> Iterator[Update]:
+    """Show a bar; yields the function that updates it.
+
+    A column is a class of rich.progress, or a text with {} for what is known of the task.
+    """
+    if not is_wanted or not sys.stderr.isatty():
+        yield lambda **_: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    shown = [bars.TextColumn(one) if "{" in one else getattr(bars, one)() for one in columns]
+    with bars.Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total, **fields)
+        yield partial(bar.update, task)

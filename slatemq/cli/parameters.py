@@ -1,20 +1,25 @@
-"""Types of options and arguments, and options that several commands share."""
+"""Types of options and arguments, options that several commands share, and how values are shown."""
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+import slatemq
 from slatemq._rpc.endpoints import addresses_of
-from slatemq.cli.durations import parse_duration
 from slatemq.errors import InvalidArgument, SlateMQError
+
+if TYPE_CHECKING:
+    from slatemq._admin.queue_models import Backoff
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,6 +30,33 @@ COMPLETION_S = 1.0
 COMPLETIONS_MAX = 200
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+
+_DURATION = re.compile(
+    r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?!s))?(?:(?P<s>\d+)s)?(?:(?P<ms>\d+)ms)?",
+    re.ASCII,
+)
+
+DIGITS_MAX = 15
+
+DURATION_MS_MAX = 4_294_967_295_000
+"""The longest that any setting takes: 2^32 - 1 seconds, some 136 years."""
+
+NO_BACKOFF = "none"
+
+_BACKOFF = re.compile(
+    r"(?P<kind>fixed|linear|exponential):(?P<initial>[0-9a-z]+)(?:\.\.(?P<max>[0-9a-z]+))?",
+    re.ASCII,
+)
+
+_PARAMETERS = {
+    "fixed": ("jitter",),
+    "linear": ("jitter",),
+    "exponential": ("multiplier", "jitter"),
+}
+
+_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
 
 
 class Parsed(click.ParamType[T]):
@@ -45,6 +77,13 @@ class Parsed(click.ParamType[T]):
             return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Number(click.IntRange):
+    """A whole number within bounds, shown as N."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
 
 
 class _QueueName(Parsed[str]):
@@ -68,6 +107,37 @@ class _QueueName(Parsed[str]):
         return [CompletionItem(name) for name in found]
 
 
+def parse_duration(text: str) -> int:
+    """Milliseconds: numbers with units, larger units first, or a bare 0. Raises ValueError."""
+    if text == "0":
+        return 0
+    found = _DURATION.fullmatch(text)
+    if found is None or not text:
+        raise ValueError(
+            f"{text!r} is not a valid duration: write numbers with units (d, h, m, s, ms), the "
+            "larger units first, e.g. 500ms, 30s, 1h30m, 7d"
+        )
+    parts = {unit: digits for unit, digits in found.groupdict().items() if digits}
+    length = DURATION_MS_MAX + 1
+    if all(len(digits) <= DIGITS_MAX for digits in parts.values()):
+        length = sum(int(digits) * _UNITS_MS[unit] for unit, digits in parts.items())
+    if length > DURATION_MS_MAX:
+        raise ValueError(f"{text!r} is too long: at most 136 years")
+    return length
+
+
+def format_duration(length_ms: int) -> str:
+    """The shortest form that `parse_duration` reads."""
+    if length_ms == 0:
+        return "0"
+    written, left = "", length_ms
+    for unit, size in _UNITS_MS.items():
+        count, left = divmod(left, size)
+        if count:
+            written += f"{count}{unit}"
+    return written
+
+
 def _duration(text: str) -> timedelta:
     return timedelta(milliseconds=parse_duration(text))
 
@@ -85,18 +155,24 @@ def parse_time(text: str, others: str = "") -> int:
         return int(text)
     also = f", {others}" if others else ""
     try:
-        time = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
             f"{text!r} is not a valid time: write 2026-11-21T08:30:00Z, or milliseconds since "
             f"1970{also}"
         ) from None
-    if time.tzinfo is None:
+    if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: add Z for UTC, or e.g. +01:00{also}")
-    since = (time - _EPOCH) // timedelta(milliseconds=1)
+    since = (moment - _EPOCH) // timedelta(milliseconds=1)
     if since < 0:
         raise ValueError(f"{text!r} is before 1970")
     return since
+
+
+def format_time(time_ms: int) -> str:
+    """RFC 3339, UTC."""
+    moment = _EPOCH + timedelta(milliseconds=time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -131,8 +207,53 @@ def _endpoint(text: str) -> str:
         raise ValueError(error.description) from None
 
 
+class FromNow(int):
+    """Milliseconds since 1970, given relative to now: each run makes another time of it."""
+
+
+def _when(text: str) -> int:
+    if text.startswith("+"):
+        return FromNow(_now_ms() + _duration_ms(text[1:], text))
+    return parse_time(text, "or +5m for 5 minutes from now")
+
+
+def _start(text: str) -> int | Literal["now", "beginning"]:
+    if text == "now":
+        return "now"
+    if text == "beginning":
+        return "beginning"
+    if text.startswith("-"):
+        return max(_now_ms() - _duration_ms(text[1:], text), 0)
+    return parse_time(text, "or now, beginning, or -2h for 2 hours ago")
+
+
+def _backoff(text: str) -> Backoff:
+    if text == NO_BACKOFF:
+        return slatemq.Backoff.none()
+    waits, *parameters = text.split(",")
+    found = _BACKOFF.fullmatch(waits)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is not a valid backoff: write none, fixed:10s, linear:5s..1m or "
+            "exponential:1s..10m, optionally followed by ,jitter=0.5 and (exponential only) "
+            ",multiplier=3"
+        )
+    # Loads protobuf only now: the help of a command does without.
+    kind = slatemq.BackoffKind(found["kind"])
+    initial_ms = _duration_ms(found["initial"], text)
+    longest = found["max"]
+    if longest and kind == "fixed":
+        raise ValueError(f"{text!r}: fixed is always the same wait: leave out ..{longest}")
+    numbers = _numbers(kind.value, parameters, text)
+    if longest:
+        numbers["max_ms"] = _duration_ms(longest, text)
+    if kind == "exponential":
+        numbers.setdefault("multiplier", 2.0)
+    return slatemq.Backoff(kind, initial_ms, **numbers)
+
+
 WORDS = Parsed("text", str)
-QUEUE = _QueueName("text", str)
+QUEUE = _QueueName("queue", str)
 DURATION = Parsed("duration", _duration)
 SECONDS = Parsed("duration", _seconds)
 TIME = Parsed("time", parse_time)
@@ -140,6 +261,12 @@ HEADER = Parsed("k=v", _header)
 MESSAGE_ID = Parsed("id", _message_id)
 WHICH = Parsed("handle or id", _handle_or_id)
 ENDPOINT = Parsed("host:port", _endpoint)
+WHEN = Parsed("time", _when)
+START = Parsed("start", _start)
+BACKOFF = Parsed("backoff", _backoff)
+
+flag = partial(click.option, is_flag=True)
+"""An option without a value."""
 
 queue_argument = click.argument("queue", type=QUEUE)
 
@@ -149,28 +276,16 @@ consumer_option = click.option(
     "--consumer", type=WORDS, default="", metavar="ID", help="Name of the consumer."
 )
 
-yes_option = click.option(
-    "--yes",
-    is_flag=True,
-    help="Do not ask for confirmation (never asked when stdin is not a terminal).",
+yes_option = flag(
+    "--yes", help="Do not ask for confirmation (never asked when stdin is not a terminal)."
 )
 
 queues_option = click.option(
-    "--queue",
-    "queues",
-    type=QUEUE,
-    multiple=True,
-    metavar="QUEUE",
-    help="Only this queue; repeatable.",
+    "--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; repeatable."
 )
 
 search_option = click.option(
-    "--in",
-    "queues",
-    type=QUEUE,
-    multiple=True,
-    metavar="QUEUE",
-    help="Search only this queue; repeatable.",
+    "--in", "queues", type=QUEUE, multiple=True, help="Search only this queue; repeatable."
 )
 
 ids_option = click.option(
@@ -196,9 +311,7 @@ def header_option(what: str) -> Callable[[F], F]:
         function = click.option(
             "--header", "pairs", type=HEADER, multiple=True, help=f"A header of {what}; repeatable."
         )(function)
-        return click.option(
-            "--to", type=QUEUE, metavar="QUEUE", help="Short for --header queue=QUEUE."
-        )(function)
+        return click.option("--to", type=QUEUE, help="Short for --header queue=QUEUE.")(function)
 
     return add
 
@@ -213,3 +326,43 @@ def headers_of(to: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, st
             raise click.UsageError(f"the header {key!r} is given twice{also}")
         headers[key] = value
     return headers
+
+
+def format_backoff(backoff: Backoff) -> str:
+    """The form that the command line reads."""
+    if backoff.kind == NO_BACKOFF:
+        return NO_BACKOFF
+    text = f"{backoff.kind.value}:{format_duration(backoff.initial_ms)}"
+    if backoff.kind != "fixed":
+        text += f"..{format_duration(backoff.max_ms)}"
+    if backoff.kind == "exponential" and backoff.multiplier != 2:
+        text += f",multiplier={backoff.multiplier:g}"
+    if backoff.jitter:
+        text += f",jitter={backoff.jitter:g}"
+    return text
+
+
+def _numbers(kind: str, parameters: Iterable[str], whole: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for parameter in parameters:
+        name, _, number = parameter.partition("=")
+        if name not in _PARAMETERS[kind]:
+            known = " and ".join(_PARAMETERS[kind])
+            raise ValueError(f"{whole!r}: {kind} has no {name or 'such parameter'}, only {known}")
+        if name in numbers:
+            raise ValueError(f"{whole!r}: {name} is given twice")
+        if not _NUMBER.fullmatch(number):
+            raise ValueError(f"{whole!r}: {name} must be a number, not {number!r}")
+        numbers[name] = float(number)
+    return numbers
+
+
+def _duration_ms(text: str, whole: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{whole!r}: {error}") from None
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

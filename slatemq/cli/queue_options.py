@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from slatemq.cli.durations import format_duration
-from slatemq.cli.moments import BACKOFF, format_backoff
-from slatemq.cli.parameters import DURATION, SECONDS, WORDS
+from slatemq.cli.parameters import (
+    BACKOFF,
+    DURATION,
+    SECONDS,
+    Number,
+    Parsed,
+    format_backoff,
+    format_duration,
+    format_time,
+)
 
 if TYPE_CHECKING:
     from slatemq._admin.queue_models import Queue
@@ -21,31 +27,62 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_PRIORITY = "128"
 DEFAULT_BACKOFF = "exponential:1s..10m,multiplier=5,jitter=0.5"
 
-_PRIORITY, _IN_FLIGHT = click.IntRange(0, 255), click.IntRange(1, 1_000_000)
-_ATTEMPTS = click.IntRange(1, 65_535)
+CEL = Parsed("cel", str)
 
-_SETTINGS: tuple[tuple[str, click.ParamType[Any], str | None, str, str], ...] = (
-    ("--max-in-flight", _IN_FLIGHT, "N", "The most messages claimed at a time.", "100000"),
-    ("--failed-retention", SECONDS, None, "How long dead letters stay listed.", "0: forever"),
-    ("--done-retention", SECONDS, None, "How long done messages stay listed.", "1d"),
-    ("--backoff", BACKOFF, None, "How long messages wait after a failure.", DEFAULT_BACKOFF),
-    ("--default-delay", DURATION, None, "Delay messages without a delay of their own.", "0"),
-    ("--max-total-lease", DURATION, None, "The longest time that one claim can hold.", "12h"),
-    ("--max-lease", DURATION, None, "The longest lease that a claim can ask for.", "12h"),
-    ("--lease", DURATION, None, "How long a claim holds a message.", "30s"),
-    ("--max-attempts", _ATTEMPTS, "N", "Claims before a message fails.", "5"),
-    ("--fallback-priority", _PRIORITY, "N", "Priority where --priority fails.", "128"),
-    ("--priority", WORDS, "CEL", "Priority, 0 to 255, 0 the most urgent.", DEFAULT_PRIORITY),
-    ("--filter", WORDS, "CEL", "Which messages it takes.", "the header `queue` is NAME"),
+
+class Setting(NamedTuple):
+    """A setting of a queue: an option of `queue create` and `update`, and a row of `queue show`."""
+
+    option: str
+    type: click.ParamType[Any]
+    help: str
+    default: str
+
+    @property
+    def keyword(self) -> str:
+        """Its name in the calls of the client."""
+        return self.option.replace("-", "_")
+
+    def shown(self, one: Queue) -> str:
+        unit, form = _SHOWN.get(self.type, ("", str))
+        return form(getattr(one, self.keyword + unit))
+
+
+def _retention(length_s: int) -> str:
+    return format_duration(length_s * 1000) if length_s else "forever"
+
+
+_SHOWN: dict[click.ParamType[Any], tuple[str, Callable[[Any], str]]] = {
+    DURATION: ("_ms", format_duration),
+    SECONDS: ("_s", _retention),
+    BACKOFF: ("", format_backoff),
+}
+"""By type the unit in the field of Queue, and what makes its value text."""
+
+SETTINGS = (
+    Setting("filter", CEL, "Which messages it takes.", "the header `queue` is NAME"),
+    Setting("priority", CEL, "Priority, 0 to 255, 0 the most urgent.", DEFAULT_PRIORITY),
+    Setting("fallback-priority", Number(0, 255), "Priority where --priority fails.", "128"),
+    Setting("max-attempts", Number(1, 65_535), "Claims before a message fails.", "5"),
+    Setting("lease", DURATION, "How long a claim holds a message.", "30s"),
+    Setting("max-lease", DURATION, "The longest lease that a claim can ask for.", "12h"),
+    Setting("max-total-lease", DURATION, "The longest time that one claim can hold.", "12h"),
+    Setting("default-delay", DURATION, "Delay messages without a delay of their own.", "0"),
+    Setting("backoff", BACKOFF, "How long messages wait after a failure.", DEFAULT_BACKOFF),
+    Setting("done-retention", SECONDS, "How long done messages stay listed.", "1d"),
+    Setting("failed-retention", SECONDS, "How long dead letters stay listed.", "0: forever"),
+    Setting(
+        "max-in-flight", Number(1, 1_000_000), "The most messages claimed at a time.", "100000"
+    ),
 )
 
 
 def settings_options(default_text: Callable[[str], str]) -> Callable[[F], F]:
 
     def add(function: F) -> F:
-        for name, kind, metavar, what, default in _SETTINGS:
-            text = what + default_text(default)
-            function = click.option(name, type=kind, metavar=metavar, help=text)(function)
+        for one in reversed(SETTINGS):
+            text = one.help + default_text(one.default)
+            function = click.option(f"--{one.option}", type=one.type, help=text)(function)
         return function
 
     return add
@@ -79,23 +116,13 @@ def state_of(one: Queue) -> str:
 
 def settings_rows(one: Queue) -> list[tuple[str, str]]:
     """All of a queue for people, except the counts by priority."""
+    one = replace(one, priority=priority_of(one))
     counts = zip(COUNTS, count_cells(one), strict=True)
     age_ms = one.counts.oldest_claimable_age_ms
     return [
         ("queue", one.queue_id),
         ("state", state_of(one)),
-        ("filter", one.filter),
-        ("priority", priority_of(one)),
-        ("fallback priority", str(one.fallback_priority)),
-        ("max attempts", str(one.max_attempts)),
-        ("backoff", format_backoff(one.backoff)),
-        ("lease", format_duration(one.lease_ms)),
-        ("max lease", format_duration(one.max_lease_ms)),
-        ("max total lease", format_duration(one.max_total_lease_ms)),
-        ("default delay", format_duration(one.default_delay_ms)),
-        ("done retention", _retention(one.done_retention_s)),
-        ("failed retention", _retention(one.failed_retention_s)),
-        ("max in flight", str(one.max_in_flight)),
+        *((setting.option.replace("-", " "), setting.shown(one)) for setting in SETTINGS),
         *((name, str(count)) for name, count in counts),
         ("oldest claimable", "-" if age_ms is None else format_duration(age_ms)),
         *_quarantine_rows(one),
@@ -112,16 +139,6 @@ def priority_rows(one: Queue) -> list[tuple[int, int, int]]:
         (priority, counts.available_count, counts.delayed_count)
         for priority, counts in sorted(one.counts.by_priority.items())
     ]
-
-
-def format_time(time_ms: int) -> str:
-    """RFC 3339, UTC."""
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _retention(length_s: int) -> str:
-    return format_duration(length_s * 1000) if length_s else "forever"
 
 
 def _quarantine_rows(one: Queue) -> Iterator[tuple[str, str]]:

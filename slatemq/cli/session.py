@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import cleandoc
@@ -215,3 +216,36 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
         if received:
             raise Interrupted(received[0]) from None
         raise
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, run in a thread that may be left behind.
+
+    It may block indefinitely, as a read from a terminal. `asyncio.to_thread` would delay the end of
+    the program until the read returns.
+    """
+    import asyncio
+    import threading
+
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, problem = None, None
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
+            problem = error
+        with suppress(RuntimeError):  # The loop is closed: nothing awaits the result.
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done

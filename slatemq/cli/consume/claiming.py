@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._consume.handles import shard_of
-from slatemq.cli.durations import format_duration
 from slatemq.cli.entry_output import one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
-from slatemq.cli.parameters import DURATION, WORDS, consumer_option, queue_argument
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.parameters import (
+    DURATION,
+    WORDS,
+    Number,
+    consumer_option,
+    flag,
+    format_duration,
+    format_time,
+    queue_argument,
+)
 from slatemq.cli.session import Session, command
 from slatemq.errors import InvalidArgument, SlateMQError
 
@@ -38,9 +45,8 @@ WAIT_MAX = timedelta(seconds=60)
 @click.option(
     "--max",
     "most",
-    type=click.IntRange(min=1),
+    type=Number(min=1),
     default=1,
-    metavar="N",
     help="Claim at most N messages; more than 10,000 take several calls.  [default: 1]",
 )
 @click.option(
@@ -151,9 +157,7 @@ def ack(session: Session, leases: tuple[str, ...]) -> None:
     type=DURATION,
     help="How long until it is available again; 0: immediately.  [default: the queue's backoff]",
 )
-@click.option(
-    "--release", is_flag=True, help="Do not count the attempts: the messages were not worked on."
-)
+@flag("--release", help="Do not count the attempts: the messages were not worked on.")
 def nack(
     session: Session,
     leases: tuple[str, ...],

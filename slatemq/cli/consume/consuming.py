@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,8 @@ from slatemq.cli.consume.claiming import message_fields
 from slatemq.cli.consume.programs import NOT_RUN, Outcome, check_syntax, run_program
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import json_line, note, write_bytes
-from slatemq.cli.parameters import DURATION, consumer_option, queue_argument
-from slatemq.cli.session import Session, command
-from slatemq.cli.threads import in_thread
+from slatemq.cli.parameters import DURATION, Number, consumer_option, queue_argument
+from slatemq.cli.session import Session, command, in_thread
 from slatemq.errors import FailedPrecondition, NotFound, SlateMQError
 
 if TYPE_CHECKING:
@@ -75,14 +75,11 @@ needed is down for longer than --timeout while nothing is in process.
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 10_000),
+    type=Number(1, 10_000),
     default=1,
-    metavar="N",
     help="Run up to N programs in parallel.  [default: 1]",
 )
-@click.option(
-    "--max", "most", type=click.IntRange(min=1), metavar="N", help="Stop after N messages."
-)
+@click.option("--max", "most", type=Number(min=1), help="Stop after N messages.")
 @click.option(
     "--wait",
     type=DURATION,
@@ -127,8 +124,9 @@ def consume(
         async with client.consume(
             queue, prefetch=prefetch, lease=lease, consumer_id=consumer
         ) as messages:
+            wait_s = wait.total_seconds() if wait is not None else None
             give_up_s = session.timeout.total_seconds()
-            await _Pump(messages, worker, slots, most, wait, give_up_s).run()
+            await _Pump(messages, worker, slots, most, wait_s, give_up_s).run()
 
     is_reported = program is not None
     try:
@@ -231,29 +229,21 @@ class _Executor(_Worker):
             await in_thread(lambda: write_bytes(json_line(fields)))
 
 
+@dataclass(eq=False)
 class _Pump:
     """Passes the messages of a consumer to a worker, up to `slots` in parallel."""
 
-    def __init__(
-        self,
-        messages: Consumer,
-        worker: _Worker,
-        slots: int,
-        most: int | None,
-        wait: timedelta | None,
-        give_up_s: float,
-    ) -> None:
-        self._give_up_s = give_up_s
-        self._messages = messages
-        self._worker = worker
-        self._slots = slots
-        self._most = most
-        self._wait_s = wait.total_seconds() if wait is not None else None
-        self._running: set[asyncio.Task[None]] = set()
-        self._unfinished: dict[str, Received] = {}
-        self._over = asyncio.Event()
-        self._problem: BaseException | None = None
-        self._is_paused = False
+    _messages: Consumer
+    _worker: _Worker
+    _slots: int
+    _most: int | None
+    _wait_s: float | None
+    _give_up_s: float
+    _running: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _unfinished: dict[str, Received] = field(default_factory=dict, init=False)
+    _over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _problem: BaseException | None = field(default=None, init=False)
+    _is_paused: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Run until `most` messages or `wait` without one. Raises what the worker raised."""

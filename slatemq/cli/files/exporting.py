@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,8 +17,8 @@ from slatemq._admin.entry_models import Entry, EntryState, EntryView
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.queue_files import exported, head
-from slatemq.cli.parameters import queue_argument
-from slatemq.cli.progress import progress
+from slatemq.cli.output import progress
+from slatemq.cli.parameters import flag, queue_argument
 from slatemq.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ HEAD = """ Messages of a queue of SlateMQ, as `slatemq export` found them.
 @click.option(
     "--out", required=True, type=click.Path(), metavar="F.tq", help="Write to F.tq; - is stdout."
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@flag("--force", help="Overwrite an existing file.")
 @listing_options("done, failed or archived", to_file=True)
 def export(
     session: Session,
@@ -62,9 +62,7 @@ def export(
     out: str,
     force: bool,
     limit: int | None,
-    newest: bool,
-    since: int | None,
-    until: int | None,
+    **bounds: Any,
 ) -> None:
     """Write messages of QUEUE that are in one state to a queue file.
 
@@ -86,9 +84,8 @@ def export(
       slatemq import done.tq --to other --state processed
     """
     wanted = EntryState(state)
-    if wanted is EntryState.AVAILABLE and (newest or since is not None or until is not None):
+    if wanted is EntryState.AVAILABLE and is_bounded(bounds):
         raise click.UsageError("--newest, --from and --until are not for available messages")
-    bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
 
     async def work(client: Client) -> tuple[int, int]:
         with _opened(out, force) as stream:
@@ -169,6 +166,11 @@ def next_size(entries: Sequence[Entry], size: int) -> int:
     fitting = PAGE_BYTES * len(entries) // max(taken, 1) if entries else size
     # Grows slowly: one page may have short messages, and all others long ones.
     return max(1, min(fitting, 4 * size, PAGE_COUNT_MAX))
+
+
+def is_bounded(bounds: Mapping[str, Any]) -> bool:
+    """Whether any of the bounds of a listing was given."""
+    return any(value is not None and value is not False for value in bounds.values())
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from slatemq.cli.failures import BadInput
@@ -78,15 +77,8 @@ class Journal:
         return found
 
     def store(self) -> None:
-        fields: dict[str, Any] = {
-            "target": self.target,
-            "states": self.states,
-            "secret": self.secret,
-            "through": self.through,
-            "last": self.last,
-            "digest": self.digest,
-            "sending": asdict(self.sending) if self.sending else None,
-        }
+        fields = asdict(self)
+        del fields["path"]
         beside = self.path.with_name(self.path.name + ".new")
         with beside.open("wb") as stream:
             stream.write(json.dumps(fields).encode())

@@ -25,14 +25,11 @@ from slatemq._consume.commands import Push
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.files.queue_files import Content, content_of
-from slatemq.cli.output import note
-from slatemq.cli.parameters import QUEUE
-from slatemq.cli.progress import progress
+from slatemq.cli.output import note, progress
+from slatemq.cli.parameters import QUEUE, flag
 from slatemq.cli.publish.runs import Run
-from slatemq.cli.session import Session, command
-from slatemq.cli.threads import in_thread
-from slatemq.cli.tq.input import STDIN, marked, name_of
-from slatemq.cli.tq.output import translated_errors
+from slatemq.cli.session import Session, command, in_thread
+from slatemq.cli.tq.entries import STDIN, marked, name_of, translated_errors
 from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -57,8 +54,8 @@ BATCH_BYTES = 4 << 20
 
 @command("import")
 @click.argument("file", type=click.Path())
-@click.option("--to", type=QUEUE, metavar="QUEUE", help="Import into this queue, without filters.")
-@click.option("--publish", is_flag=True, help="Publish to all queues whose filters match.")
+@click.option("--to", type=QUEUE, help="Import into this queue, without filters.")
+@flag("--publish", help="Publish to all queues whose filters match.")
 @click.option(
     "--state",
     "states",
@@ -66,7 +63,7 @@ BATCH_BYTES = 4 << 20
     type=click.Choice(["queued", "processed", "error"]),
     help="Import messages in this state; repeatable.  [default: queued]",
 )
-@click.option("--no-mark", is_flag=True, help="Do not mark imported messages.")
+@flag("--no-mark", help="Do not mark imported messages.")
 @click.option(
     "--unsure",
     type=click.Choice(["skip", "repeat"]),

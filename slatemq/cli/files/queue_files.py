@@ -29,7 +29,7 @@ from slatemq import textqueue
 from slatemq._admin.entry_models import Attempt, Entry, EntryState
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.windows_lines import expect_none
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.parameters import format_time
 from slatemq.textqueue import State, render
 
 CONTROL_OF = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slatemq.cli.failures import BadInput
-from slatemq.cli.tq.input import begins_with_mark, marked
+from slatemq.cli.tq.entries import begins_with_mark, marked
 from slatemq.textqueue import Entry, State, TextQueue
 from slatemq.textqueue.controls import BYTE_ORDER_MARK
 

@@ -2,14 +2,11 @@
 
 In reading order; a file imports only files above it:
 
-`pointers`    Headers from JSON lines: RFC 6901 pointers, each naming a header by its last segment
-`lines`       A file of lines as batches of messages, in constant memory
-`runs`        The request IDs of a `publish --jsonl`, so that a retry stores nothing twice
-`bulk`        Publishing a file of lines: several batches under way, and a count of durable lines
-`event_files` Files of notifications: one JSON document, or one on each line
-`events`      `slatemq events`: events of other systems into SlateMQ, and its own into other systems
-`reach`       Which queues a publish reaches, as far as routers answer quickly
-`jsonl`       `slatemq publish --jsonl`: every line of a file, and how to continue after a failure
-`publishing`  `slatemq publish`: one message, or each line of a file
-`tasks`       `slatemq task`: publishes that were accepted as tasks, and retrying those that failed
+`lines`      A file of lines as batches of messages, and headers from JSON lines
+`runs`       The request IDs of a `publish --jsonl`, so that a retry stores nothing twice
+`events`     `slatemq events`: events of other systems into SlateMQ, and its own into other systems
+`reach`      Which queues a publish reaches, as far as routers answer quickly
+`jsonl`      `slatemq publish --jsonl`: every line of a file, and how to continue after a failure
+`publishing` `slatemq publish`: one message, or each line of a file
+`tasks`      `slatemq task`: publishes that were accepted as tasks, and retrying those that failed
 """

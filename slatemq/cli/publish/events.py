@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -11,26 +12,93 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 import click
+import msgspec
 
 import slatemq
 from slatemq.cli.failures import EXIT_UNREACHABLE, BadInput
 from slatemq.cli.groups import Group
-from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.progress import Update, progress
-from slatemq.cli.publish.event_files import read_documents
-from slatemq.cli.session import Session, run
-from slatemq.cli.threads import in_thread
-from slatemq.errors import FailedPrecondition
-from slatemq.events import message_of
+from slatemq.cli.output import Update, note, progress, say, write_items, write_json
+from slatemq.cli.parameters import flag
+from slatemq.cli.session import Session, in_thread, run
+from slatemq.errors import FailedPrecondition, InvalidArgument
+from slatemq.events import Notifications, message_of, read_notifications
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import EventsStatus
     from slatemq._publish.published import Published
     from slatemq.client import Client
     from slatemq.models import OutgoingMessage
+
+DOCUMENT_BYTES_MAX: Final = 16 << 20
+"""Bounds our memory; AWS sends at most 256 KiB."""
+
+_OFFSET = re.compile(r"\(byte (\d+)\)")
+
+
+class Document(NamedTuple):
+    """A document's notifications, and the offset in the file of its end."""
+
+    notifications: Notifications
+    end: int
+
+
+def read_documents(stream: BinaryIO, name: str) -> Iterator[Document]:
+    """The documents of a file, from its beginning, without its empty lines.
+
+    Raises BadInput, which names the file and the line; OSError.
+    """
+    stream.seek(0)
+    end = number = 0
+    is_whole_first = True
+    while line := stream.readline(DOCUMENT_BYTES_MAX + 1):
+        number += 1
+        end += len(line)
+        if len(line) > DOCUMENT_BYTES_MAX:
+            raise BadInput(f"{name}, line {number}: has more than {DOCUMENT_BYTES_MAX:,} bytes")
+        if not line.strip():
+            continue
+        if is_whole_first and not _is_json(line):
+            # Not a document by itself, so it begins a document of several lines.
+            yield _read_one(stream, line, name, number, end)
+            return
+        is_whole_first = False
+        yield Document(_read(line, f"{name}, line {number}"), end)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _read_one(stream: BinaryIO, first: bytes, name: str, number: int, end: int) -> Document:
+    rest = stream.read(DOCUMENT_BYTES_MAX - len(first) + 1)
+    text = first + rest
+    if len(text) > DOCUMENT_BYTES_MAX:
+        raise BadInput(
+            f"{name}, line {number}: is neither JSON nor the start of a JSON document of at most "
+            f"{DOCUMENT_BYTES_MAX:,} bytes"
+        )
+    try:
+        return Document(read_notifications(text), end + len(rest))
+    except InvalidArgument as error:
+        offset = _OFFSET.search(error.description)
+        is_syntax = error.field == "notification"
+        lines = text[: int(offset[1])].count(b"\n") if offset and is_syntax else 0
+        raise BadInput(f"{name}, line {number + lines}: {error.message}") from error
+
+
+def _read(line: bytes, where: str) -> Notifications:
+    try:
+        return read_notifications(line)
+    except InvalidArgument as error:
+        raise BadInput(f"{where}: {error.message}") from error
+
 
 STDIN = "-"
 
@@ -162,7 +230,7 @@ def _count(counts: Counter[str], published: Sequence[Published]) -> None:
 
 
 @events.command("status")
-@click.option("--check", is_flag=True, help="Exit with 3 when a process or backend is down.")
+@flag("--check", help="Exit with 3 when a process or backend is down.")
 def status(session: Session, check: bool) -> None:
     """Show the event backend of each process, whether it answers, and its lag.
 
@@ -189,21 +257,18 @@ def status(session: Session, check: bool) -> None:
 
 
 def _show_status(found: list[EventsStatus]) -> None:
-    write_table(
-        ("process", "backend", "mode", "state", "lag", "age", "cursor", "lost"),
-        (
-            (
-                f"{one.service} {one.shard}",
-                one.backend or "-",
-                one.consistency or "direct",
-                _state(one),
-                one.lag_count,
-                f"{one.lag_ms / 1000:.1f}s" if one.lag_ms else "",
-                one.cursor,
-                one.lost_count + one.dropped_count,
-            )
-            for one in found
-        ),
+    write_items(
+        found,
+        {
+            "process": lambda one: f"{one.service} {one.shard}",
+            "backend": lambda one: one.backend or "-",
+            "mode": lambda one: one.consistency or "direct",
+            "state": _state,
+            "lag": lambda one: one.lag_count,
+            "age": lambda one: f"{one.lag_ms / 1000:.1f}s" if one.lag_ms else "",
+            "cursor": lambda one: one.cursor,
+            "lost": lambda one: one.lost_count + one.dropped_count,
+        },
         cuts=("mode", "state", "backend"),
     )
     for one in found:

@@ -11,12 +11,21 @@ from typing import Any, BinaryIO
 import click
 
 from slatemq.cli.failures import BadInput
-from slatemq.cli.moments import WHEN, FromNow
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import DURATION, SECONDS, TIME, WORDS, header_option, headers_of
+from slatemq.cli.parameters import (
+    DURATION,
+    SECONDS,
+    TIME,
+    WHEN,
+    WORDS,
+    FromNow,
+    Number,
+    flag,
+    header_option,
+    headers_of,
+)
 from slatemq.cli.publish.jsonl import publish_lines
-from slatemq.cli.publish.lines import LineReader
-from slatemq.cli.publish.pointers import Pointer, parse_pointers
+from slatemq.cli.publish.lines import LineReader, Pointer, parse_pointers
 from slatemq.cli.publish.reach import (
     check_queue,
     check_taken,
@@ -24,8 +33,7 @@ from slatemq.cli.publish.reach import (
     note_unused_delay,
     queues_reached,
 )
-from slatemq.cli.session import Session, command, run
-from slatemq.cli.threads import in_thread
+from slatemq.cli.session import Session, command, in_thread, run
 from slatemq.models import OutgoingMessage
 
 PAYLOAD_BYTES_MAX = 1 << 30
@@ -71,7 +79,7 @@ duplicates lines.
     metavar="POINTERS",
     help="Take headers from each JSON line, e.g. /type,/region.",
 )
-@click.option("--skip", type=click.IntRange(min=0), metavar="N", help="Skip the first N lines.")
+@click.option("--skip", type=Number(min=0), help="Skip the first N lines.")
 @click.option(
     "--retention", type=SECONDS, help="How long to keep it; 0: forever.  [default: the instance's]"
 )
@@ -88,9 +96,8 @@ duplicates lines.
     metavar="KEY",
     help="Publishing with the same key again stores nothing and prints the first ID.",
 )
-@click.option(
+@flag(
     "--allow-unrouted",
-    is_flag=True,
     help="Publish also where the queue of --to does not exist or does not match.",
 )
 @header_option("the message, or of each line")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.groups import Group
-from slatemq.cli.output import note, say, write_json, write_table
-from slatemq.cli.parameters import DURATION, WORDS
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.output import note, say, write_items, write_json
+from slatemq.cli.parameters import DURATION, WORDS, format_time
 from slatemq.cli.session import Session, write_listing
 from slatemq.errors import DeadlineExceeded, FailedPrecondition
 
@@ -86,17 +85,14 @@ def failed(session: Session, limit: int) -> None:
 
 
 def _show_failed(found: Sequence[Task]) -> None:
-    write_table(
-        ("task", "failed", "attempts", "error"),
-        (
-            (
-                one.task_id or "unreadable",
-                format_time(one.ended_at_ms),
-                one.attempts_count,
-                one.error,
-            )
-            for one in found
-        ),
+    write_items(
+        found,
+        {
+            "task": lambda one: one.task_id or "unreadable",
+            "failed": lambda one: format_time(one.ended_at_ms),
+            "attempts": lambda one: one.attempts_count,
+            "error": lambda one: one.error,
+        },
     )
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.failures import EXIT_UNREACHABLE
-from slatemq.cli.moments import WHEN
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import (
     DURATION,
     MESSAGE_ID,
     SECONDS,
     TIME,
+    WHEN,
+    flag,
     header_option,
     headers_of,
     queues_option,
@@ -91,7 +92,7 @@ def _none_matches(to: str | None, found: Sequence[Explanation]) -> str:
 
 
 @command("status")
-@click.option("--check", is_flag=True, help="Exit with 3 when a service is not serving.")
+@flag("--check", help="Exit with 3 when a service is not serving.")
 def status(session: Session, check: bool) -> None:
     """Show every service and shard, the lag of routing, and the depth of the queues.
 

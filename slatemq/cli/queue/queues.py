@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq.cli.failures import QUEUE_SETTINGS
 from slatemq.cli.groups import Group
-from slatemq.cli.moments import START
 from slatemq.cli.output import CUT_WIDTH, cut, line_width, printable, say, write_json, write_table
-from slatemq.cli.parameters import QUEUE, WORDS, confirm, etag_option, yes_option
+from slatemq.cli.parameters import QUEUE, START, WORDS, confirm, etag_option, yes_option
 from slatemq.cli.queue_options import (
     COUNTS,
     OPEN,
+    SETTINGS,
     count_cells,
     priority_rows,
     queue_fields,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 FILTER_WIDTH = 8
 """The least width at which a list shows filters."""
 
-_RESETTABLE = {name.replace("_", "-"): name for name in QUEUE_SETTINGS}
+_RESETTABLE = {one.option: one.keyword for one in SETTINGS}
 
 _NAME = click.argument("name", type=QUEUE)
 
@@ -55,7 +54,6 @@ def queue() -> None:
     "with_queue",
     type=QUEUE,
     default="",
-    metavar="QUEUE",
     help="Place it on this queue's shard, for commands that change both in one step.",
 )
 def create(

@@ -18,7 +18,7 @@ from slatemq._admin.settling import (
 from slatemq.cli.entry_output import one_line
 from slatemq.cli.files.queue_files import notes_of
 from slatemq.cli.output import note, write_json
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.parameters import format_time
 from slatemq.cli.repair.dead_letter_plans import Step, with_note
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 

@@ -6,26 +6,37 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from slatemq._admin.entry_models import EntryState
+from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.groups import Group, Place
-from slatemq.cli.output import CUT_WIDTH, cut, line_width, note, say, write_json, write_table
+from slatemq.cli.output import (
+    CUT_WIDTH,
+    cut,
+    line_width,
+    note,
+    progress,
+    say,
+    write_json,
+    write_table,
+)
 from slatemq.cli.parameters import (
     QUEUE,
     WHICH,
     WORDS,
+    Number,
+    flag,
     ids_option,
     queue_argument,
     search_option,
     yes_option,
 )
-from slatemq.cli.progress import progress
 from slatemq.cli.queue.queues import purge_states
-from slatemq.cli.repair.messages import finished_listing, show_message
+from slatemq.cli.repair.messages import list_entries, show_message
 from slatemq.cli.session import Session, write_listing
 from slatemq.errors import NotFound, SlateMQError
 
@@ -56,16 +67,22 @@ def failed() -> None:
     """Show, edit, redrive and remove dead letters."""
 
 
-failed.add_command(
-    finished_listing(
-        EntryState.FAILED,
-        "failed",
-        "List the dead letters of QUEUE by time, with the reason of each.",
-        "Examples:\n  slatemq failed ls orders\n"
-        "  slatemq failed ls orders --newest --limit 10 --headers --json\n"
-        "  slatemq failed ls orders --archived --from 2026-11-01T00:00:00Z",
-    )
-)
+@failed.command("ls")
+@queue_argument
+@flag("--archived", help="List those whose content was moved to the archive, by the time of that.")
+@listing_options("failed")
+def ls(
+    session: Session, queue: str, archived: bool, limit: int | None, headers: bool, **bounds: Any
+) -> None:
+    """List the dead letters of QUEUE by time, with the reason of each.
+
+    Examples:
+      slatemq failed ls orders
+      slatemq failed ls orders --newest --limit 10 --headers --json
+      slatemq failed ls orders --archived --from 2026-11-01T00:00:00Z
+    """
+    state = EntryState.ARCHIVED if archived else EntryState.FAILED
+    list_entries(session, queue, state, limit, headers, **bounds)
 
 
 @failed.command("show")
@@ -94,19 +111,18 @@ def purge(session: Session, queue: str, yes: bool) -> None:
 
 @failed.command("redrive")
 @queue_argument
-@click.option("--into", type=QUEUE, default="", metavar="QUEUE", help="Move them to this queue.")
+@click.option("--into", type=QUEUE, default="", help="Move them to this queue.")
 @click.option(
     "--filter", "expression", type=WORDS, default="", metavar="CEL", help="Only matching ones."
 )
 @ids_option
 @click.option(
     "--rate",
-    type=click.IntRange(0, 100_000),
+    type=Number(0, 100_000),
     default=0,
-    metavar="N",
     help="Move at most N messages per second, up to 100000.  [default: 0, no limit]",
 )
-@click.option("--no-wait", is_flag=True, help="Print the redrive's ID; do not wait for its end.")
+@flag("--no-wait", help="Print the redrive's ID; do not wait for its end.")
 def redrive(
     session: Session,
     queue: str,

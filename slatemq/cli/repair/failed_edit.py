@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import click
@@ -20,16 +20,16 @@ import click
 from slatemq._admin.entry_models import EntryState
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
-from slatemq.cli.files.exporting import write_export
+from slatemq.cli.files.exporting import is_bounded, write_export
 from slatemq.cli.files.windows_lines import expect_none_in, has_any, remove_mark, restore_unix_lines
 from slatemq.cli.output import note, remark, say
-from slatemq.cli.parameters import queue_argument
+from slatemq.cli.parameters import flag, queue_argument
 from slatemq.cli.publish.runs import STATE_VARIABLE
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import session_of, steps
 from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, review
 from slatemq.cli.session import Session, command
-from slatemq.cli.tq.output import translated_errors
+from slatemq.cli.tq.entries import translated_errors
 
 if TYPE_CHECKING:
     from slatemq.client import Client
@@ -107,8 +107,8 @@ class NoEditor(BadInput):
 @click.option(
     "--file", "file", type=click.Path(), metavar="F.tq", help="Use this export, edited already."
 )
-@click.option("--archived", is_flag=True, help="Edit those whose content is in the archive.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@flag("--archived", help="Edit those whose content is in the archive.")
+@flag("--yes", help="Do not ask for confirmation.")
 @listing_options("failed, or archived,", to_file=True)
 def edit(
     session: Session,
@@ -117,18 +117,14 @@ def edit(
     archived: bool,
     yes: bool,
     limit: int | None,
-    newest: bool,
-    since: int | None,
-    until: int | None,
+    **bounds: Any,
 ) -> None:
     """Edit the dead letters of QUEUE, to send them again, changed or not, or drop them."""
-    chosen = limit is not None or newest or since is not None or until is not None
-    if file is not None and chosen:
+    if file is not None and (limit is not None or is_bounded(bounds)):
         raise click.UsageError("--file has its dead letters: leave out the other options")
     if file is not None:
         _act(session, queue, file, archived, yes)
         return
-    bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
     path = _new_file(queue)
 
     async def work(client: Client) -> int:

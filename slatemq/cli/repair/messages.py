@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,12 +18,18 @@ from slatemq.cli.entry_output import (
     write_entries,
 )
 from slatemq.cli.groups import Group
-from slatemq.cli.moments import WHEN
-from slatemq.cli.output import note
-from slatemq.cli.parameters import HEADER, WHICH, WORDS, etag_option, queue_argument, search_option
+from slatemq.cli.output import note, progress
+from slatemq.cli.parameters import (
+    HEADER,
+    WHEN,
+    WHICH,
+    WORDS,
+    etag_option,
+    queue_argument,
+    search_option,
+)
 from slatemq.cli.publish.publishing import STDIN, read_all
-from slatemq.cli.session import Session, command
-from slatemq.cli.threads import in_thread
+from slatemq.cli.session import Session, in_thread
 from slatemq.errors import FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
@@ -128,28 +132,17 @@ def show_message(session: Session, which: str, queues: tuple[str, ...]) -> None:
 async def _search(
     session: Session, client: Client, which: str, queues: tuple[str, ...]
 ) -> AsyncIterator[Entry]:
-    with _searching(session) as update:
+    columns = ("SpinnerColumn", "{task.description}")
+    with progress(not session.json, "searching", None, columns) as update:
 
-        def report(progress: SearchProgress) -> None:
+        def report(found: SearchProgress) -> None:
             update(
-                f"searched {progress.queues_searched_count} of {progress.queues_count} "
-                f"queues, {progress.rows_read_count} rows"
+                description=f"searched {found.queues_searched_count} of {found.queues_count} "
+                f"queues, {found.rows_read_count} rows"
             )
 
         async for found in client.find_message(int(which), queues, on_progress=report):
             yield found
-
-
-@contextmanager
-def _searching(session: Session) -> Iterator[Callable[[str], None]]:
-    """A line on stderr, where that is a terminal; yields the function that changes its text."""
-    if session.json or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("searching") as status:
-        yield status.update
 
 
 def _not_found(which: str, queues: tuple[str, ...], what: str, reason: str) -> NotFound:
@@ -330,37 +323,15 @@ def done() -> None:
     """List the messages that are done."""
 
 
-def finished_listing(state: EntryState, word: str, text: str, examples: str) -> click.Command:
-    """The `ls` of a list by time; `word` says what happened to its messages."""
+@done.command("ls")
+@queue_argument
+@listing_options("done")
+def list_done(
+    session: Session, queue: str, limit: int | None, headers: bool, **bounds: Any
+) -> None:
+    """List the done messages of QUEUE by time, as long as its done retention keeps them.
 
-    @command("ls", help=text, epilog=examples)
-    @queue_argument
-    @listing_options(word)
-    def listing(
-        session: Session,
-        queue: str,
-        limit: int | None,
-        headers: bool,
-        newest: bool,
-        since: int | None,
-        until: int | None,
-        archived: bool = False,
-    ) -> None:
-        bounds = {"newest_first": newest, "finished_from": since, "finished_until": until}
-        which = EntryState.ARCHIVED if archived else state
-        list_entries(session, queue, which, limit, headers, **bounds)
-
-    if state is EntryState.FAILED:
-        help_text = "List those whose content was moved to the archive, by the time of that."
-        listing.params.append(click.Option(["--archived"], is_flag=True, help=help_text))
-    return listing
-
-
-done.add_command(
-    finished_listing(
-        EntryState.DONE,
-        "done",
-        "List the done messages of QUEUE by time, as long as its done retention keeps them.",
-        "Example:\n  slatemq done ls orders --newest --limit 10",
-    )
-)
+    Example:
+      slatemq done ls orders --newest --limit 10
+    """
+    list_entries(session, queue, EntryState.DONE, limit, headers, **bounds)

@@ -10,9 +10,8 @@ import click
 
 from slatemq.cli.entry_output import shown
 from slatemq.cli.groups import Group
-from slatemq.cli.output import payload_fields, say, write_json, write_table
-from slatemq.cli.parameters import WORDS, confirm, yes_option
-from slatemq.cli.queue_options import format_time
+from slatemq.cli.output import payload_fields, say, write_items, write_json
+from slatemq.cli.parameters import WORDS, confirm, format_time, yes_option
 from slatemq.cli.session import Session, write_listing
 
 if TYPE_CHECKING:
@@ -42,19 +41,18 @@ def ls(session: Session) -> None:
 
 
 def _show_lines(found: Sequence[OutboxLine]) -> None:
-    write_table(
-        ("broker", "ingest", "waiting", "bytes", "oldest", "halted"),
-        (
-            (
-                line.broker_shard,
-                line.ingest_shard,
-                line.waiting_count,
-                line.waiting_bytes,
-                format_time(line.oldest_pushed_at_ms) if line.oldest_pushed_at_ms else "",
-                line.halted_reason,
-            )
-            for line in found
-        ),
+    write_items(
+        found,
+        {
+            "broker": lambda line: line.broker_shard,
+            "ingest": lambda line: line.ingest_shard,
+            "waiting": lambda line: line.waiting_count,
+            "bytes": lambda line: line.waiting_bytes,
+            "oldest": lambda line: (
+                format_time(line.oldest_pushed_at_ms) if line.oldest_pushed_at_ms else ""
+            ),
+            "halted": lambda line: line.halted_reason,
+        },
     )
 
 
@@ -65,18 +63,15 @@ def refused(session: Session) -> None:
 
 
 def _show_refused(found: Sequence[RefusedPush]) -> None:
-    write_table(
-        ("push", "queue", "bytes", "refused", "reason"),
-        (
-            (
-                push.push_id,
-                push.queue_id,
-                push.payload_bytes,
-                format_time(push.refused_at_ms),
-                push.reason,
-            )
-            for push in found
-        ),
+    write_items(
+        found,
+        {
+            "push": lambda push: push.push_id,
+            "queue": lambda push: push.queue_id,
+            "bytes": lambda push: push.payload_bytes,
+            "refused": lambda push: format_time(push.refused_at_ms),
+            "reason": lambda push: push.reason,
+        },
         cuts=("queue",),
     )
 

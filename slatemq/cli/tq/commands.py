@@ -11,27 +11,30 @@ from datetime import timedelta
 import click
 
 from slatemq.cli.output import json_pieces, note, write_bytes, write_json
-from slatemq.cli.parameters import DURATION, WORDS
+from slatemq.cli.parameters import DURATION, WORDS, flag
 from slatemq.cli.session import JSON_OPTION, Session
 from slatemq.cli.tq import marking
-from slatemq.cli.tq.input import (
+from slatemq.cli.tq.entries import (
     ALL,
     STDIN,
     FileGroup,
     entries_of,
+    entry_fields,
     file_argument,
     finishing,
     fsync_option,
     name_of,
+    oddities,
     reserved,
     states_of,
     states_option,
     stdin_batches,
     stdin_text,
     stream_argument,
+    translated_errors,
     warn_of_mark,
+    write_entry,
 )
-from slatemq.cli.tq.output import entry_fields, oddities, translated_errors, write_entry
 from slatemq.textqueue import Claim, State, TextQueue, TextQueueError
 from slatemq.textqueue.queue import LEASE
 
@@ -66,7 +69,7 @@ for command in (marking.done, marking.fail, marking.release, marking.set_):
 @tq.command("ls")
 @stream_argument
 @states_option("List entries")
-@click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
+@flag("--strict", help="Refuse unknown control characters.")
 def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> None:
     """List the queued messages of FILE (- reads stdin), or entries in other states.
 
@@ -90,11 +93,9 @@ def ls(session: Session, file: str, states: tuple[str, ...], strict: bool) -> No
 @tq.command("next")
 @file_argument
 @states_option("Print an entry")
-@click.option(
-    "--claim", "claiming", is_flag=True, help="Claim it, so that no other worker gets it."
-)
+@flag("--claim", "claiming", help="Claim it, so that no other worker gets it.")
 @click.option("--lease", type=DURATION, default=LEASE, help="How long a claim lasts. [default: 5m]")
-@click.option("--text", "only_text", is_flag=True, help="Print only the text, unescaped.")
+@flag("--text", "only_text", help="Print only the text, unescaped.")
 @fsync_option
 def next_(
     session: Session,
@@ -157,7 +158,7 @@ def next_(
 @tq.command("append")
 @file_argument
 @click.argument("text", type=WORDS, required=False)
-@click.option("--lines", is_flag=True, help="Append each line of stdin as a message.")
+@flag("--lines", help="Append each line of stdin as a message.")
 @click.option(
     "--var", "values", type=WORDS, multiple=True, metavar="NAME=VALUE", help="Add a variable."
 )
@@ -203,7 +204,7 @@ def append(
 
 @tq.command("check")
 @stream_argument
-@click.option("--strict", is_flag=True, help="Refuse unknown control characters.")
+@flag("--strict", help="Refuse unknown control characters.")
 def check(session: Session, file: str, strict: bool) -> None:
     """Read all of FILE (- reads stdin): count its entries, and warn of likely mistakes.
 
@@ -227,7 +228,7 @@ def check(session: Session, file: str, strict: bool) -> None:
 
 @tq.command("compact")
 @file_argument
-@click.option("--errors", is_flag=True, help="Also remove messages in error.")
+@flag("--errors", help="Also remove messages in error.")
 def compact(session: Session, file: str, errors: bool) -> None:
     """Remove processed messages from FILE. Claims stay valid; other entries are kept.
 

@@ -12,7 +12,7 @@ from slatemq.cli.failures import EXIT_REFUSED, error_fields
 from slatemq.cli.output import note, write_json
 from slatemq.cli.parameters import WORDS
 from slatemq.cli.session import Session
-from slatemq.cli.tq.input import (
+from slatemq.cli.tq.entries import (
     OFFSET_DIGITS_MAX,
     STDIN,
     FileCommand,
@@ -21,8 +21,8 @@ from slatemq.cli.tq.input import (
     is_token,
     offset_of,
     stdin_lines,
+    translated_errors,
 )
-from slatemq.cli.tq.output import translated_errors
 from slatemq.errors import SlateMQError
 from slatemq.textqueue import Claim, Entry, TextQueue
 

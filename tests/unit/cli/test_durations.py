@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq.cli.durations import DURATION_MS_MAX, format_duration, parse_duration
+from slatemq.cli.parameters import DURATION_MS_MAX, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

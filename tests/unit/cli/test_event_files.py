@@ -10,7 +10,7 @@ import pytest
 
 from slatemq.cli.app import invoke
 from slatemq.cli.failures import BadInput
-from slatemq.cli.publish.event_files import DOCUMENT_BYTES_MAX, read_documents
+from slatemq.cli.publish.events import DOCUMENT_BYTES_MAX, read_documents
 from tests.unit.events.test_s3 import document, record
 
 OTHER = document(record("s3:ObjectRemoved:Delete"), record("ObjectTagging:Put"))

@@ -12,8 +12,8 @@ from slatemq.cli.publish.lines import (
     LineError,
     LineReader,
     TooFewLines,
+    parse_pointers,
 )
-from slatemq.cli.publish.pointers import parse_pointers
 
 
 def read(content: bytes, skip: int = 0) -> list[Batch]:

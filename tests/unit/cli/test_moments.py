@@ -4,7 +4,7 @@ import click
 import pytest
 
 from slatemq._admin.queue_models import Backoff, BackoffKind
-from slatemq.cli.moments import BACKOFF, START, WHEN, FromNow, format_backoff
+from slatemq.cli.parameters import BACKOFF, START, WHEN, FromNow, format_backoff
 
 
 @pytest.mark.parametrize(

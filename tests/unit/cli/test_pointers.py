@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq.cli.publish.pointers import NoHeader, headers_from, parse_pointers
+from slatemq.cli.publish.lines import NoHeader, headers_from, parse_pointers
 
 
 def found(line: bytes, *pointers: str) -> dict[str, str]:
