@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from libs.storage.arrow.log import log_batches
 from libs.storage.database.roots import Root, open_root
@@ -32,11 +33,8 @@ from libs.storage.records.payload_packs import payload_rows
 from libs.storage.records.queues import AvailableMessage, DoneMessage, encode_active, encode_done
 from libs.storage.records.states import LaneRecord, QueueStateRecord, encode_queue_state
 from services.janitor.spark.planning import SnapshotName
-from services.janitor.spark.reading import Reading, plan_scan
 from services.janitor.spark.session import spark_session
-from services.janitor.spark.source import FORMAT, options_of
-from services.janitor.spark.tables import TABLES
-from services.janitor.spark.wanted import EVERYTHING
+from services.janitor.spark.source import FORMAT, SlateMQSource, options_of
 
 NOW_MS = 1_767_225_600_000
 BUCKET = 1000
@@ -130,11 +128,12 @@ def report(what: str, rows: int, seconds: float) -> None:
 
 def scan_here(root: str, names: Sequence[SnapshotName]) -> None:
     for name in ("messages", "payloads", "active", "done"):
-        table = TABLES[name]
+        source: Any = SlateMQSource(options_of(root, names) | {"table": name})
+        reader = source.reader(source.schema())
         began = time.perf_counter()
         rows = 0
-        for piece in plan_scan(root, list(names), table, EVERYTHING, 16):
-            rows += sum(one.num_rows for one in Reading(root, table, EVERYTHING).batches(piece))
+        for partition in reader.partitions():
+            rows += sum(one.num_rows for one in reader.read(partition))
         report(f"{name}, in this process, one core", rows, time.perf_counter() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"peak of this process, the filling included: {peak} MiB")

@@ -26,8 +26,6 @@ from typing import NamedTuple
 from benchmarks.suite import servers
 from benchmarks.suite.memory import peak_mb
 from services.janitor.jobs.contract import (
-    REPLAY_WINDOW_S,
-    JobInstance,
     JobOptions,
     JobResult,
 )
@@ -164,7 +162,7 @@ def _job(
     root: str, name: str, master: str, window_s: int, record: multiprocessing.Queue[JobResult]
 ) -> None:
     options = JobOptions(dry_run=name.endswith("?"), master=master, replay_window_s=window_s)
-    record.put(run_job(name.rstrip("?"), JobInstance(root), options))
+    record.put(run_job(name.rstrip("?"), root, options))
 
 
 def cost_of(
@@ -172,7 +170,7 @@ def cost_of(
     name: str,
     server: servers.Server,
     master: str,
-    window_s: int = REPLAY_WINDOW_S,
+    window_s: int = JobOptions.replay_window_s,
 ) -> Cost:
     """Runs one job, in a process of its own; with ? at the end of its name a dry run.
 

@@ -8,10 +8,9 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `asking`   calls that name the owner that is down
 `spark`    sessions, snapshots, the tables of an instance
 `jobs`     what the jobs do
-`archive`  archived dead letters, read back
 `runs`     runs of jobs, their processes, their history
 `events`   the events of runs, where event queues are on
-`rpc`      JanitorService
+`rpc`      JanitorService, and archived dead letters read back
 
 `config`   settings      `service`  the process: start, health, stop
 """

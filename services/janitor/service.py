@@ -20,16 +20,15 @@ from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
-from services.janitor.archive.archived import ArchivedDeadLetters
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import JobOptions
+from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.rpc.janitor import JanitorServicer, NamedQueues
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
 from services.janitor.runs.history import Run, RunEvents, RunStore
 from services.janitor.runs.runner import HistoryLimits, Runner
-from services.janitor.runs.schedule import Schedule, parse_schedule
-from services.janitor.runs.timetable import Timetable
+from services.janitor.runs.timetable import Schedule, Timetable, parse_schedule
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
 
 if TYPE_CHECKING:

@@ -10,19 +10,15 @@ In reading order; a file imports only files above it:
 `owners`       The owners of the databases, for a task of Spark that sends them what it has found
 `contents`     The payloads of messages, read by ID from snapshots of the ingests
 `removing`     Tasks that ask owners to remove what a partition holds; each returns counts
-`archiving`    Tasks that archive dead letters, and that push archived ones back into queues
-`charts`       Charts as SVG: small enough for a phone, with the numbers in their titles
 `contract`     What callers of jobs pass, and what jobs return
 `moments`      Times as the jobs compare them: milliseconds in Python, timestamps in Spark
 `leftovers`    Payload objects, and what names them: finds those that nothing names
-`retention`    What is past its retention, and may go: entries, messages, done lists
-`unreferenced` What no queue needs any more: old messages, and objects that nothing names
+`removable`    What may go: what is past its retention, what no queue needs any more
 `standing`     How far logs and brokers are, by their snapshots
 `work`         A job at work: its tables, its phases, its progress, and whether it was cancelled
 `clearing`     The jobs that remove: `retention`, `unreferenced` and `done`, over an instance
-`dead_letter_jobs` The jobs over dead letters: into the archive, and back from it
-`report`       What happened in each queue on each day, in numbers
+`dead_letter_jobs` The jobs over dead letters: into the archive, and back from it; their tasks
 `report_page`  The page of a report: one file that loads nothing, for phones and large screens
-`reporting`    The job `report`: writes Parquet and a page, and forgets the oldest reports
+`report`       The job `report`: what happened in each queue on each day, as Parquet and as a page
 `run`          Runs a job: snapshots of every shard, the logic of the job, its owners' answers
 """

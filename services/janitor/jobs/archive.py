@@ -20,7 +20,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from datetime import date
 from typing import Any, Final, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 
 FOLDER: Final = "archive/dead-letters"
@@ -179,13 +180,39 @@ class DayFolder:
         for path, known in self._known.items():
             if not np.isin(keys_of(known), keys).any():
                 continue
-            with self._objects.open(path) as file:
-                part = pq.ParquetFile(file)
-                for group in range(part.num_row_groups):
-                    found = part.read_row_group(group, columns=[*KEY_COLUMNS, *columns])
-                    chosen = found.filter(pa.array(np.isin(keys_of(found), keys)))
-                    if chosen.num_rows:
-                        yield chosen
+            yield from _rows_with(self._objects, path, keys, [*KEY_COLUMNS, *columns])
+
+
+UNREADABLE: Final = (ObjectNotFound, OSError, pa.ArrowException)
+"""What reading a part raises that is not there any more, or changes, or is damaged."""
+
+SOME: Final = 1_000
+"""Dead letters that become Python objects together."""
+
+
+def dead_letters_of(
+    objects: Objects, path: str, wanted: Collection[tuple[int, int]]
+) -> Iterator[list[dict[str, Any]]]:
+    """The wanted dead letters of a part, some at a time. Blocks: for a thread.
+
+    `wanted` names them by message and failure in ms. Raises the errors of UNREADABLE.
+    """
+    keys = np.array([(message_id, failed_ms * 1000) for message_id, failed_ms in wanted], KEY)
+    for chosen in _rows_with(objects, path, keys):
+        for start in range(0, chosen.num_rows, SOME):
+            yield chosen.slice(start, SOME).to_pylist()
+
+
+def _rows_with(
+    objects: Objects, path: str, keys: npt.NDArray[Any], columns: list[str] | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a part that have these keys, of the row groups that have any."""
+    with objects.open(path) as file:
+        part = pq.ParquetFile(file)
+        for group in range(part.num_row_groups):
+            there = np.isin(keys_of(part.read_row_group(group, columns=KEY_COLUMNS)), keys)
+            if there.any():
+                yield part.read_row_group(group, columns=columns).filter(pa.array(there))
 
 
 KEY: Final = np.dtype([("message_id", "<i8"), ("failed_at", "<i8")])

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
 
 BATCH_ROWS: Final = 5_000
 """Of a request; an owner takes 10,000. A tenth of a second of its work, so others get theirs in."""
 
 COUNTS: Final = pa.schema([("name", pa.string()), ("count", pa.int64())])
-_COUNTS_SQL: Final = "name string, count bigint"
 
 QUEUES_TOLD: Final = 20
 """By name, in a dry run."""
@@ -90,7 +90,11 @@ def counts_batch(counts: Mapping[str, int]) -> pa.RecordBatch:
 
 def counted(frame: DataFrame, task: Task) -> Counter[str]:
     """Run a task over the partitions of a frame; returns the sums of its counts."""
-    sums = frame.mapInArrow(task, _COUNTS_SQL).groupBy("name").agg(sf.sum("count").alias("count"))
+    sums = (
+        frame.mapInArrow(task, from_arrow_schema(COUNTS))
+        .groupBy("name")
+        .agg(sf.sum("count").alias("count"))
+    )
     return Counter({row["name"]: row["count"] for row in sums.collect()})
 
 

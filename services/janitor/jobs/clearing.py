@@ -29,24 +29,26 @@ from services.janitor.jobs.leftovers import (
     stored_objects,
 )
 from services.janitor.jobs.moments import at_ms
-from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
-from services.janitor.jobs.retention import (
+from services.janitor.jobs.removable import (
     ACTIVE,
     DONE,
     EXPIRING,
     FAILED,
+    JUDGED,
     PRUNED,
     QUEUES,
     done_ends,
     expired_entries,
     expired_failed,
     expired_messages,
+    orphaned_objects,
     overdue_done,
+    unreferenced_messages,
 )
+from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
 from services.janitor.jobs.standing import read_judged
-from services.janitor.jobs.unreferenced import JUDGED, orphaned_objects, unreferenced_messages
 from services.janitor.jobs.work import Work
-from services.janitor.spark.instance import held_snapshots, table_of
+from services.janitor.spark.snapshots import held_snapshots, table_of
 from slatemq.v1 import purge_pb2
 
 _ONE: Final = "1"

@@ -10,11 +10,6 @@ from typing import Final
 JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
 """The names of all jobs."""
 
-REPLAY_WINDOW_S: Final = 7 * 24 * 3600
-GRACE_S: Final = 60
-OLDER_THAN_S: Final = 7 * 24 * 3600
-REPORTS_KEPT: Final = 100
-
 ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
 """How old an object is by the store that nothing names, before it goes."""
 
@@ -28,13 +23,6 @@ class JobFailed(Exception):
 
 class JobCancelled(Exception):
     """The job was cancelled. What it has removed stays removed."""
-
-
-@dataclass(frozen=True)
-class JobInstance:
-    """`root` is the URL of the instance's root; credentials come from the environment."""
-
-    root: str
 
 
 @dataclass(frozen=True)
@@ -63,17 +51,17 @@ class JobOptions:
 
     dry_run: bool = False
     run: str = ""
-    grace_s: int = GRACE_S
+    grace_s: int = 60
     now_ms: int | None = None
-    replay_window_s: int = REPLAY_WINDOW_S
-    older_than_s: int = OLDER_THAN_S
+    replay_window_s: int = 7 * 24 * 3600
+    older_than_s: int = 7 * 24 * 3600
     queues: Sequence[str] | None = None
     target: str = ""
     message_ids: Sequence[int] | None = None
     failed_from_ms: int | None = None
     failed_until_ms: int | None = None
     days: int = 30
-    reports_kept: int = REPORTS_KEPT
+    reports_kept: int = 100
     master: str = "local[*]"
     memory: str = "1g"
     spark: dict[str, str] = field(default_factory=dict)

@@ -1,20 +1,43 @@
-"""The jobs over dead letters: into the archive, and back from it."""
+"""The jobs over dead letters: into the archive, and back from it; and their tasks.
+
+A dead letter is durable in the archive before its broker is asked to remove it; what the broker
+keeps of it says where it is. Restoring it is one commit of the broker.
+
+Brokers take their snapshots after the ingests, so a message may have come and failed in between:
+nothing is known of it yet, and it is left to the next run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from services.janitor.jobs.archive import FOLDER
-from services.janitor.jobs.archiving import DeadLetterArchive, DeadLetterRestore
-from services.janitor.jobs.batches import counted, totals_by_queue
+from libs.storage.layout.ids import shard_of
+from services.janitor.jobs.archive import DEAD_LETTERS, FOLDER, PART_BYTES, DayFolder
+from services.janitor.jobs.batches import (
+    BATCH_ROWS,
+    counted,
+    counts_batch,
+    grouped,
+    totals_by_queue,
+)
+from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.moments import at_ms, ms_of
+from services.janitor.jobs.owners import Owners, owners_of
+from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
+from services.janitor.spark.planning import SnapshotName
+from slatemq.errors import FailedPrecondition
+from slatemq.v1 import removal_pb2, removal_pb2_grpc
 
 _IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_at", "message_id")
 """The order in which a task takes dead letters: day by day."""
@@ -108,3 +131,180 @@ def with_content(dead_letters: DataFrame, messages: DataFrame, attempts: DataFra
 
 def _in_days(dead_letters: DataFrame) -> DataFrame:
     return dead_letters.repartition("queue", "day").sortWithinPartitions(*_IN_DAYS)
+
+
+RESTORE_ROWS: Final = 1000
+RESTORE_BYTES: Final = 32 << 20
+"""Of a request: half of what a broker takes, so that one payload may go on top."""
+
+SOUGHT: Final = 50_000
+"""Dead letters that are sought in the parts of a day together."""
+
+
+@dataclass(frozen=True)
+class DeadLetterArchive:
+    """Archives dead letters: rows with DEAD_LETTERS except the payload, and ENTRY_KEYS.
+
+    The rows come in the order of `day` within each queue.
+
+    Attributes:
+        names: The snapshots of the ingests, for the payloads.
+        last_ids: By ingest shard, the last message that its snapshot can have.
+        run: The run that the archived entries name.
+    """
+
+    root: str
+    names: tuple[SnapshotName, ...]
+    last_ids: Mapping[int, int]
+    run: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts: Counter[str] = Counter()
+        with owners_of(self.root) as owners:
+            contents = Contents(owners, self.names)
+            folder: DayFolder | None = None
+            of: tuple[object, ...] = ()
+            for table in grouped(batches, (*ENTRY_KEYS, "day"), SOUGHT):
+                queue, day = table["queue"][0].as_py(), table["day"][0].as_py()
+                if folder is None or of != (queue, day):
+                    counts += _parts(folder)
+                    folder, of = DayFolder(owners, owners.root.objects, queue, day), (queue, day)
+                counts += self._archive(owners, contents, folder, table)
+            counts += _parts(folder)
+            contents.close()
+        yield counts_batch(counts)
+
+    def _archive(
+        self, owners: Owners, contents: Contents, folder: DayFolder, table: pa.Table
+    ) -> Counter[str]:
+        known = self.can_be_known(table)
+        counts = Counter(letters_postponed=table.num_rows - known.num_rows)
+        table = known
+        for some in self._with_payloads(contents, folder.missing(table)):
+            folder.add(some)
+            counts["letters_written"] += some.num_rows
+            counts["payload_bytes"] += pc.sum(pc.binary_length(some["payload"])).as_py() or 0
+        for start in range(0, table.num_rows, BATCH_ROWS):
+            rows = failed_rows(table.slice(start, BATCH_ROWS))
+            archive = removal_pb2.ArchiveRemoval(rows=rows, run=self.run)
+            result = remove_entries(owners, table.slice(start, BATCH_ROWS), archive=archive)
+            counts["letters_archived"] += result.removed_count
+            counts["letters_gone"] += result.gone_count
+            counts["letters_refused"] += len(result.refused)
+        return counts
+
+    def can_be_known(self, dead_letters: pa.Table) -> pa.Table:
+        """The dead letters whose message may be in the snapshots."""
+        ids = dead_letters["message_id"].to_pylist()
+        return dead_letters.filter(
+            pa.array([one <= self.last_ids.get(shard_of(one), 0) for one in ids])
+        )
+
+    def _with_payloads(self, contents: Contents, dead_letters: pa.Table) -> Iterator[pa.Table]:
+        """Tables as they are archived, each about the size of a part."""
+        ids = dead_letters["message_id"].to_pylist()
+        sizes = [size or 0 for size in dead_letters["payload_bytes"].to_pylist()]
+        dead_letters = dead_letters.append_column("run", pa.repeat(self.run, dead_letters.num_rows))
+        waiting: list[pa.Table] = []
+        start = 0
+        for payloads in contents.payloads(list(zip(ids, sizes, strict=True))):
+            piece = dead_letters.slice(start, len(payloads))
+            start += len(payloads)
+            piece = piece.append_column("payload", pa.array(payloads, pa.binary()))
+            waiting.append(piece.select(DEAD_LETTERS.names).cast(DEAD_LETTERS))
+            if sum(table.nbytes for table in waiting) >= PART_BYTES:
+                yield pa.concat_tables(waiting)
+                waiting = []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+
+def _parts(folder: DayFolder | None) -> Counter[str]:
+    return Counter(parts_written=len(folder.added) if folder else 0)
+
+
+@dataclass(frozen=True)
+class DeadLetterRestore:
+    """Pushes archived dead letters back: rows of ENTRY_KEYS, `day` and the columns of `archived`.
+
+    The rows come in the order of `day` within each queue. `target` is the queue that gets them;
+    empty: the one that they failed in.
+    """
+
+    root: str
+    target: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts: Counter[str] = Counter()
+        with owners_of(self.root) as owners:
+            for table in grouped(batches, (*ENTRY_KEYS, "day"), SOUGHT):
+                queue, day = table["queue"][0].as_py(), table["day"][0].as_py()
+                folder = DayFolder(owners, owners.root.objects, queue, day)
+                found = 0
+                for rows in _in_requests(folder, table):
+                    found += len(rows)
+                    pushable = [row for row in rows if row is not None]
+                    counts["letters_without_payload"] += len(rows) - len(pushable)
+                    if pushable:
+                        counts += self._push(owners, table, pushable)
+                counts["letters_missing"] += table.num_rows - found
+        yield counts_batch(counts)
+
+    def _push(
+        self, owners: Owners, table: pa.Table, rows: list[removal_pb2.ArchivedRow]
+    ) -> Counter[str]:
+        queue, shard, revision = (table[name][0].as_py() for name in ENTRY_KEYS)
+        request = removal_pb2.RedriveArchivedRequest(
+            queue_id=queue, created_revision=revision, target_queue_id=self.target, rows=rows
+        )
+        try:
+            response = owners.call(
+                "broker",
+                shard,
+                lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RedriveArchived,
+                request,
+            )
+        except FailedPrecondition as error:
+            if error.reason != "QUEUE_CHANGED":
+                raise
+            return Counter(letters_gone=len(rows))
+        return Counter(
+            letters_restored=response.redriven_count,
+            letters_gone=response.gone_count,
+            letters_refused=len(response.refused),
+        )
+
+
+def _in_requests(
+    folder: DayFolder, table: pa.Table
+) -> Iterator[list[removal_pb2.ArchivedRow | None]]:
+    """The rows that the parts of a day have, a request at a time; None for one without payload."""
+    columns = ("message_id", "failed_at", "bucket_order", "run")
+    wanted = {
+        (row["message_id"], row["failed_at"]): row for row in table.select(columns).to_pylist()
+    }
+    some: list[removal_pb2.ArchivedRow | None] = []
+    size = 0
+    for found in folder.rows_of(table, ("payload", "headers")):
+        for dead_letter in found.to_pylist():
+            row = wanted[dead_letter["message_id"], dead_letter["failed_at"]]
+            some.append(_row(row, dead_letter))
+            size += len(dead_letter["payload"] or b"")
+            if len(some) == RESTORE_ROWS or size >= RESTORE_BYTES:
+                yield some
+                some, size = [], 0
+    if some:
+        yield some
+
+
+def _row(row: dict[str, Any], dead_letter: dict[str, Any]) -> removal_pb2.ArchivedRow | None:
+    if dead_letter["payload"] is None or dead_letter["headers"] is None:
+        return None
+    return removal_pb2.ArchivedRow(
+        message_id=row["message_id"],
+        failed_at_ms=round(row["failed_at"].timestamp() * 1000),
+        bucket_order=row["bucket_order"],
+        run=row["run"],
+        payload=dead_letter["payload"],
+        headers=dict(dead_letter["headers"]),
+    )

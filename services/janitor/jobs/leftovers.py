@@ -19,6 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from libs.storage.database.blobs import FOLDER, Blobs
 from libs.storage.database.roots import open_root
@@ -67,21 +68,21 @@ async def store_time_ms(objects: Objects) -> int:
 def stored_objects(spark: SparkSession, root: str) -> DataFrame:
     """All payload objects: uri, modified_at, size_bytes."""
     folders = spark.range(FOLDERS).selectExpr("lower(lpad(hex(id), 2, '0')) AS folder")
-    return folders.mapInArrow(
-        _Listing(root), "uri string, modified_at timestamp, size_bytes bigint"
-    )
+    return folders.mapInArrow(_Listing(root), from_arrow_schema(_OBJECTS))
 
 
 def named_by_messages(messages: DataFrame, root: str, names: Sequence[SnapshotName]) -> DataFrame:
     """The URIs that the payload records of these messages name: uri."""
-    return messages.mapInArrow(_MessageUris(root, tuple(names)), "uri string")
+    return messages.mapInArrow(_MessageUris(root, tuple(names)), from_arrow_schema(_URIS))
 
 
 def named_by_pushes(spark: SparkSession, root: str, names: Sequence[SnapshotName]) -> DataFrame:
     """The URIs that the outboxes and refused pushes of these brokers name: uri."""
     brokers = [(name.database, name.snapshot_id) for name in names if name.service == "broker"]
     frame = spark.createDataFrame(brokers, "database string, snapshot_id string")
-    return frame.repartition(max(1, len(brokers))).mapInArrow(_PushUris(root), "uri string")
+    return frame.repartition(max(1, len(brokers))).mapInArrow(
+        _PushUris(root), from_arrow_schema(_URIS)
+    )
 
 
 @dataclass(frozen=True)
@@ -93,19 +94,17 @@ class _Listing:
         blobs = Blobs(root)
         for batch in batches:
             for folder in batch["folder"].to_pylist():
+                infos = asyncio.run(root.objects.describe(f"{FOLDER}/{folder}"))
                 found = [
-                    (blobs.uri_of(info.path), info.modified_ms * 1000, info.size_bytes)
-                    for info in asyncio.run(root.objects.describe(f"{FOLDER}/{folder}"))
+                    {
+                        "uri": uri,
+                        "modified_at": info.modified_ms * 1000,
+                        "size_bytes": info.size_bytes,
+                    }
+                    for info in infos
+                    if blobs.owns(uri := blobs.uri_of(info.path))
                 ]
-                ours = [row for row in found if blobs.owns(row[0])]
-                columns = list(zip(*ours, strict=True)) or [(), (), ()]
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array(column, field.type)
-                        for column, field in zip(columns, _OBJECTS, strict=True)
-                    ],
-                    schema=_OBJECTS,
-                )
+                yield pa.RecordBatch.from_pylist(found, schema=_OBJECTS)
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,19 @@ from typing import Final, NamedTuple
 from pyspark.sql import SparkSession
 
 from libs.storage.database.roots import Root
-from services.janitor.jobs import clearing, dead_letter_jobs, reporting
+from services.janitor.jobs import clearing, dead_letter_jobs, report
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
-    JobInstance,
     JobOptions,
     JobResult,
     Progress,
     Report,
 )
 from services.janitor.jobs.work import Work
-from services.janitor.spark.instance import held_snapshots
 from services.janitor.spark.planning import SnapshotName
 from services.janitor.spark.session import QUIET, is_local, spark_session
+from services.janitor.spark.snapshots import held_snapshots
 from slatemq.errors import Unavailable
 
 STARTING: Final = "starting Spark"
@@ -59,7 +58,7 @@ _JOBS: Final[Mapping[str, _Job]] = {
     "done": _Job(clearing.done, ("done lists",)),
     "dead-letters": _Job(dead_letter_jobs.dead_letters, ("dead letters",)),
     "restore": _Job(dead_letter_jobs.restore, ("archived dead letters",)),
-    "report": _Job(reporting.report, ("report",)),
+    "report": _Job(report.report, ("report",)),
 }
 
 PHASES: Final = {job: (STARTING, SNAPSHOTS, *one.phases) for job, one in _JOBS.items()}
@@ -68,14 +67,15 @@ PHASES: Final = {job: (STARTING, SNAPSHOTS, *one.phases) for job, one in _JOBS.i
 
 def run_job(
     job: str,
-    instance: JobInstance,
+    root: str,
     options: JobOptions | None = None,
     progress: Report = lambda _: None,
 ) -> JobResult:
     """Run a job in a Spark session of its own; for a thread without an event loop.
 
-    `progress` is called from this thread and from others. Raises JobFailed, JobCancelled, and
-    ValueError for an unknown job or a bad root or option.
+    `root` is the URL of the instance's root; credentials come from the environment. `progress` is
+    called from this thread and from others. Raises JobFailed, JobCancelled, and ValueError for an
+    unknown job or a bad root or option.
     """
     options = options or JobOptions()
     _check(job, options)
@@ -91,13 +91,13 @@ def run_job(
         if options.cancelled.is_set():
             raise JobCancelled("cancelled")
         started = (STARTING, round(time.monotonic() - began, 3))
-        return run_on(spark, job, instance, options, progress, started)
+        return run_on(spark, job, root, options, progress, started)
 
 
 def run_on(
     spark: SparkSession,
     job: str,
-    instance: JobInstance,
+    root: str,
     options: JobOptions,
     progress: Report = lambda _: None,
     started: tuple[str, float] = (STARTING, 0.0),
@@ -105,12 +105,12 @@ def run_on(
     """As `run_job`, in a session that is there already."""
     _check(job, options)
     run = options.run or _own_name()
-    work = Work(spark, instance.root, options, run, len(PHASES[job]), progress)
+    work = Work(spark, root, options, run, len(PHASES[job]), progress)
     work.phases.append(started)
     with ExitStack() as stack:
         with work.phase(SNAPSHOTS):
             _JOBS[job].prepare(work)
-            work.work_on(stack.enter_context(held_snapshots(instance.root)))
+            work.work_on(stack.enter_context(held_snapshots(root)))
             asyncio.run(refuse_unknown_shards(work.root, work.names))
         counts = _JOBS[job].do(work)
     return JobResult(dict(sorted(counts.items())), work.artifacts, work.phases)

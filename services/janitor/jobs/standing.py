@@ -22,7 +22,7 @@ from libs.storage.records.log_bounds import decode_log_bounds
 from libs.storage.records.metadata import last_message_id
 from libs.storage.records.replay_records import decode_replay
 from libs.storage.records.states import decode_routing_cursor
-from services.janitor.jobs.unreferenced import judged_positions
+from services.janitor.jobs.removable import judged_positions
 from services.janitor.spark.planning import SnapshotName
 
 

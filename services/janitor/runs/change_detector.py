@@ -19,6 +19,7 @@ report          there are entries, or messages in a state
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -60,16 +61,14 @@ def has_changed(probe: Evidence, before: Evidence | None, since_ms: int) -> bool
     return bool(probe) and (before is None or probe != before or since_ms >= AGES_MS)
 
 
+@dataclass(eq=False)
 class ChangeDetector:
     """Probes the owners. Raises Unavailable and the like when a shard is down, StoreUnavailable."""
 
-    def __init__(
-        self, directory: TopologyDirectory, channels: Channels, objects: Objects, ages: Ages
-    ) -> None:
-        self._directory = directory
-        self._objects = objects
-        self._channels = channels
-        self._ages = ages
+    _directory: TopologyDirectory
+    _channels: Channels
+    _objects: Objects
+    _ages: Ages
 
     async def look(self, job: str, now_ms: int) -> Evidence:
         """The evidence of work for a job; empty where there is none."""
@@ -120,25 +119,23 @@ class ChangeDetector:
         return {}
 
     async def _done(self, now_ms: int) -> Evidence:
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         async for shard, queue in self._queues():
             kept_ms = queue.done_retention_s * 1000
             if kept_ms and queue.counts.done_count and queue.created_at_ms + kept_ms < now_ms:
-                name = f"broker/{shard}"
-                found[name] = found.get(name, 0) + queue.counts.done_count
-        return found
+                found[f"broker/{shard}"] += queue.counts.done_count
+        return dict(found)
 
     async def _dead_letters_due(self, now_ms: int, *, archive: bool) -> Evidence:
         """Whether a dead letter is due for the archive, or past its queue's retention."""
-        due, found = False, dict[str, int]()
+        due, found = False, Counter[str]()
         async for shard, queue in self._queues():
             kept_s = self._ages.dead_letters_s if archive else queue.failed_retention_s
             if not queue.counts.failed_count or (not archive and not kept_s):
                 continue
             due = due or await self._has_failed(shard, queue.queue_id, now_ms - kept_s * 1000)
-            name = f"failed/{shard}"
-            found[name] = found.get(name, 0) + queue.counts.failed_count
-        return found if due else {}
+            found[f"failed/{shard}"] += queue.counts.failed_count
+        return dict(found) if due else {}
 
     async def _has_failed(self, shard: int, queue_id: str, before_ms: int) -> bool:
         if before_ms <= 0:
@@ -154,19 +151,15 @@ class ChangeDetector:
             return bool((await stub.ListEntries(asked)).entries)
 
     async def _states(self) -> Evidence:
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         async for shard, queue in self._queues():
             counts = queue.counts
-            waiting = counts.available_count + counts.delayed_count + counts.in_flight_count
-            for state, count in (
-                ("waiting", waiting),
-                ("done", counts.done_count),
-                ("failed", counts.failed_count),
-            ):
-                if count:
-                    name = f"{state}/{shard}"
-                    found[name] = found.get(name, 0) + count
-        return found
+            found[f"waiting/{shard}"] += (
+                counts.available_count + counts.delayed_count + counts.in_flight_count
+            )
+            found[f"done/{shard}"] += counts.done_count
+            found[f"failed/{shard}"] += counts.failed_count
+        return dict(+found)  # without zeros
 
     async def _queues(self) -> AsyncIterator[tuple[int, queue_pb2.Queue]]:
         for shard in (await self._directory.read()).brokers:

@@ -7,7 +7,7 @@
 
 The child leads a process group of its own, with its JVM in it; killing the group ends both. When
 the janitor dies, however it does, the child's stdin ends, and it kills its group itself
-(`working`); a JVM that has lost its child ends by its own stdin.
+(`worker`); a JVM that has lost its child ends by its own stdin.
 """
 
 from __future__ import annotations

@@ -86,45 +86,32 @@ class Active:
         changed.set()
 
 
+@dataclass(eq=False)
 class Runner:
-    """The runs of one janitor."""
+    """Runs `command` for each run, with the task that `task_of` makes; `release`s snapshots left.
 
-    def __init__(
-        self,
-        store: RunStore,
-        number: int,
-        command: Sequence[str],
-        task_of: Callable[[Run], Mapping[str, Any]],
-        release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]],
-        kept: HistoryLimits,
-        now_ms: Callable[[], int],
-        check: Callable[[], None],
-        tracer: trace.Tracer,
-        events: RunEvents,
-    ) -> None:
-        """Run `command` with the task that `task_of` makes; `release` snapshots that are left.
+    `check_job` raises FailedPrecondition where jobs cannot run. `events` gets each run that has
+    begun or ended.
+    """
 
-        `check` raises FailedPrecondition where jobs cannot run. `events` gets each run that has
-        begun or ended.
-        """
-        self._store = store
-        self._number = number
-        self._process = secrets.token_hex(8)
-        self._command = command
-        self._task_of = task_of
-        self._tracer = tracer
-        self._events = events
-        self._release = release
-        self._kept = kept
-        self._now_ms = now_ms
-        self._check_job = check
-        self._beginning = asyncio.Lock()
-        self._waiting: deque[Active] = deque()
-        self._active: dict[str, Active] = {}
-        self._wake = asyncio.Event()
-        self._write = asyncio.Event()
-        self._tasks = asyncio.TaskGroup()
-        self._stopping = False
+    _store: RunStore
+    _number: int
+    _command: Sequence[str]
+    _task_of: Callable[[Run], Mapping[str, Any]]
+    _release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]
+    _kept: HistoryLimits
+    _now_ms: Callable[[], int]
+    _check_job: Callable[[], None]
+    _tracer: trace.Tracer
+    _events: RunEvents
+    _process: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
+    _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _waiting: deque[Active] = field(default_factory=deque, init=False)
+    _active: dict[str, Active] = field(default_factory=dict, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _write: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     async def take_over(self) -> None:
         """End the runs of an earlier process of this number. Raises StoreUnavailable."""

@@ -1,18 +1,108 @@
-"""Begins the jobs that are due by their schedules, those for which there is work."""
+"""Begins the jobs that are due by their schedules, those for which there is work.
+
+A job is due every so often, or by a cron expression:
+
+1h    30m    1d                 after the last time
+17 3 * * *    */20 8-17 * * 1-5 minute, hour, day, month, weekday, in UTC
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
+
+from cronsim import CronSim, CronSimError
 
 from libs.storage.errors import StorageError
 from services.janitor.runs.change_detector import has_changed
 from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger
-from services.janitor.runs.schedule import Schedule
 from slatemq.errors import FailedPrecondition, SlateMQError
+
+_SPAN: Final = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+_EVERY_MS_MIN: Final = 1_000
+_EVERY_MS_MAX: Final = 366 * _UNIT_MS["d"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
+
+class Schedule(Protocol):
+    """When a job is due. Times in ms since 1970."""
+
+    def after(self, last_ms: int) -> int:
+        """The first time after this one."""
+
+    def first(self, now_ms: int) -> int:
+        """The first time for a job that was never done."""
+
+    def spread_ms(self, most_ms: int) -> int:
+        """How much later it may begin by chance, of at most `most_ms`."""
+
+
+@dataclass(frozen=True)
+class Every:
+    """So long after the last time; at once for a job that was never done."""
+
+    length_ms: int
+
+    def after(self, last_ms: int) -> int:
+        return last_ms + self.length_ms
+
+    def first(self, now_ms: int) -> int:
+        return now_ms
+
+    def spread_ms(self, most_ms: int) -> int:
+        return min(most_ms, self.length_ms // 4)
+
+
+@dataclass(frozen=True)
+class Cron:
+    """At times of the clock, in UTC."""
+
+    expression: str
+
+    def after(self, last_ms: int) -> int:
+        return (next(CronSim(self.expression, _EPOCH + last_ms * _MS)) - _EPOCH) // _MS
+
+    def first(self, now_ms: int) -> int:
+        return self.after(now_ms)
+
+    def spread_ms(self, most_ms: int) -> int:
+        return most_ms
+
+
+def parse_schedule(text: str) -> Schedule | None:
+    """The schedule of a setting; None for an empty one: never. Raises ValueError, saying why."""
+    text = text.strip()
+    if not text:
+        return None
+    span = _SPAN.fullmatch(text)
+    if span is not None:
+        length_ms = int(span[1]) * _UNIT_MS[span[2]]
+        if not _EVERY_MS_MIN <= length_ms <= _EVERY_MS_MAX:
+            raise ValueError(f"{text!r} is not within 1s and 366d")
+        return Every(length_ms)
+    if len(text.split()) != 5:
+        raise ValueError(
+            f"{text!r} is neither a time such as 30m, 6h or 1d nor the five fields of cron"
+        )
+    schedule = Cron(text)
+    try:
+        schedule.after(0)
+    except CronSimError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    except StopIteration:
+        raise ValueError(f"{text!r} never comes") from None
+    return schedule
+
 
 log = logging.getLogger(__name__)
 
@@ -30,28 +120,19 @@ class Begin(Protocol):
     ) -> Run: ...
 
 
+@dataclass(eq=False)
 class Timetable:
-    def __init__(
-        self,
-        schedules: Mapping[str, Schedule],
-        look: Callable[[str, int], Awaitable[Mapping[str, int]]],
-        begin: Begin,
-        store: RunStore,
-        jitter_ms: int,
-        now_ms: Callable[[], int],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        """`sleep` takes seconds, `chance` returns 0 to 1."""
-        self._schedules = schedules
-        self._look = look
-        self._begin = begin
-        self._store = store
-        self._jitter_ms = jitter_ms
-        self._now_ms = now_ms
-        self._sleep = sleep
-        self._chance = chance
-        self._due: dict[str, int] = {}
+    """Begins jobs; `sleep` takes seconds, `chance` returns 0 to 1."""
+
+    _schedules: Mapping[str, Schedule]
+    _look: Callable[[str, int], Awaitable[Mapping[str, int]]]
+    _begin: Begin
+    _store: RunStore
+    _jitter_ms: int
+    _now_ms: Callable[[], int]
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _chance: Callable[[], float] = random.random
+    _due: dict[str, int] = field(default_factory=dict, init=False)
 
     async def keep(self) -> None:
         """Begin due jobs until cancelled."""

@@ -6,13 +6,10 @@ In reading order; a file imports only files above it:
 `tables`    The tables that `format("slatemq")` reads: their columns, and where their rows lie
 `wanted`    What a query wants of a table, as far as it narrows the keys to read
 `planning`  Plans a scan: which keys of which snapshots to read, cut into pieces of a like size
-`snapshots` Snapshots of every shard of an instance, kept alive while they are read
-`reading`   Reads the pieces of a plan: rows from the object store, columns out of them
 `scans`     Has Spark keep the scans of a table apart, which Spark 4.3 does not
 `source`    `spark.read.format("slatemq")`: tables read from snapshots by the executors
-`instance`  An instance's tables for a program without an event loop: a custom job, a notebook
-`java`      The Java that Spark runs on: the machine's own 17 or 21, else that of a package
+`snapshots` Snapshots of every shard of an instance, kept alive while they are read; their tables
 `packages`  What jobs need of the machine
-`session`   The Spark session: started when there is work, on this machine or on a cluster
+`session`   The Spark session: its Java, and where it runs
 `sql`       `python -m services.janitor sql 'SELECT …'`: a question, answered by Spark
 """

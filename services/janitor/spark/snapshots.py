@@ -1,19 +1,31 @@
-"""Snapshots of every shard of an instance, kept alive while they are read."""
+"""Snapshots of every shard of an instance, kept alive while they are read.
+
+For a program without an event loop, such as a job of one's own or a notebook::
+
+    with spark_session("local[4]") as spark, open_tables(spark, "file:///var/lib/slatemq") as table:
+        table("failed").groupBy("queue", "reason").count().show()
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.peers.channels import Channels
+from pyspark.sql import DataFrame, SparkSession
+
+from libs.serving.peers.channels import Channels, inherited
 from libs.serving.peers.topology import Topology, TopologyDirectory
+from libs.storage.database.roots import open_root
 from libs.storage.errors import StorageError
 from services.janitor.asking import asking, release_snapshot
 from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.source import FORMAT, options_of, schema_of
+from services.janitor.spark.tables import TABLES
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import NotFound, SlateMQError, Unavailable
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
@@ -174,3 +186,58 @@ class _Owners:
 
     async def _stub(self, service: str, shard: int) -> snapshot_pb2_grpc.SnapshotServiceAsyncStub:
         return snapshot_pb2_grpc.SnapshotServiceStub(await self._channels.to(service, shard))
+
+
+SERVICES = ("ingest", "broker")
+
+
+@contextmanager
+def open_tables(spark: SparkSession, root: str) -> Iterator[Callable[[str], DataFrame]]:
+    """Yields a function that loads a table by name, from snapshots of all shards taken now.
+
+    They are renewed until the block ends. Raises ValueError for a bad root, Unavailable when a
+    shard is down, StoreUnavailable.
+    """
+    with held_snapshots(root) as taken:
+        yield lambda name: table_of(spark, root, taken.names, name)
+
+
+def table_of(
+    spark: SparkSession, root: str, names: Sequence[SnapshotName], table: str, *columns: str
+) -> DataFrame:
+    """A table of these snapshots; with these columns only, if any are named."""
+    chosen = TABLES[table].only(columns) if columns else TABLES[table]
+    reader = spark.read.format(FORMAT).options(**options_of(root, names))
+    frame: DataFrame = reader.schema(schema_of(chosen)).load(table)
+    return frame
+
+
+@contextmanager
+def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[TakenSnapshots]:
+    """Snapshots of all shards, renewed by a thread until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="snapshots", daemon=True)
+    thread.start()
+    holding = _hold(root, services)
+    try:
+        taken = asyncio.run_coroutine_threadsafe(holding.__aenter__(), loop).result()
+        try:
+            yield taken
+        finally:
+            asyncio.run_coroutine_threadsafe(holding.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@asynccontextmanager
+async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[TakenSnapshots]:
+    directory = TopologyDirectory(open_root(root).objects)
+    channels = Channels(directory, carrier=inherited())
+    try:
+        async with taken_snapshots(directory, channels, services=services) as taken:
+            yield taken
+    finally:
+        await channels.close()
+        await directory.close()

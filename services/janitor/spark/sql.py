@@ -36,8 +36,8 @@ from pyspark.sql.types import (
 
 from libs.storage.errors import StorageError
 from services.janitor.spark.failures import without_stack
-from services.janitor.spark.instance import open_tables
 from services.janitor.spark.session import LOCAL_MASTER, QUIET, spark_session
+from services.janitor.spark.snapshots import open_tables
 from services.janitor.spark.tables import TABLES
 from slatemq.errors import SlateMQError
 from slatemq.variables import unknown_variables

@@ -12,7 +12,7 @@ from typing import Any
 
 import slatemq
 from libs.storage.records.metadata import decode_log_entry
-from services.janitor.jobs.contract import JobInstance, JobOptions
+from services.janitor.jobs.contract import JobOptions
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, ingest_pb2_grpc
 from tests.integration.stack.processes import Service, patiently
 
@@ -34,7 +34,7 @@ class Instance:
 
     def __init__(self, folder: Path, brokers_count: int) -> None:
         self.data = folder / "data"
-        self.janitor = JobInstance(self.data.as_uri())
+        self.url = self.data.as_uri()
         self.ingest = Service(folder, "ingest", *SHORT)
         self.router = Service(folder, "router", *SHORT)
         self.brokers = [

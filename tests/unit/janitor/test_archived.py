@@ -16,13 +16,13 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
-from services.janitor.archive import archived
-from services.janitor.archive import parts as archive_parts
-from services.janitor.archive.archived import ArchivedDeadLetters, ArchiveQuery
-from services.janitor.archive.parts import dead_letters_of
-from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, day_path
+from services.janitor.jobs import archive
+from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, day_path, dead_letters_of
+from services.janitor.rpc import archived
+from services.janitor.rpc.archived import ArchivedDeadLetters
 from slatemq.errors import NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+from slatemq.v1.janitor_pb2 import ReadArchivedRequest
 from tests.unit.janitor.test_archive import AT, DAY, Waits, dead_letters
 
 ARCHIVED = queue_pb2.ENTRY_STATE_ARCHIVED
@@ -106,7 +106,7 @@ async def test_each_comes_once_while_a_part_absorbs_another(
             looked.append(True)
         yield from reads(*given)
 
-    monkeypatch.setattr(archive_parts, "dead_letters_of", absorbed)
+    monkeypatch.setattr(archive, "dead_letters_of", absorbed)
 
     found = await joined(objects, listed(1, 2, 3))
 
@@ -180,7 +180,9 @@ class Lists(entry_pb2_grpc.EntryServiceServicer):
         return entry_pb2.ListEntriesResponse(entries=self.entries[start:end], next_page_token=token)
 
 
-async def read(objects: Objects, broker: Lists, asked: ArchiveQuery) -> Sequence[entry_pb2.Entry]:
+async def read(
+    objects: Objects, broker: Lists, asked: ReadArchivedRequest
+) -> Sequence[entry_pb2.Entry]:
     server = grpc.aio.server()
     entry_pb2_grpc.add_EntryServiceServicer_to_server(broker, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -214,15 +216,15 @@ async def test_a_listing_of_many_windows_comes_whole(
         folder = await asyncio.to_thread(DayFolder, Waits(), objects, "orders", day.date())
         await asyncio.to_thread(folder.add, table)
 
-    found = await read(objects, broker, ArchiveQuery("orders"))
+    found = await read(objects, broker, ReadArchivedRequest(queue_id="orders"))
 
     assert sorted(one.message_id for one in found) == list(range(1, 101))
     assert all(dict(one.message.headers) == {"n": str(one.message_id)} for one in found)
     assert max(asked.page_size for asked in broker.asked) == 7
-    some = await read(objects, broker, ArchiveQuery("orders", max_entries=9))
+    some = await read(objects, broker, ReadArchivedRequest(queue_id="orders", max_entries=9))
     assert sorted(one.message_id for one in some) == list(range(1, 10))
 
 
 async def test_a_queue_that_no_broker_has_is_not_found(objects: Objects) -> None:
     with pytest.raises(NotFound):
-        await read(objects, Lists(1), ArchiveQuery("other"))  # type: ignore[abstract]
+        await read(objects, Lists(1), ReadArchivedRequest(queue_id="other"))  # type: ignore[abstract]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.janitor.spark.java import java_environment
+from services.janitor.spark.session import java_environment
 
 
 def java(folder: Path, version: str, status: int = 0) -> Path:

@@ -9,9 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.janitor.jobs.charts import Series, bars, lines, ranks
-from services.janitor.jobs.report import ATTEMPTS
-from services.janitor.jobs.report_page import duration, page, size
+from services.janitor.jobs.report_page import (
+    ATTEMPTS,
+    Series,
+    bars,
+    duration,
+    lines,
+    page,
+    ranks,
+    size,
+)
 
 NOW_MS = 1_767_312_000_000  # 2026-01-02
 

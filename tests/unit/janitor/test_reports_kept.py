@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.storage.database.roots import open_root
-from services.janitor.jobs.reporting import FOLDER, forget_reports
+from services.janitor.jobs.report import FOLDER, forget_reports
 
 
 async def test_only_the_newest_reports_stay() -> None:

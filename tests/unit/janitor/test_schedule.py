@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.janitor.runs.schedule import Every, parse_schedule
+from services.janitor.runs.timetable import Every, parse_schedule
 
 
 def ms(text: str) -> int:

@@ -11,8 +11,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from services.janitor.runs.change_detector import AGES_MS, has_changed
 from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
-from services.janitor.runs.schedule import parse_schedule
-from services.janitor.runs.timetable import AGAIN_MS, Timetable
+from services.janitor.runs.timetable import AGAIN_MS, Timetable, parse_schedule
 from slatemq.errors import FailedPrecondition, Unavailable
 
 HOUR_MS = 3_600_000
@@ -85,7 +84,7 @@ async def passes(world: World, schedule: str = "1h", jitter_ms: int = 0) -> None
         jitter_ms,
         world.now,
         world.sleep,
-        chance=lambda: 0.5,
+        lambda: 0.5,
     )
     with pytest.raises(Over):
         await timetable.keep()

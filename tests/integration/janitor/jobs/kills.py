@@ -107,7 +107,7 @@ async def killed(
                 sys.executable,
                 "-m",
                 "tests.integration.janitor.jobs.driver",
-                made.janitor.root,
+                made.url,
                 job,
             ),
             *([] if now_ms is None else [str(now_ms)]),
@@ -138,11 +138,11 @@ async def _cancelled(spark: SparkSession, made: Instance, job: str, stage: str) 
             options.cancelled.set()
 
     with pytest.raises(JobCancelled):
-        await asyncio.to_thread(run_on, spark, job, made.janitor, options, report)
+        await asyncio.to_thread(run_on, spark, job, made.url, options, report)
 
 
 async def _done(spark: SparkSession, made: Instance, job: str) -> None:
-    await asyncio.to_thread(run_on, spark, job, made.janitor, OPTIONS)
+    await asyncio.to_thread(run_on, spark, job, made.url, OPTIONS)
 
 
 # --- What is there, and what is to become of it -----------------------------

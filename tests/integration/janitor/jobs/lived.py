@@ -271,13 +271,13 @@ class Lived:
 
     async def _in_the_store(self) -> dict[tuple[str, str], set[int]]:
         """The entries in snapshots: brokers list none that is over, whatever is to remove it."""
-        directory = TopologyDirectory(open_root(self.made.janitor.root).objects)
+        directory = TopologyDirectory(open_root(self.made.url).objects)
         channels = Channels(directory)
         found: dict[tuple[str, str], set[int]] = {
             (name, state): set() for name in self.queues for state in STATES
         }
         async with taken_snapshots(directory, channels) as taken:
-            options = options_of(self.made.janitor.root, taken.names)
+            options = options_of(self.made.url, taken.names)
             for table in ("active", "done", "failed", "archived"):
                 for row in (await read(options, table)).rows:
                     place = row["queue"], row.get("state", table)

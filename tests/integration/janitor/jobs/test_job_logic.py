@@ -8,14 +8,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from services.janitor.jobs.dead_letter_jobs import due_dead_letters
-from services.janitor.jobs.retention import (
+from services.janitor.jobs.removable import (
     done_ends,
     expired_entries,
     expired_failed,
     expired_messages,
+    judged_positions,
     overdue_done,
+    unreferenced_messages,
 )
-from services.janitor.jobs.unreferenced import judged_positions, unreferenced_messages
 from tests.forms import examples
 from tests.integration.janitor.jobs.frames import tables_of
 from tests.integration.janitor.jobs.histories import GRACE_MS, NOW_MS, WINDOW_S, History

@@ -36,7 +36,7 @@ async def run(
     """Run a job while the servers and the event loop of the test go on."""
     progresses: list[Progress] = []
     chosen = replace(options, **more)
-    result = await asyncio.to_thread(run_on, spark, job, made.janitor, chosen, progresses.append)
+    result = await asyncio.to_thread(run_on, spark, job, made.url, chosen, progresses.append)
     assert [one.phase for one in progresses if not one.tasks_done][-1] == PHASES[job][-1]
     assert [name for name, _ in result.phases] == list(PHASES[job])
     return result

@@ -94,7 +94,7 @@ async def _settled(made: Instance, job: str, filled: Filled) -> None:
 
 async def _ran(spark: SparkSession, made: Instance, job: str, now_ms: int) -> None:
     options = replace(OPTIONS, now_ms=now_ms)
-    await asyncio.to_thread(run_on, spark, job, made.janitor, options)
+    await asyncio.to_thread(run_on, spark, job, made.url, options)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ async def _undisturbed(spark: SparkSession, folder: Path, job: str) -> Undisturb
         expiring = await made.publish("orders-0", 300, retention_s=EXPIRING_S)
         await made.routed()
         if job in ("dead-letters", "restore"):  # what is archived, and what parts can absorb
-            await asyncio.to_thread(run_on, spark, "dead-letters", made.janitor, OPTIONS)
+            await asyncio.to_thread(run_on, spark, "dead-letters", made.url, OPTIONS)
         if job == "dead-letters":
             await fail_letters(made, filled)
         now_ms = int(time.time() * 1000)

@@ -13,15 +13,14 @@ from libs.serving.peers.channels import inherited
 from services.janitor.jobs.contract import (
     JobCancelled,
     JobFailed,
-    JobInstance,
     JobOptions,
     JobResult,
     Progress,
     Report,
 )
-from services.janitor.runs.working import work
-from services.janitor.spark.instance import open_tables
+from services.janitor.runs.worker import work
 from services.janitor.spark.session import QUIET, spark_session
+from services.janitor.spark.snapshots import open_tables
 from tests.integration.janitor.conftest import READY, SMALL
 from tests.integration.janitor.runs.mark import bear
 from tests.integration.janitor.runs.own_janitor import OWN_JOBS
@@ -29,7 +28,7 @@ from tests.integration.janitor.runs.own_janitor import OWN_JOBS
 SETTINGS = {**SMALL, **READY, **QUIET}
 
 
-def quick(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def quick(root: str, options: JobOptions, report: Report) -> JobResult:
     report(Progress("looking", 1, 2, 1, 2))
     report(Progress("removing", 2, 2, 2, 2))
     sys.stdout.write("words on stdout that are for the log\n")
@@ -39,20 +38,20 @@ def quick(instance: JobInstance, options: JobOptions, report: Report) -> JobResu
     )
 
 
-def named(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def named(root: str, options: JobOptions, report: Report) -> JobResult:
     return JobResult({}, [f"reports/{options.run}/report.html"])
 
 
-def tells(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def tells(root: str, options: JobOptions, report: Report) -> JobResult:
     """Its options, as the files that it wrote."""
     found = {
-        "root": instance.root,
+        "root": root,
         **{one.name: getattr(options, one.name) for one in fields(options)},
     }
     return JobResult({}, [f"{name}={value}" for name, value in found.items()])
 
 
-def slow(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def slow(root: str, options: JobOptions, report: Report) -> JobResult:
     """Ends when it is cancelled."""
     report(Progress("waiting", 1, 1))
     while not options.cancelled.wait(60):
@@ -60,14 +59,14 @@ def slow(instance: JobInstance, options: JobOptions, report: Report) -> JobResul
     raise JobCancelled
 
 
-def stubborn(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def stubborn(root: str, options: JobOptions, report: Report) -> JobResult:
     """Never ends by itself."""
     report(Progress("waiting", 1, 1))
     while True:
         time.sleep(60)
 
 
-def fails(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def fails(root: str, options: JobOptions, report: Report) -> JobResult:
     raise JobFailed("broker 0 is away")
 
 
@@ -78,33 +77,33 @@ class Babble(Progress):
     mood: str = "fine"
 
 
-def babbles(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def babbles(root: str, options: JobOptions, report: Report) -> JobResult:
     report(Babble("babbling", 1, 1))
-    return slow(instance, options, lambda _: None)
+    return slow(root, options, lambda _: None)
 
 
-def breaks(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def breaks(root: str, options: JobOptions, report: Report) -> JobResult:
     raise ValueError("a fault\n\tat org.apache.spark.Something")
 
 
-def dies(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def dies(root: str, options: JobOptions, report: Report) -> JobResult:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def spark(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def spark(root: str, options: JobOptions, report: Report) -> JobResult:
     """Real Spark over real snapshots; stays there until it is cancelled."""
     with (
         spark_session("local[1]", "512m", SETTINGS) as session,
-        open_tables(session, instance.root) as table,
+        open_tables(session, root) as table,
     ):
         count = table("queues").count()
         report(Progress(f"{count} queues", 1, 1))
-        slow(instance, options, lambda _: None)
+        slow(root, options, lambda _: None)
         return JobResult({})
 
 
-def traces(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def traces(root: str, options: JobOptions, report: Report) -> JobResult:
     """The trace contexts that calls of this process and of a Spark worker have."""
     with spark_session("local[1]", "512m", SETTINGS) as session:
         inside = (
@@ -113,7 +112,7 @@ def traces(instance: JobInstance, options: JobOptions, report: Report) -> JobRes
     return JobResult({}, [context_of_calls(), *inside])
 
 
-def context(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def context(root: str, options: JobOptions, report: Report) -> JobResult:
     """The trace context that calls of this process have."""
     return JobResult({}, [context_of_calls()])
 
@@ -123,17 +122,17 @@ def context_of_calls() -> str:
     return dict(carrier())["traceparent"] if carrier is not None else ""
 
 
-def spark_stubborn(instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def spark_stubborn(root: str, options: JobOptions, report: Report) -> JobResult:
     """Works on, and ignores the cancellation."""
     with (
         spark_session("local[1]", "512m", SETTINGS) as session,
-        open_tables(session, instance.root) as table,
+        open_tables(session, root) as table,
     ):
         count = table("queues").count()
-        return stubborn(instance, options, lambda _: report(Progress(f"{count} queues", 1, 1)))
+        return stubborn(root, options, lambda _: report(Progress(f"{count} queues", 1, 1)))
 
 
-JOBS: dict[str, Callable[[JobInstance, JobOptions, Report], JobResult]] = {
+JOBS: dict[str, Callable[[str, JobOptions, Report], JobResult]] = {
     "quick": quick,
     "named": named,
     "slow": slow,
@@ -150,9 +149,9 @@ JOBS: dict[str, Callable[[JobInstance, JobOptions, Report], JobResult]] = {
 }
 
 
-def run_job(job: str, instance: JobInstance, options: JobOptions, report: Report) -> JobResult:
+def run_job(job: str, root: str, options: JobOptions, report: Report) -> JobResult:
     named = [one for one in options.queues or () if one in OWN_JOBS]
-    return JOBS[named[0] if named else "quick"](instance, options, report)
+    return JOBS[named[0] if named else "quick"](root, options, report)
 
 
 if __name__ == "__main__":

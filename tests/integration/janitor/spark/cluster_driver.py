@@ -13,7 +13,6 @@ from dataclasses import replace
 import pyarrow as pa
 
 import services
-from services.janitor.jobs.contract import JobInstance
 from services.janitor.jobs.run import run_on
 from services.janitor.spark.session import spark_session
 from tests.integration.janitor.conftest import SMALL
@@ -33,6 +32,6 @@ if __name__ == "__main__":
     root, master, job = sys.argv[1:]
     with spark_session(master, "512m", SETTINGS) as spark:
         found = spark.range(0, 1, 1, 1).mapInArrow(places, "place string").collect()
-        result = run_on(spark, job, JobInstance(root), replace(OPTIONS, master=master))
+        result = run_on(spark, job, root, replace(OPTIONS, master=master))
     fields = {"places": [row["place"] for row in found], "counts": result.counts}
     sys.stdout.write(f"{json.dumps(fields)}\n")

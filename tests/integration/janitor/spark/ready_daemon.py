@@ -20,7 +20,7 @@ _NEEDED: Final = (
     "pyspark.sql.worker.data_source_pushdown_filters",
     "pyspark.sql.worker.plan_data_source_read",
     "services.janitor.spark.source",
-    "services.janitor.jobs.archiving",
+    "services.janitor.jobs.dead_letter_jobs",
     "services.janitor.jobs.leftovers",
     "services.janitor.jobs.removing",
 )

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 import slatemq
-from services.janitor.spark.java import java_environment
+from services.janitor.spark.session import java_environment
 from slatemq.client import Client
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.runs.janitors import until

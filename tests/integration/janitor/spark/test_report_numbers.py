@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from services.janitor.jobs.dead_letter_jobs import due_dead_letters, with_content
-from services.janitor.jobs.report import queue_days
-from services.janitor.jobs.reporting import written
+from services.janitor.jobs.report import queue_days, written
 from tests.integration.janitor.jobs.frames import table
 
 pytestmark = pytest.mark.slow  # Spark takes seconds to start, and tenths of one for each question

@@ -17,7 +17,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from services.janitor.jobs.moments import at_ms
 from services.janitor.spark import scans
-from services.janitor.spark.instance import open_tables
+from services.janitor.spark.snapshots import open_tables
 from services.janitor.spark.source import register
 from services.janitor.spark.tables import TABLES
 from tests.integration.broker.rig import running

