@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from libs.storage.layout.buckets import BucketKind
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.leases.lease_bucket import Claimed, Terms
+from services.broker.core.leases import Claimed, Terms
 from services.broker.core.waiting.scan import Segment
 from services.broker.delivery import responses
 from services.broker.delivery.waiters import ClaimBatch

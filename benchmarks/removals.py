@@ -34,9 +34,8 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Shard
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.archiver import Archiver
 from services.broker.dead_letters.mover import ListedDeadLetter, Mover
-from services.broker.dead_letters.remover import Remover, WaitingMessage
+from services.broker.dead_letters.removals import Archiver, Remover, WaitingMessage
 from services.broker.entries.finished_pages import ListReaders, TimeRange, list_readers
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.pusher import Pusher

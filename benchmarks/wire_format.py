@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from libs.storage.layout.buckets import BucketKind
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.leases.lease_bucket import Claimed, Terms
+from services.broker.core.leases import Claimed, Terms
 from services.broker.core.waiting.scan import Segment
 from services.broker.delivery.responses import encode_messages
 from services.broker.delivery.waiters import ClaimBatch

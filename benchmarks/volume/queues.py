@@ -42,14 +42,14 @@ from libs.storage.records.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
-from services.broker.core.leases.leases import IN_FLIGHT_BUCKET_MAX
+from services.broker.core.leases import IN_FLIGHT_BUCKET_MAX
 from services.broker.core.lifecycle import creation_rows, new_state
 from services.broker.core.lists.finished_lists import LIST_ROW_MAX
 from services.broker.core.queue import Notes, Queue
 from services.broker.core.settings import DEFAULT_PRIORITY, QueueSettings
+from services.broker.core.waiting.available import TIMED_BUCKET_MAX
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.core.waiting.orders import Orders
-from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 
 LEASE_MS = 30_000
 CONSUMER = "worker"

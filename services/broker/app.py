@@ -19,11 +19,11 @@ from services.broker.config import BrokerConfig
 from services.broker.dead_letters.dead_letters import DeadLetters
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
-from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.delivery.responses import stopping
 from services.broker.delivery.streams import Streams
+from services.broker.entries.editor import Invalidator
 from services.broker.entries.entries import Entries
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import Executor
@@ -32,11 +32,9 @@ from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
-from services.broker.rpc.delayed import DelayedServicer
-from services.broker.rpc.entries import EntryServicer
+from services.broker.rpc.entries import DelayedServicer, EntryServicer
 from services.broker.rpc.outbox import OutboxServicer
-from services.broker.rpc.queue_names import QueueNameServicer
-from services.broker.rpc.queues import QueueServicer
+from services.broker.rpc.queues import QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
 from services.broker.rpc.servicers import Servicers
@@ -105,7 +103,7 @@ class Broker:
             ConsumerServicer(shard, owner, self.delivery, self.streams, self.executor),
             AssignmentServicer(shard, owner, self.delivery, self.introductions, starts),
             entry_servicer,
-            DelayedServicer(entries.editor, entries.watches, entry_servicer.find_waiting),
+            DelayedServicer(entries.editor, entries.watches, entry_servicer),
             DeadLetterServicer(shard, owner, self.dead_letters),
             OutboxServicer(shard, owner, database, blobs, target, self.sender),
             RemovalServicer(owner, self.dead_letters),

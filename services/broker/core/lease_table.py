@@ -1,22 +1,342 @@
-"""The leases of a shard: what claims make, and how they end. Pure, like the queue machine."""
+"""The leases of a shard: what claims make, where each lies, when they end, and how they ended.
+
+Pure, like the queue machine. The leases themselves are in their queues: see `leases`.
+"""
 
 from __future__ import annotations
 
+import heapq
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import groupby, repeat
+from typing import Final, NamedTuple
 
 from libs.storage.records.queues import FailedAttempt
 from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.core.commands import Finish, Nack
-from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseOwner
-from services.broker.core.leases.leases import Deadlines, FinishedLeases
-from services.broker.core.leases.token_index import LeaseIndex
+from services.broker.core.leases import PLACE_BITS, Claimed, Lease, LeaseBucket, LeaseOwner
 from services.broker.core.lists.attempts import Attempts, attempts_at
 from services.broker.core.queue import Queue, Selector
 
 EXPIRED_LEASE = "lease expired"
 """The outcome of an attempt whose lease ended by the clock."""
+
+FINISHED_SLOTS = 2048
+"""Rows of the ring of finished leases; each takes FINISHED_SLOT_MIN before the next one."""
+
+SLOT_LEASES_MAX = 60_000
+"""Finished leases in one row at most: an array has room for a few more."""
+
+FINISHED_SLOT_MIN = 64
+"""At least 2,047 x 64 = 131,008 finished leases are remembered; the protos promise 100,000."""
+
+FINISHED_MAX = 300_000
+"""Finished leases in memory at most (about 30 MB): full commits make fuller slots."""
+
+FORGOTTEN_AT_ONCE = 30_000
+"""Approximate: of a larger commit, the leases that finished last are still remembered."""
+
+GRACE_MS = 30_000
+"""A lease alive at the last commit gets this long (or its length) after a restart: no consumer
+could extend or ack while the broker was down."""
+
+STEP_LEASES: Final = 4000
+"""Leases of one step of a grace at most, plus those of one bucket: some 5 ms."""
+
+BUCKET_LEASES: Final = 16
+"""What a bucket with fewer leases counts for in a grace: it is a record of its own."""
+
+
+class LeaseGroup(NamedTuple):
+    """Leases of one bucket that end together; no bucket: they do not run."""
+
+    bucket: LeaseBucket | None
+    tokens: Sequence[int]
+    whole: bool
+    """Whether they are all that the block ever had."""
+
+
+class LeaseIndex:
+    """Where each running lease lies, by its token.
+
+    A large claim gets blocks of its own, so that a thousand leases take five entries here, and one
+    comparison recognizes an ack of a whole block.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, LeaseBucket] = {}
+        self._left: dict[int, int] = {}  # by block: how many of its leases run
+        self._in_blocks = 0  # the sum of these
+        self._singles: dict[int, LeaseBucket] = {}  # by token: those outside of blocks
+
+    def __len__(self) -> int:
+        return len(self._singles) + self._in_blocks
+
+    def add(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
+        """Adds leases of a bucket: all of them, if it is a block."""
+        if bucket.is_block:
+            block = tokens[0] >> PLACE_BITS
+            self._blocks[block], self._left[block] = bucket, len(tokens)
+            self._in_blocks += len(tokens)
+        else:
+            self._singles.update(dict.fromkeys(tokens, bucket))
+
+    def is_free(self, block: int) -> bool:
+        """Whether a block is unused, as it is in all but one of 10^11 cases."""
+        return block not in self._blocks and block << PLACE_BITS not in self._singles
+
+    def find(self, token: int) -> LeaseBucket | None:
+        """Where the lease lies; None if it has ended, or never existed."""
+        bucket = self._singles.get(token)
+        if bucket is None:
+            bucket = self._blocks.get(token >> PLACE_BITS)
+            if bucket is not None and not bucket.holds(token):
+                return None
+        return bucket
+
+    def remove(self, token: int) -> None:
+        if self._singles.pop(token, None) is None:
+            self._leave(token >> PLACE_BITS, 1)
+
+    def take(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
+        """Ends leases, in the order given; the caller removes them from their bucket at once."""
+        at, count = 0, len(tokens)
+        others: list[int] = []
+        while at < count:
+            block = tokens[at] >> PLACE_BITS
+            bucket = self._blocks.get(block)
+            if bucket is None:
+                others.append(tokens[at])
+                at += 1
+                continue
+            if others:
+                # First, since they may be of this block too.
+                yield from self._take_each(others)
+                others = []
+                continue
+            taken = _of_block(bucket, tokens, at)
+            at += len(taken.tokens)
+            if taken.whole or bucket.holds_all(taken.tokens):
+                self._leave(block, len(taken.tokens))
+                yield taken
+            else:
+                others += taken.tokens
+        yield from self._take_each(others)
+
+    def _take_each(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
+        buckets: list[LeaseBucket | None] = list(map(self._singles.pop, tokens, repeat(None)))
+        end = 0
+        for bucket, same in groupby(buckets):
+            first, end = end, end + len(list(same))
+            if bucket is not None:
+                yield LeaseGroup(bucket, tokens[first:end], whole=False)
+            else:
+                yield from map(self._take_of_block, tokens[first:end])
+
+    def _take_of_block(self, token: int) -> LeaseGroup:
+        bucket = self._blocks.get(token >> PLACE_BITS)
+        if bucket is None or not bucket.holds(token):
+            return LeaseGroup(None, (token,), whole=False)
+        self._leave(token >> PLACE_BITS, 1)
+        return LeaseGroup(bucket, (token,), whole=False)
+
+    def _leave(self, block: int, count: int) -> None:
+        self._left[block] -= count
+        self._in_blocks -= count
+        if not self._left[block]:
+            del self._blocks[block], self._left[block]
+
+
+def _of_block(bucket: LeaseBucket, tokens: Sequence[int], at: int) -> LeaseGroup:
+    whole = bucket.whole
+    if whole and tuple(tokens[at : at + len(whole)]) == whole:
+        return LeaseGroup(bucket, whole, whole=True)
+    block, end = tokens[at] >> PLACE_BITS, at + 1
+    while end < len(tokens) and tokens[end] >> PLACE_BITS == block:
+        end += 1
+    return LeaseGroup(bucket, tokens[at:end], whole=False)
+
+
+class Deadlines:
+    """Which buckets hold a lease that may have ended: about one entry for each bucket."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, LeaseBucket]] = []
+        # By queue, the buckets with leases to end; a queue that had its turn goes to the end.
+        self._due: dict[LeaseOwner, deque[LeaseBucket]] = {}
+        self._count = 0  # breaks ties, since buckets do not compare
+        self._compact_at = 1024
+
+    def watch(self, bucket: LeaseBucket, deadline_ms: int) -> None:
+        """Notes that the bucket must be looked at by `deadline_ms`."""
+        if bucket.watched_ms is not None and bucket.watched_ms <= deadline_ms:
+            return
+        bucket.watched_ms = deadline_ms
+        self._count += 1
+        heapq.heappush(self._heap, (deadline_ms, self._count, bucket))
+        if len(self._heap) > self._compact_at:
+            # Buckets emptied long before their deadline would stay for hours otherwise.
+            self._heap = [entry for entry in self._heap if _is_live(entry)]
+            heapq.heapify(self._heap)
+            self._compact_at = max(1024, 2 * len(self._heap))
+
+    def next_ms(self) -> int | None:
+        """When to look next, 0 if some leases wait to be ended; None if no lease runs."""
+        while self._due:
+            queue, buckets = next(iter(self._due.items()))
+            while buckets and not buckets[0].count:
+                buckets.popleft().watched_ms = None
+            if buckets:
+                return 0
+            del self._due[queue]
+        while self._heap and not _is_live(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def ended(self, now_ms: int, limit: int) -> list[Lease]:
+        """Up to `limit` leases whose deadline has come; queues take turns, with equal shares.
+
+        The caller ends them now; those that it does not end are returned again.
+        """
+        while self._heap and self._heap[0][0] <= now_ms:
+            entry = heapq.heappop(self._heap)
+            bucket = entry[2]
+            if _is_live(entry):
+                bucket.watched_ms = 0  # it cannot be due any sooner: keep it out of the heap
+                self._due.setdefault(bucket.queue, deque()).append(bucket)
+        due: list[Lease] = []
+        for turns_left, queue in zip(range(len(self._due), 0, -1), list(self._due), strict=True):
+            share = -(-(limit - len(due)) // turns_left)
+            if not share:
+                break
+            due += self._share_of(queue, now_ms, share)
+        return due
+
+    def _share_of(self, queue: LeaseOwner, now_ms: int, share: int) -> list[Lease]:
+        """The first leases of a queue that ended; its next turn comes after all others'."""
+        buckets = self._due.pop(queue)
+        found: list[Lease] = []
+        begun: list[LeaseBucket] = []
+        while buckets and len(found) < share:
+            bucket = buckets.popleft()
+            ended = bucket.ended(now_ms)
+            if ended:
+                begun.append(bucket)
+                found += ended[: share - len(found)]
+                continue
+            bucket.watched_ms = None
+            if bucket.count:
+                self.watch(bucket, bucket.earliest_ms())
+        buckets.extendleft(reversed(begun))
+        if buckets:
+            self._due[queue] = buckets
+        return found
+
+
+def _is_live(entry: tuple[int, int, LeaseBucket]) -> bool:
+    """Whether an entry still stands for a bucket."""
+    deadline_ms, _, bucket = entry
+    if bucket.watched_ms != deadline_ms:
+        return False
+    if not bucket.count:
+        bucket.watched_ms = None  # it may still be open, and be filled again
+        return False
+    return True
+
+
+class FinishedLeases:
+    """How the last leases ended: a repeated ack must be distinguished from a forged one."""
+
+    def __init__(self, stored: Iterable[FinishedLeasesRecord] = ()) -> None:
+        self._outcomes: dict[int, LeaseOutcome] = {}
+        self._blocks: dict[int, tuple[range, LeaseOutcome]] = {}  # that ended as a whole
+        self._count = 0
+        self._slots: deque[_Slot] = deque()
+        self._open: list[int] = []
+        self._open_outcomes: list[LeaseOutcome] = []  # cheaper than looking them up again
+        self._open_slots = [_Slot(0, [], [])]
+        self._open_slot_count = 0  # in the last one
+        self._changed = False
+        newest_first = sorted(stored, key=lambda record: record.sequence, reverse=True)
+        self._sequence = newest_first[0].sequence + 1 if newest_first else 0
+        for record in newest_first:
+            if self._count + len(record.leases) > FINISHED_MAX:
+                break
+            self._slots.appendleft(_Slot(record.sequence, list(record.leases), []))
+            self._outcomes.update(zip(record.leases, record.outcomes, strict=True))
+            self._count += len(record.leases)
+
+    def add(
+        self, tokens: Sequence[int], outcome: LeaseOutcome, *, whole_block: bool = False
+    ) -> None:
+        if self._open_slot_count >= FORGOTTEN_AT_ONCE:
+            self._open_slots.append(_Slot(0, [], []))
+            self._open_slot_count = 0
+        self._open_slot_count += len(tokens)
+        slot = self._open_slots[-1]
+        if whole_block:
+            block = tokens[0] >> PLACE_BITS
+            self._blocks[block] = range(tokens[0], tokens[-1] + 1), outcome
+            slot.blocks.append(block)
+        else:
+            self._outcomes.update(dict.fromkeys(tokens, outcome))
+            slot.singles.extend(tokens)
+        self._open += tokens
+        self._open_outcomes += [outcome] * len(tokens)
+        self._count += len(tokens)
+        self._changed = self._changed or bool(tokens)
+
+    def outcome(self, token: int) -> LeaseOutcome | None:
+        """How a lease ended; None if it runs, never existed, or was forgotten."""
+        outcome = self._outcomes.get(token)
+        if outcome is None and token >> PLACE_BITS in self._blocks:
+            tokens, ended = self._blocks[token >> PLACE_BITS]
+            return ended if token in tokens else None
+        return outcome
+
+    def drain(self) -> list[tuple[int, FinishedLeasesRecord]]:
+        """The slots to write with the next commit: (slot, record)."""
+        if not self._changed:
+            return []
+        self._changed = False
+        rows = []
+        # One slot holds at most what an Array can count; the last one stays open while it is small.
+        while self._open:
+            part = self._open[:SLOT_LEASES_MAX]
+            outcomes = tuple(self._open_outcomes[: len(part)])
+            record = FinishedLeasesRecord(self._sequence, tuple(part), outcomes)
+            rows.append((self._sequence % FINISHED_SLOTS, record))
+            if len(part) < FINISHED_SLOT_MIN:
+                break
+            self._sequence += 1
+            del self._open[: len(part)], self._open_outcomes[: len(part)]
+        if rows and not self._open:
+            # None is forgotten before the last row with some of them is overwritten.
+            written = self._sequence - 1
+            self._slots.extend(slot._replace(sequence=written) for slot in self._open_slots)
+            self._open_slots, self._open_slot_count = [_Slot(0, [], [])], 0
+        self._forget_oldest()
+        return rows
+
+    def _forget_oldest(self) -> None:
+        while self._slots and (
+            self._slots[0].sequence <= self._sequence - FINISHED_SLOTS or self._count > FINISHED_MAX
+        ):
+            slot = self._slots.popleft()
+            for token in slot.singles:
+                self._outcomes.pop(token, None)
+            self._count -= len(slot.singles)
+            for block in slot.blocks:
+                self._count -= len(self._blocks.pop(block, ((), None))[0])
+
+
+class _Slot(NamedTuple):
+    """What is forgotten together, when its slot of the ring is overwritten."""
+
+    sequence: int
+    singles: list[int]
+    blocks: list[int]
 
 
 def random_blocks() -> Iterator[int]:
@@ -232,3 +552,42 @@ def _later(since_ms: int, delay_ms: int) -> int:
 
 def _backoff_ms(lease: Lease) -> int:
     return lease.queue.settings.backoff_ms(lease.attempts, lease.token)
+
+
+class LeaseGrace:
+    """More time, given in steps, for the leases that were alive at a standstill.
+
+    While time was lost, no consumer could ack or extend. Between two steps commands may run and
+    commits begin: a lease that ends is skipped, one claimed meanwhile has its full time anyway, and
+    a crash leaves the rest to the grace of the restart. Only the end of leases by the clock must
+    wait for the last step: see `ShardOwner`.
+    """
+
+    def __init__(self, queues: Iterable[Queue], since_ms: int, now_ms: int) -> None:
+        """Give the leases of these queues that were alive at `since_ms` a grace from `now_ms` on.
+
+        It is that of a restart: the lease's length, or GRACE_MS where that is shorter.
+        """
+        self.is_done = False
+        self._since_ms = since_ms
+        self._now_ms = now_ms
+        self._buckets = _buckets_of([queue for queue in queues if queue.leases.count])
+
+    def step(self) -> list[Queue]:
+        """Goes on a little; returns the queues with leases that have more time now."""
+        looked_at, changed = 0, dict[Queue, None]()
+        for queue, bucket in self._buckets:
+            if bucket.count and bucket.lengthen(self._since_ms, self._now_ms, GRACE_MS):
+                queue.leases.note_changed(bucket)
+                changed[queue] = None
+            looked_at += max(bucket.count, BUCKET_LEASES)
+            if looked_at >= STEP_LEASES:
+                return list(changed)
+        self.is_done = True
+        return list(changed)
+
+
+def _buckets_of(queues: Iterable[Queue]) -> Iterator[tuple[Queue, LeaseBucket]]:
+    for queue in queues:
+        for bucket in list(queue.leases.buckets_from(0)):  # a deleted queue has none any more
+            yield queue, bucket

@@ -39,8 +39,7 @@ from libs.storage.records.states import (
     QueueStateRecord,
     encode_queue_state,
 )
-from services.broker.core.leases.lease_bucket import Claimed, Lease, LeaseBucket, Terms, done
-from services.broker.core.leases.leases import InFlight
+from services.broker.core.leases import Claimed, InFlight, Lease, LeaseBucket, Terms, done
 from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting.available import Available, Beyond

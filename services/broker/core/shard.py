@@ -1,10 +1,14 @@
-"""The state of one broker shard: all its queues, cursors, leases. Pure, like the queue machine."""
+"""The state of one broker shard: all its queues, cursors, leases; and how ranges are applied to it.
+
+Pure, like the queue machine.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from libs.storage.errors import encoding
 from libs.storage.layout.keys import config_key, queue_state_key
@@ -38,15 +42,21 @@ from services.broker.core.lists.outbox import Outbox
 from services.broker.core.lists.replays import Counts, Ranges, Replays
 from services.broker.core.lists.storable import storable
 from services.broker.core.queue import NEVER, Notes, Queue, Row
-from services.broker.core.range_application import RangeApplication
 from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.waiting import lane_budget
 from services.broker.core.waiting.available import Beyond
 from services.broker.core.waiting.delayed_journal import DelayedJournal
+from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.core.waiting.scan import AttemptsKey
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
+
+STEP_MATCHES: Final = 4 * READY_BUCKET_MAX
+"""Messages that one step adds to queues at most: some 6 ms if each has its own priority."""
+
+STEP_QUEUES: Final = 64
+"""Queues that one step changes at most: some 6 ms, with their records."""
 
 
 @dataclass(slots=True)
@@ -57,6 +67,48 @@ class DrainedChanges:
     beyond: list[Beyond] = field(default_factory=list)
     delayed: list[tuple[DelayedJournal, int]] = field(default_factory=list)
     attempts: set[AttemptsKey] = field(default_factory=set)
+
+
+class RangeApplication:
+    """What is left of a range of a log, or of a piece of a replay, to be added to queues.
+
+    begin: refusals; replays, cursor ──► step ──► step ──► … ──► done ──► a commit may begin
+
+    The cursor moves first, so commands between two steps see the range as routed: a queue created
+    then begins behind it, and a quarantine leaves to a replay what comes behind it. What was begun
+    must be finished, since no commit may have a part of it: see `ShardOwner.apply`.
+
+    After each step but the last the records of its queues are encoded (`Shard.drain_early`): for
+    ten thousand queues that takes as long as adding their messages did.
+    """
+
+    def __init__(self, queues: Mapping[str, Queue], assignments: Iterable[Assignment]) -> None:
+        """Apply these to the queues that exist now, except those deleted meanwhile.
+
+        `queues` are those of the shard, by ID; each step looks at them again.
+        """
+        self._queues = queues
+        self._left = deque((queues[one.queue_id], one) for one in assignments)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    def step(self, now_ms: int) -> list[Queue]:
+        """Adds at most STEP_MATCHES messages to STEP_QUEUES queues; returns these queues."""
+        left = self._left
+        room, changed = STEP_MATCHES, dict[Queue, None]()
+        while left and room and len(changed) < STEP_QUEUES:
+            queue, assignment = left.popleft()
+            if self._queues.get(queue.queue_id) is not queue:
+                continue
+            now, later = assignment.split(room)
+            queue.waiting.assign(*now[1:], now_ms)
+            changed[queue] = None
+            room -= len(now.message_ids)
+            if later is not None:
+                left.appendleft((queue, later))
+        return list(changed)
 
 
 class Shard:

@@ -4,11 +4,8 @@ In reading order; a file imports only files above it:
 
 `mover`          Takes messages out of the stored rows of a queue's lists: one engine, on which
                  policies decide
-`remover`        The policies of removals: entries past their retention go from where they wait,
-                 are done or failed
-`archiver`       The policies of archives: dead letters go in once a run has stored their
-                 contents, and come back
-`filters`        The filters of redrives, and what they see of a dead letter
+`removals`       The policies of removals and archives: entries past their retention go, dead
+                 letters are archived and come back
 `redrive_runner` Runs redrives in the background: reads rows of failed lists, judges, and moves
                  step by step
 `settler`        The policy of settlements: what SettleDeadLetters decides about single dead

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from services.broker.dead_letters.archiver import Archiver
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
-from services.broker.dead_letters.remover import Remover
+from services.broker.dead_letters.removals import Archiver, Remover
 from services.broker.dead_letters.settler import DeadLetterSettler
 from services.broker.delivery.message_cache import Ingests
 from services.broker.entries.finished_pages import ListReaders

@@ -12,11 +12,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Final
 
-from libs.filters import FilterError
+from libs.filters import CONTENT_VARIABLES, Facts, Filter, FilterError, context, timestamp
+from libs.filters.engine import cel
+from libs.filters.signatures import Type
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.layout.ids import shard_of
 from libs.storage.records.queues import AvailableMessage, FailedMessage
@@ -25,7 +27,6 @@ from services.broker.core.lists.attempts import carried
 from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
 from services.broker.core.queue import Queue
 from services.broker.core.redrives import Step, is_its_queue, moved
-from services.broker.dead_letters.filters import dead_letter_filter, seen
 from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.message_cache import Ingests, ReadResult
 from services.broker.entries.finished_pages import ListPosition, TimeRange
@@ -63,6 +64,15 @@ STEPS_A_SECOND: Final = 10
 
 RETRY_S: Final = 1.0
 """How long to wait when an ingest or the store is down."""
+
+DEAD_LETTER_VARIABLES: Final[Mapping[str, Type]] = {
+    **CONTENT_VARIABLES,
+    "message_id": "int",
+    "reason": "string",
+    "attempts": "int",
+    "failed_at": "timestamp",
+}
+"""What a redrive's filter sees."""
 
 
 class RedriveRunner:
@@ -347,3 +357,25 @@ def _log_too_large(content: Message, limits: PushLimits) -> None:
         len(content.payload),
         limits.payload_bytes,
     )
+
+
+@lru_cache(maxsize=128)
+def dead_letter_filter(source: str) -> Filter:
+    """A redrive's filter; raises FilterError."""
+    return Filter(source, DEAD_LETTER_VARIABLES)
+
+
+def seen(dead_letter: FailedMessage, content: Message) -> cel.Context:
+    more = {
+        "reason": dead_letter.reason,
+        "attempts": dead_letter.attempts,
+        "failed_at": timestamp(dead_letter.failed_at_ms),
+    }
+    facts = Facts(
+        dict(content.headers),
+        content.created_at_ms,
+        content.received_at_ms,
+        len(content.payload),
+        message_id=content.message_id,
+    )
+    return context(facts, DEAD_LETTER_VARIABLES, more)

@@ -11,21 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 
 from libs.serving.requests.budget import AnswerBudget
 from libs.storage.layout.ids import shard_of
+from libs.storage.records.queues import AvailableMessage
 from services.broker.core.queue import NeedsLane, Queue
+from services.broker.core.waiting.scan import Choice, Selector
 from services.broker.delivery.in_flight_limit import InFlightLimit
 from services.broker.delivery.ingest_health import IngestHealth
-from services.broker.delivery.lost_payloads import fail_gone
-from services.broker.delivery.message_cache import CachedMessage, Payloads, size_of
-from services.broker.delivery.selection import ClaimSelector
-from services.broker.delivery.waiter_lines import LOOK_AHEAD, PrefetchWindows, WaiterLine
-from services.broker.delivery.waiters import TURN, ClaimBatch, Waiter, paused
+from services.broker.delivery.message_cache import CachedMessage, Payloads, PrefetchWindows, size_of
+from services.broker.delivery.waiters import (
+    LOOK_AHEAD,
+    TURN,
+    ClaimBatch,
+    Waiter,
+    WaiterLine,
+    paused,
+)
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
 
@@ -441,3 +448,116 @@ class Dispatcher:
             queue, choosing, waiter.lease_ms, waiter.consumer, now_ms
         )
         return ClaimBatch(claimed, choosing.chosen, choosing.size_bytes if choosing.chosen else 0)
+
+
+class ClaimSelector(Selector):
+    """Selects the messages of one claim batch: as many as fit, whose payloads are here."""
+
+    def __init__(
+        self,
+        count: int,
+        payload_bytes: int,
+        answer_bytes: int,
+        held: Mapping[int, CachedMessage],
+        find: Callable[[int], CachedMessage | None],
+        kept_back: Mapping[int, int],
+        can_give: Callable[[int], bool],
+        *,
+        one_fits: bool = True,
+    ) -> None:
+        """Take at most `count` messages, and payload bytes, but for one message if `one_fits`.
+
+        `answer_bytes` is how much fits into the answer, headers and all.
+        Messages are in `held` or where `find` looks; of the others those that their ingest can give
+        are waited for, the rest and what is kept back passed over.
+        """
+        self.chosen: list[CachedMessage] = []
+        self._count = count
+        self._payload_bytes_left = payload_bytes
+        self._answer_bytes = self._bytes_left = answer_bytes
+        self._one_fits = one_fits
+        self._held = held
+        self._find = find
+        self._kept_back = kept_back
+        self._can_give = can_give
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the chosen messages take in an answer."""
+        return self._answer_bytes - self._bytes_left
+
+    def capacity(self) -> int:
+        return self._count - len(self.chosen)
+
+    def offer(self, items: Sequence[AvailableMessage]) -> bool:
+        if self._kept_back:
+            return False
+        ids = list(map(_MESSAGE_ID, items))
+        try:
+            held = list(map(self._held.__getitem__, ids))
+        except KeyError:
+            held = list(filter(None, map(self._find, ids)))
+            if len(held) < len(ids):
+                return False
+        payload_bytes = sum(map(len, map(_PAYLOAD, held)))
+        size = payload_bytes + sum(map(len, map(_COMMON, held))) + len(held) * _ID_BYTES
+        if payload_bytes > self._payload_bytes_left or size > self._bytes_left:
+            return False
+        self._payload_bytes_left -= payload_bytes
+        self._bytes_left -= size
+        self.chosen += held
+        return True
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        if len(self.chosen) >= self._count:
+            return Choice.STOP
+        if item.message_id in self._kept_back:
+            return Choice.SKIP
+        one = self._held.get(item.message_id) or self._find(item.message_id)
+        if one is None:
+            return Choice.STOP if self._can_give(item.message_id) else Choice.SKIP
+        payload, common = one
+        size = len(payload) + len(common) + _ID_BYTES
+        is_first = self._one_fits and not self.chosen
+        if not is_first and (len(payload) > self._payload_bytes_left or size > self._bytes_left):
+            return Choice.STOP
+        self._payload_bytes_left -= len(payload)
+        self._bytes_left -= size
+        self.chosen.append(one)
+        return Choice.TAKE
+
+
+_MESSAGE_ID = itemgetter(0)
+_PAYLOAD, _COMMON = itemgetter(0), itemgetter(1)
+
+_ID_BYTES = 16
+"""What a message has in an answer beside its payload and what it shares with others."""
+
+
+async def fail_gone(owner: ShardOwner, queue: Queue, gone: Mapping[int, str]) -> None:
+    """Moves those of a queue's next messages to failed that are not to be had, by their reasons."""
+    for reason in set(gone.values()):
+        ids = {one for one, why in gone.items() if why == reason}
+        log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
+        await owner.run(partial(_fail_all, owner, queue, ids, reason))
+
+
+def _fail_all(owner: ShardOwner, queue: Queue, ids: set[int], reason: str, now_ms: int) -> None:
+    if owner.owns(queue):
+        claimed = owner.shard.leases.claim(queue, _ByIds(ids), 0, "", now_ms)
+        owner.shard.leases.fail(claimed.leases(), reason, now_ms)
+
+
+class _ByIds(Selector):
+    """Takes the messages of these IDs."""
+
+    def __init__(self, ids: set[int]) -> None:
+        self._left = set(ids)
+
+    def choose(self, item: AvailableMessage) -> Choice:
+        if not self._left:
+            return Choice.STOP
+        if item.message_id not in self._left:
+            return Choice.SKIP
+        self._left.discard(item.message_id)
+        return Choice.TAKE

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from services.broker.core.lease_table import LeaseTable
-from services.broker.delivery.waiter_lines import WaiterLine
+from services.broker.delivery.waiters import WaiterLine
 
 TURNS_AT_ONCE = 16
 """Lines that have a turn at the same time: each may wait for an ingest."""

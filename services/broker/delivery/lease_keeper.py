@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.delivery.waiters import Stream
 from services.broker.shard.owner import ShardOwner
 

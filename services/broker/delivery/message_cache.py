@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,11 +45,33 @@ FETCH_DEADLINE_S = 10.0
 """An ingest that has not answered by then counts as down."""
 
 
+OVERHEAD_BYTES = 500
+"""About what a message costs beside its bytes: its objects, and its place in the cache."""
+
 GONE = "payload gone"
 """The reason of a dead letter whose payload is not stored any more."""
 
 DAMAGED = "payload damaged"
 """The reason of one whose stored bytes cannot be read."""
+
+AHEAD = 1000
+"""Messages fetched at a time at most where fewer are asked for: of a long backlog a fetch costs
+half a millisecond, however few messages it is for."""
+
+AHEAD_BYTES = 1 << 20
+"""The most bytes to fetch ahead, judged by the size of earlier messages."""
+
+FIRST_BYTES = 4 << 20
+"""Asked for at most where nothing is known of the messages of a queue."""
+
+FETCH_BYTES_MIN = 64 << 10
+"""Asked for at least: messages may be larger than those before."""
+
+PAUSE = 32
+"""Fetches without more than is asked for, once it was seen that more is forgotten again."""
+
+AHEADS_MAX = 256
+"""Queues that fetch ahead in turns; of more than these, each would only push the others out."""
 
 REPLACE_DEADLINE_S = 30.0
 """For a message that is replaced: its payload may have to be uploaded."""
@@ -313,5 +336,47 @@ class Payloads:
         self._young_bytes += size_bytes
 
 
-OVERHEAD_BYTES = 500
-"""About what a message costs beside its bytes: its objects, and its place in the cache."""
+class PrefetchWindow:
+    """How many messages of a queue to fetch when some are missing."""
+
+    __slots__ = ("_count", "_more", "_pause", "_size")
+
+    def __init__(self) -> None:
+        self._count = self._size = 0  # nothing is known of their sizes
+        self._more: set[int] = set()
+        self._pause = 0
+
+    def count(self, first_id: int) -> int:
+        """How many, where this is the first that is missing; 0: no more than are asked for."""
+        if first_id in self._more:
+            # It was fetched, and forgotten before it was its turn: memory is short.
+            self._pause = PAUSE
+        return 0 if self._pause else self._count
+
+    def expected_bytes(self, count: int, most: int) -> int:
+        """Bytes to ask for, for `count` messages: a quarter more than they had lately."""
+        if not self._size:
+            return min(FIRST_BYTES, most)
+        return min(max(count * self._size * 5 // 4, FETCH_BYTES_MIN), FETCH_BYTES, most)
+
+    def fetched(self, ids: Sequence[int], asked: int, fetched: FetchResult) -> None:
+        """Notes that these were fetched, the first ones since they were asked for; what came."""
+        self._pause = max(0, self._pause - 1)
+        self._more = set(ids[asked:])
+        if fetched.count:
+            self._size = fetched.size_bytes // fetched.count + OVERHEAD_BYTES
+            self._count = min(AHEAD, AHEAD_BYTES // self._size)
+
+
+class PrefetchWindows:
+    """The windows of the queues that fetched last: one may take 64 KB, and queues may be many."""
+
+    def __init__(self) -> None:
+        self._by_queue: OrderedDict[str, PrefetchWindow] = OrderedDict()
+
+    def of(self, queue_id: str) -> PrefetchWindow:
+        ahead = self._by_queue.setdefault(queue_id, PrefetchWindow())
+        self._by_queue.move_to_end(queue_id)
+        if len(self._by_queue) > AHEADS_MAX:
+            self._by_queue.popitem(last=False)
+        return ahead

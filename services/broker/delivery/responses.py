@@ -10,7 +10,7 @@ from operator import ne
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
-from services.broker.core.leases.lease_bucket import Claimed, Terms
+from services.broker.core.leases import Claimed, Terms
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
 from services.broker.delivery.waiters import ClaimBatch

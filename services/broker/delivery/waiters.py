@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
-from services.broker.core.leases.lease_bucket import Claimed
+from services.broker.core.leases import Claimed
 from services.broker.core.queue import Queue
 from services.broker.delivery.message_cache import CachedMessage
-from services.broker.delivery.selection import ANSWER_BYTES_MAX
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
 
@@ -29,6 +29,13 @@ TURN = 2000
 
 It is a whole number of blocks of tokens, so that a claim in several turns has runs as long as one.
 """
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Messages in one answer, headers and all, unless one alone is larger: gRPC's limit is above it."""
+
+LOOK_AHEAD = 10_000
+"""Messages examined, and fetched, for the claims of one queue at a time: as many as one response of
+an ingest has, and as one claim may ask for."""
 
 UNLIMITED = 1 << 62
 """Bytes: more than a claim can have."""
@@ -270,6 +277,68 @@ class Stream(Waiter):
         """They were sent, and there is room for the next; returns them."""
         sent, self._sending = self._sending, []
         return sent
+
+
+class WaiterLine:
+    """The waiters of one queue, in line."""
+
+    __slots__ = (
+        "again",
+        "away",
+        "cut",
+        "has_awaiting",
+        "impatient",
+        "line",
+        "queue",
+        "short",
+        "stuck",
+        "task",
+        "timer",
+    )
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.line: OrderedDict[Waiter, None] = OrderedDict()
+        self.impatient: set[Waiter] = set()
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.again = False
+        self.cut = False  # a claim was cut at the end of a turn: it wants more now
+        self.short = False  # there were messages, but too many of all queues are in flight
+        self.stuck = False  # there were messages at the last look, and none could be claimed
+        self.away: SlateMQError | None = None
+        self.has_awaiting = False  # a waiter has a note of ingests that messages wait for
+
+    def enter(self, waiter: Waiter) -> None:
+        self.line[waiter] = None
+        self.has_awaiting |= bool(waiter.awaited_shards)
+        if not waiter.patient:
+            self.impatient.add(waiter)
+
+    def await_ingests(self, shards: Set[int]) -> None:
+        """Notes with those in line for which ingests messages of the queue wait."""
+        if not shards and not self.has_awaiting:
+            return
+        self.has_awaiting = bool(shards)
+        awaited = packed_shards(shards)
+        for waiter in self.line:
+            if waiter.awaited_shards != awaited:
+                waiter.await_ingests(awaited)
+
+    def leave(self, waiter: Waiter) -> None:
+        del self.line[waiter]
+        self.impatient.discard(waiter)
+
+    def wanted(self) -> int:
+        """How many messages to examine for the waiters in line."""
+        # No more than there are: most waiters wait on a queue without messages.
+        most = min(self.queue.waiting.ready_count + self.queue.waiting.timed_count, LOOK_AHEAD)
+        wanted = 0
+        for waiter in self.line:
+            if wanted >= most:
+                return most
+            wanted += waiter.wants
+        return min(wanted, most)
 
 
 def paused(queue: Queue) -> FailedPrecondition:

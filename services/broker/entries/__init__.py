@@ -12,8 +12,7 @@ In reading order; a file imports only files above it:
                   of the queue
 `conversion`      Entries for EntryService: from what lists hold, with attempts and messages by
                   view
-`delayed_watch`   Watching the delayed messages of a queue: what its journal has, then what comes
-`delayed_cleanup` Removes the rows of the delayed journals whose messages can all be claimed
+`delayed`         The journals of delayed messages: watched, and cleaned of what can be claimed
 `editor`          Edits a delayed message: while ingest replaces its content, it is not claimed
                   here
 `lister`          ListEntries: pages of the entries of a queue that are in one state

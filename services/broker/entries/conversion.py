@@ -16,14 +16,14 @@ from libs.storage.records.queues import (
     FailedAttempt,
     FailedMessage,
 )
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
 from services.broker.entries.finder import EntryLocation
 from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import listed_handle, waiting_handle
-from services.broker.shard.attempts_reader import Store, read_attempts
+from services.broker.shard.loading import Store, read_attempts
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, queue_pb2

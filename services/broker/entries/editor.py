@@ -10,18 +10,26 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from libs.serving.peers.calls import PeerFailed, peer_failures
+from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.errors import StorageError
 from services.broker.delivery.dispatcher import Dispatcher
-from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from slatemq.v1.entry_pb2 import EditMessageRequest
+from slatemq.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from slatemq.v1.entry_pb2 import EditMessageRequest, ForgetMessageRequest
+from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
 from slatemq.v1.ingest_pb2 import ReplaceMessageRequest
 
 WRONG_STATE: Final = "WRONG_STATE"
 
 RUNNING_BYTES_MAX: Final = 128 << 20
 """Bytes of the edits that run, unless one alone has more; they go on without their callers."""
+
+INVALIDATE_DEADLINE_S: Final = 5.0
+"""A broker that has not answered by then counts as down."""
+
 
 Find = Callable[[int], int]
 """A command that finds an available or delayed entry, given the time: when it is visible (0 = at
@@ -108,3 +116,35 @@ class MessageEditor:
         del self._running[task]
         if not task.cancelled():
             task.exception()  # its caller may have gone
+
+
+class Invalidator:
+    """Has the other brokers drop what they cached of a message that was replaced."""
+
+    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
+        self._channels = channels
+        self._directory = directory
+        self._shard = shard
+
+    async def invalidate(self, message_id: int) -> None:
+        """Calls every other broker; raises Unavailable where one does not answer."""
+        try:
+            # The latest topology: a broker that started since may have cached the message.
+            brokers = (await self._directory.read(max_age_ms=0)).brokers
+        except StorageError as error:
+            raise Unavailable(f"the topology cannot be read: {error}") from error
+        others = [shard for shard in brokers if shard != self._shard]
+        await asyncio.gather(*(self._invalidate_at(shard, message_id) for shard in others))
+
+    async def _invalidate_at(self, shard: int, message_id: int) -> None:
+        request = ForgetMessageRequest(message_id=message_id)
+        try:
+            with peer_failures():
+                stub = DelayedServiceStub(await self._channels.to("broker", shard))
+                await stub.ForgetMessage(request, timeout=INVALIDATE_DEADLINE_S)
+        except PeerFailed as failed:
+            raise Unavailable(
+                f"message {message_id} is replaced, but broker {shard} may deliver what it was, "
+                f"and does not answer, retry: {failed}",
+                reason="BROKER_AWAY",
+            ) from failed

@@ -5,12 +5,10 @@ from __future__ import annotations
 from libs.serving.requests.budget import AnswerBudget
 from libs.storage.database.slate import Database
 from services.broker.delivery.dispatcher import Dispatcher
-from services.broker.delivery.invalidation import Invalidator
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.entries.conversion import EntryReader
-from services.broker.entries.delayed_cleanup import DelayedCleaner
-from services.broker.entries.delayed_watch import DelayedWatches
-from services.broker.entries.editor import MessageEditor
+from services.broker.entries.delayed import DelayedCleaner, DelayedWatches
+from services.broker.entries.editor import Invalidator, MessageEditor
 from services.broker.entries.finder import EntryFinder
 from services.broker.entries.finished_pages import list_readers
 from services.broker.entries.lister import EntryLister

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from libs.storage.layout.buckets import order_in_time, split_order
 from libs.storage.records.archived_records import ArchivedMessage
 from libs.storage.records.queues import AvailableMessage, DoneMessage, FailedMessage
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.entries.finished_pages import (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.buckets import BucketKind, order_in_time
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.core.queue import Queue
 from services.broker.entries.conversion import (
     EntryReader,

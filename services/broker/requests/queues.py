@@ -10,19 +10,21 @@ from typing import Any, TypeAlias
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.serving.requests.headers import check_delay_ms
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
-from services.broker.core.backoff import (
-    BACKOFF_MS_MAX,
-    DEFAULT_BACKOFF,
-    MULTIPLIER_DEFAULT,
-    MULTIPLIER_MAX,
-    Backoff,
-    BackoffKind,
-)
 from services.broker.core.commands import Purge
 from services.broker.core.config_log import ConfigChange
 from services.broker.core.lists.replays import Ranges
 from services.broker.core.queue import Queue
-from services.broker.core.settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS, QueueSettings
+from services.broker.core.settings import (
+    BACKOFF_MS_MAX,
+    DEFAULT_BACKOFF,
+    MAX_LEASE_MS,
+    MAX_TOTAL_LEASE_MS,
+    MULTIPLIER_DEFAULT,
+    MULTIPLIER_MAX,
+    Backoff,
+    BackoffKind,
+    QueueSettings,
+)
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import queue_pb2
 

@@ -4,11 +4,9 @@ In reading order; a file imports only files above it:
 
 `assignment`  AssignmentService: the calls of routers
 `consumer`    ConsumerService: claims, and what becomes of them
-`delayed`     DelayedService: delayed messages, watched and edited
-`entries`     EntryService: entries listed, found, cancelled and rescheduled
+`entries`     EntryService and DelayedService: entries listed, found, changed, watched, edited
 `outbox`      OutboxService: what waits for the ingests, and what they refused permanently
-`queue_names` QueueNameService: whether this shard needs a queue's name that another one wants
-`queues`      QueueService: queues and their settings
+`queues`      QueueService and QueueNameService: queues, their settings, and who uses their names
 `redrives`    DeadLetterService: redrives, and settlements of single dead letters
 `removals`    RemovalService: what the janitor found out may go, and archived dead letters that
               come back

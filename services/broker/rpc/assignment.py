@@ -20,8 +20,7 @@ from libs.storage.layout.ids import (
 from services.broker.core.config_log import ConfigLog
 from services.broker.core.lists.replays import Counts
 from services.broker.core.queue import Queue
-from services.broker.core.range_application import RangeApplication
-from services.broker.core.shard import Assignment, Range
+from services.broker.core.shard import Assignment, Range, RangeApplication
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
 from services.broker.requests.limits import within

@@ -13,7 +13,7 @@ from google.rpc.status_pb2 import Status
 
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
-from services.broker.core.leases.token_index import PLACE_BITS
+from services.broker.core.leases import PLACE_BITS
 from services.broker.core.queue import Queue
 from services.broker.core.settings import MAX_LEASE_MS
 from services.broker.core.shard import Finish, Nack

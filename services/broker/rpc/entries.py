@@ -1,18 +1,21 @@
-"""EntryService: entries listed, found, cancelled and rescheduled."""
+"""EntryService and DelayedService: entries listed, found, changed, watched and edited."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
+from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
 from services.broker.entries.conversion import checked_view, found_entry
-from services.broker.entries.editor import WRONG_STATE, Find
+from services.broker.entries.delayed import DelayedWatches
+from services.broker.entries.editor import WRONG_STATE, Find, MessageEditor, replacement
 from services.broker.entries.entries import Entries
 from services.broker.entries.finder import SKEW_MS, EntryLocation, SearchStep
 from services.broker.entries.handles import Handle, parse_handle
@@ -229,3 +232,42 @@ def _wrong_state(found: EntryLocation, handle: Handle) -> FailedPrecondition:
         f"message {handle.message_id} is {state}, not available or delayed",
         subject=str(handle.message_id),
     )
+
+
+class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
+    """Turns requests into edits and watches."""
+
+    def __init__(
+        self, editor: MessageEditor, watches: DelayedWatches, entries: EntryServicer
+    ) -> None:
+        self._editor = editor
+        self._watches = watches
+        self._entries = entries
+
+    async def EditMessage(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.EditMessageRequest, context: Any
+    ) -> entry_pb2.EditMessageResponse:
+        wanted = replacement(request)
+        handle, find = await self._entries.find_waiting(request.handle)
+        wanted.message_id, wanted.queue_id = handle.message_id, handle.queue_id
+        return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))
+
+    async def ForgetMessage(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.ForgetMessageRequest, context: Any
+    ) -> entry_pb2.ForgetMessageResponse:
+        if not 1 <= request.message_id <= MAX_MESSAGE_ID:
+            raise InvalidArgument("message_id", "must be a message ID")
+        await self._editor.forget(request.message_id)
+        return entry_pb2.ForgetMessageResponse()
+
+    async def WatchDelayed(  # noqa: N802 - the RPC's name
+        self, request: entry_pb2.WatchDelayedRequest, context: Any
+    ) -> AsyncIterator[entry_pb2.WatchDelayedResponse]:
+        queue_id, view = checked_id(request.queue_id, "queue_id"), checked_view(request.view)
+        async with aclosing(self._watches.watch(queue_id, request.position, view)) as answers:
+            async for answer in answers:
+                # As bytes alone: until they are read, they are in memory.
+                encoding = answer.SerializeToString()
+                del answer
+                yield encoded(entry_pb2.WatchDelayedResponse, encoding)
+                del encoding

@@ -1,4 +1,4 @@
-"""QueueService: queues and their settings."""
+"""QueueService and QueueNameService: queues, their settings, and who uses their names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from slatemq.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from slatemq.v1 import queue_pb2, queue_pb2_grpc
+from slatemq.v1 import queue_name_pb2, queue_name_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
@@ -375,3 +375,17 @@ def _after(token: str) -> str:
         raise InvalidArgument(
             "page_token", "is not a token that ListQueues gave", reason="INVALID_PAGE_TOKEN"
         ) from None
+
+
+class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
+    """Tells other brokers whether this shard needs a queue's name."""
+
+    def __init__(self, shard: int, names: UniqueNames) -> None:
+        self._shard = shard
+        self._names = names
+
+    async def GetNameUse(  # noqa: N802 - the RPC's name
+        self, request: queue_name_pb2.GetNameUseRequest, context: Any
+    ) -> queue_name_pb2.GetNameUseResponse:
+        use = await self._names.use(checked_id(request.queue_id, "queue_id"))
+        return queue_name_pb2.GetNameUseResponse(use=use, broker_shard=self._shard)

@@ -10,7 +10,7 @@ from libs.filters import SOURCE_BYTES_MAX, FilterError
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.dead_letters.dead_letters import DeadLetters
-from services.broker.dead_letters.filters import dead_letter_filter
+from services.broker.dead_letters.redrive_runner import dead_letter_filter
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound

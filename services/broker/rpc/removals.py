@@ -18,10 +18,9 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.broker.core.batches.remove import DeadLetter, Outcome
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.archiver import Content
 from services.broker.dead_letters.dead_letters import DeadLetters
 from services.broker.dead_letters.mover import ListedDeadLetter
-from services.broker.dead_letters.remover import WaitingMessage
+from services.broker.dead_letters.removals import Content, WaitingMessage
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id

@@ -8,11 +8,9 @@ from libs.serving.events.servicer import EventsServicer
 from libs.serving.snapshot_servicer import SnapshotServicer
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
-from services.broker.rpc.delayed import DelayedServicer
-from services.broker.rpc.entries import EntryServicer
+from services.broker.rpc.entries import DelayedServicer, EntryServicer
 from services.broker.rpc.outbox import OutboxServicer
-from services.broker.rpc.queue_names import QueueNameServicer
-from services.broker.rpc.queues import QueueServicer
+from services.broker.rpc.queues import QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
 

@@ -2,10 +2,7 @@
 
 In reading order; a file imports only files above it:
 
-`attempts_reader` Reads the attempts records of many messages: of those near one another in one
-                  scan
 `change_pace`     Limits the rate at which queues change, so that messages keep moving meanwhile
-`due_queues`      Which queues have messages that fall due, without asking all of them
 `loading`         Reads the broker's database: all state at start, and cold buckets when a command
                   needs them
 `owner`           The shard in its process: runs commands on the pure state, commits what they

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from libs.storage.layout.buckets import (
@@ -17,6 +17,8 @@ from libs.storage.layout.buckets import (
 )
 from libs.storage.layout.keys import (
     active_range,
+    attempts_key,
+    attempts_range,
     config_range,
     parse_active_key,
     parse_config_key,
@@ -46,7 +48,7 @@ from libs.storage.layout.own_keys import (
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.configs import decode_config
 from libs.storage.records.execution_records import decode_executed, decode_outbox_counter
-from libs.storage.records.queues import decode_active
+from libs.storage.records.queues import FailedAttempt, decode_active, decode_attempts
 from libs.storage.records.redrive_records import decode_redrive
 from libs.storage.records.refused_pushes import decode_refused_push
 from libs.storage.records.replay_records import decode_replay
@@ -59,8 +61,8 @@ from libs.storage.records.states import (
     decode_queue_state,
     decode_routing_cursor,
 )
-from services.broker.core.leases.lease_bucket import Lease
-from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.lease_table import GRACE_MS
+from services.broker.core.leases import Lease
 from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES, Executed
 from services.broker.core.lists.outbox import Outbox, RefusedPush
 from services.broker.core.lists.replays import Replays
@@ -69,8 +71,7 @@ from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Needs, Shard
 from services.broker.core.waiting.lane import COMPLETE, Lane
-from services.broker.core.waiting.scan import LaneOwner, NeedsRows, StoredBucket
-from services.broker.shard.attempts_reader import read_attempts
+from services.broker.core.waiting.scan import AttemptsKey, LaneOwner, NeedsRows, StoredBucket
 
 LOAD_MESSAGES = 4000
 """Messages read in one go when a lane continues in the database."""
@@ -84,7 +85,14 @@ LOAD_ROWS = 500
 FIRST_ROWS = 8
 """Buckets of the first read: 500 of a thousand messages each would be 13 MB, mostly wasted."""
 
+FEW = 4
+"""This many records are read one by one: a scan costs no less."""
+
+SCANNED_MAX = 200
+"""Rows read in a scan for READ_AT_ONCE of them: others may lie in between."""
+
 T = TypeVar("T")
+
 R = TypeVar("R")
 
 
@@ -98,6 +106,45 @@ class Store(Protocol):
         self, start: bytes, end: bytes, limit: int | None = None
     ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
         """Rows with start ≤ key < end in key order, at most `limit`, in lists."""
+
+
+async def read_attempts(
+    database: Store, keys: Iterable[AttemptsKey]
+) -> dict[AttemptsKey, list[FailedAttempt]]:
+    """The records of these keys; empty where there is none.
+
+    Most commands that need many records are about messages that came together and never failed:
+    reading a record that does not exist costs as much as reading one that does.
+    """
+    by_queue: dict[tuple[str, int], set[AttemptsKey]] = {}
+    for key in keys:
+        by_queue.setdefault(key[:2], set()).add(key)
+    values: dict[AttemptsKey, bytes | None] = {}
+    for wanted in map(sorted, by_queue.values()):
+        for start in range(0, len(wanted), READ_AT_ONCE):
+            part = wanted[start : start + READ_AT_ONCE]
+            if len(part) > FEW:
+                values.update(await _scanned(database, part))
+                part = [key for key in part if key not in values]
+            got = await asyncio.gather(*(database.get(_row_key(key)) for key in part))
+            values.update(zip(part, got, strict=True))
+    return {key: decode_attempts(value) if value else [] for key, value in values.items()}
+
+
+async def _scanned(database: Store, part: Sequence[AttemptsKey]) -> dict[AttemptsKey, bytes | None]:
+    """The values of the first of these keys, which are sorted and of one queue: maybe of all."""
+    (queue_id, _, first), (_, _, last) = part[0], part[-1]
+    span = attempts_range(queue_id, first, last)
+    rows: dict[bytes, bytes] = {}
+    async for some in database.scan(span.start, span.end, limit=SCANNED_MAX):
+        rows.update(some)
+    known_until = span.end if len(rows) < SCANNED_MAX else max(rows)
+    return {key: rows.get(_row_key(key)) for key in part if _row_key(key) <= known_until}
+
+
+def _row_key(key: AttemptsKey) -> bytes:
+    queue_id, _, message_id = key
+    return attempts_key(queue_id, message_id)
 
 
 async def last_clock_ms(database: Store) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from libs.storage.records.queues import AvailableMessage, FailedAttempt
 from libs.storage.records.states import LeaseOutcome
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import attempts_at, carried
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard

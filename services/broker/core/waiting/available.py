@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
 from libs.storage.layout.buckets import (
+    MAX_ORDER_MS,
     MAX_ORDER_N,
     BucketKind,
     bucket_number,
+    lane_order,
     last_lane_order,
     number_of,
     order_in_time,
@@ -23,7 +26,6 @@ from libs.storage.records.queues import AvailableMessage
 from libs.storage.records.states import LaneRecord, PurgesRecord
 from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.waiting.bucket import Bucket, Columns, Place
-from services.broker.core.waiting.counts import Counts, counts_of
 from services.broker.core.waiting.delayed_journal import DelayedJournal
 from services.broker.core.waiting.lane import READY_BUCKET_MAX, Lane
 from services.broker.core.waiting.orders import Orders, in_epoch
@@ -39,10 +41,49 @@ from services.broker.core.waiting.scan import (
     StoredBucket,
     Walk,
 )
-from services.broker.core.waiting.time_slots import TIMED_LAST_MS, OpenTimedBuckets
+
+TIMED_BUCKET_MAX = 500
+"""Messages in a timed bucket at most: a claim that leaves some behind writes them again."""
+
+TIMED_LAST_MS = MAX_ORDER_MS - (1 << 20)
+"""The latest time for which there are buckets (2248); what is due later is due then."""
 
 Beyond = tuple[Lane, list[int]]
 """A lane, and orders of it that it may let go of once they are durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What waits in a queue at one moment.
+
+    `by_priority` has (priority, available, delayed), ascending; `oldest_claimable_ms` is how long
+    the oldest claimable message has been claimable, None if there is none.
+    """
+
+    available: int
+    delayed: int
+    by_priority: tuple[tuple[int, int, int], ...]
+    oldest_claimable_ms: int | None
+
+
+def counts_of(lanes: Iterable[Lane], due_until: int, now_ms: int) -> Counts:
+    """The counts of these lanes; timed messages up to the order `due_until` are available."""
+    by_priority: dict[int, tuple[int, int]] = {}
+    oldest = []
+    for lane in lanes:
+        if not lane.count:
+            continue
+        available, delayed = by_priority.get(lane.priority, (0, 0))
+        claimable = lane.count if lane.kind == BucketKind.READY else lane.due_now(due_until)
+        if claimable and lane.earliest_in_time is not None:
+            oldest.append(split_order(lane.earliest_in_time).ms)
+        by_priority[lane.priority] = (available + claimable, delayed + lane.count - claimable)
+    return Counts(
+        available=sum(available for available, _ in by_priority.values()),
+        delayed=sum(delayed for _, delayed in by_priority.values()),
+        by_priority=tuple((name, *counts) for name, counts in sorted(by_priority.items())),
+        oldest_claimable_ms=max(0, now_ms - min(oldest)) if oldest else None,
+    )
 
 
 class Available:
@@ -473,6 +514,54 @@ class Available:
             if bucket is not None and bucket.start and not bucket.stored:
                 bucket.trim()
             rows.append((head + tail, None if bucket is None else bucket.value()))
+
+
+def leaves_at(item: AvailableMessage) -> int:
+    """When a delayed message leaves its lane: to be claimed, or past its retention."""
+    return min(item.visible_at_ms, item.retention_deadline_ms or item.visible_at_ms, TIMED_LAST_MS)
+
+
+class OpenTimedBuckets:
+    """The timed buckets of one queue that the next commit writes for the first time.
+
+    Delayed messages go into buckets of their time that only one commit writes: what another one
+    adds for the same time goes into buckets with higher numbers. So no bucket has to be read to add
+    a message, however much waits in the database, and none has more than TIMED_BUCKET_MAX messages,
+    however many are due together.
+    """
+
+    __slots__ = ("_by_time", "_number", "_orders")
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._by_time: dict[tuple[int, int], Bucket] = {}  # by priority and order
+        self._number = 0  # the highest one used since the last commit
+
+    def add(self, lane: Lane, item: AvailableMessage) -> Bucket:
+        """Adds a message behind all others of its time; returns the bucket."""
+        time = order_of(lane.epoch, leaves_at(item), 0)
+        bucket = self._by_time.get((lane.priority, time))
+        if bucket is None or lane.find(bucket.order) is not bucket:
+            return self._begin(lane, time, 0, item)
+        if bucket.count >= TIMED_BUCKET_MAX:
+            return self._begin(lane, time, number_of(bucket.order), item)
+        lane.extend(bucket, [item])
+        return bucket
+
+    def _begin(self, lane: Lane, time: int, after: int, item: AvailableMessage) -> Bucket:
+        """Begins a bucket whose number is above `after` and was in no commit before."""
+        if self._number <= after:
+            self._number = number_of(self._orders.next(0))
+        bucket = Bucket(lane_order(BucketKind.TIMED, time, self._number), [item])
+        lane.add(bucket)
+        self._by_time[lane.priority, time] = bucket
+        return bucket
+
+    def close(self) -> None:
+        """Notes that a commit has them: later messages go into others."""
+        if self._number:
+            self._by_time.clear()
+            self._number = 0
 
 
 def _has_due(lane: Lane, until_order: int) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.layout.keys import attempts_key
-from services.broker.dead_letters import remover
+from services.broker.dead_letters import removals as remover
 from slatemq.v1 import removal_pb2
 from tests.integration.broker import queue_calls
 from tests.integration.broker.dead_letters.removal_calls import (

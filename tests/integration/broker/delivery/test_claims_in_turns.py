@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.broker.core import range_application
+from services.broker.core import shard as shards
 from services.broker.delivery.waiters import TURN
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.rig import Rig, running
@@ -88,7 +88,7 @@ async def test_the_bytes_of_a_claim_hold_for_all_its_turns(fitting: int) -> None
 
 
 async def test_claims_in_turns_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_application, "STEP_MATCHES", 3 * TURN)  # it comes all at once
+    monkeypatch.setattr(shards, "STEP_MATCHES", 3 * TURN)  # it comes all at once
     async with running() as rig:
         await rig.create()
         queue, delivery = rig.owner.shard.queues["q"], rig.delivery

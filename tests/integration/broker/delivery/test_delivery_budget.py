@@ -11,7 +11,7 @@ import pytest
 
 from services.broker.config import BrokerConfig
 from services.broker.delivery.dispatcher import Dispatcher
-from services.broker.delivery.waiter_lines import FIRST_BYTES
+from services.broker.delivery.message_cache import FIRST_BYTES
 from services.broker.rpc import assignment as assignment_servicer
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import ResourceExhausted

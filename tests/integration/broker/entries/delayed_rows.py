@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from libs.storage.layout.keys import RecordType, key_head
 from libs.storage.layout.own_keys import parse_delayed_key
-from services.broker.entries.delayed_watch import DelayedWatches
+from services.broker.entries.delayed import DelayedWatches
 from slatemq.v1 import entry_pb2
 from tests.integration.broker.rig import Rig
 

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.broker.entries import delayed_watch
+from services.broker.entries import delayed as delayed_watch
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.entry_stubs import EntryStubs

@@ -10,8 +10,8 @@ import pytest
 
 from libs.storage.records.delayed_records import decode_delayed
 from services.broker.core.queue import Queue
-from services.broker.entries import delayed_cleanup as delayed_cleaning
-from services.broker.entries.delayed_cleanup import DelayedCleaner
+from services.broker.entries import delayed as delayed_cleaning
+from services.broker.entries.delayed import DelayedCleaner
 from tests.integration.broker.entries.delayed_rows import (
     MINUTE,
     YEAR,
@@ -37,7 +37,7 @@ async def clean_for(rig: Rig, cleaning: DelayedCleaner, minutes: int) -> None:
 async def test_rows_whose_messages_can_be_claimed_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delayed_cleaning, "ROWS", 2)
+    monkeypatch.setattr(delayed_cleaning, "CLEANED_ROWS", 2)
     monkeypatch.setattr(delayed_cleaning, "LOOK_S", 3600)  # the broker's own leaves it to us
     async with running() as rig:
         await rig.create()

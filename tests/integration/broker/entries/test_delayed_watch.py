@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.broker.entries import conversion as entry_conversion
-from services.broker.entries import delayed_watch
+from services.broker.entries import delayed as delayed_watch
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.integration.broker.entries.delayed_rows import (

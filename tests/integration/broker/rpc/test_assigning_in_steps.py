@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 
 from libs.storage.layout.ids import message_id
-from services.broker.core import range_application
+from services.broker.core import shard as shards
 from services.broker.core.commands import Assignment, Purge, Range
 from services.broker.core.queue import Queue
-from services.broker.core.range_application import RangeApplication
+from services.broker.core.shard import RangeApplication
 from services.broker.shard import owner
 from slatemq.v1 import assignment_pb2
 from tests.integration.broker.rig import Disk, Rig, memory_root, running
@@ -33,7 +33,7 @@ def disk() -> Disk:
 @pytest.fixture
 async def rig(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     """Eight queues, of which a step changes one."""
-    monkeypatch.setattr(range_application, "STEP_QUEUES", 1)
+    monkeypatch.setattr(shards, "STEP_QUEUES", 1)
     async with running(memory_root(disk), ManualClock(), disk=disk) as rig:
         for number in range(QUEUES):
             await rig.create(f"q{number}")
@@ -217,7 +217,7 @@ async def test_whenever_a_caller_goes_away_its_retry_starts_further_on(rig: Rig,
 async def test_what_is_half_applied_when_a_step_fails_is_never_committed(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_application, "STEP_QUEUES", 1)
+    monkeypatch.setattr(shards, "STEP_QUEUES", 1)
     root, clock = memory_root(disk), ManualClock()
     async with running(root, clock, disk=disk) as rig:
         for number in range(QUEUES):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.broker.core.batches.execute import Execution, Release, execute
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.core.queue import Choice, NeedsLane
 from services.broker.core.shard import Nack, Needs
 from services.broker.requests.tokens import parse_token

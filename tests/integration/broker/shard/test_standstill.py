@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from services.broker.core import lease_grace
-from services.broker.core.lease_grace import LeaseGrace
+from services.broker.core import lease_table
+from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.queue import Queue
 from tests.integration.broker.rig import Rig, running
 
@@ -57,7 +57,7 @@ async def leased(rig: Rig, count: int) -> list[str]:
 async def test_others_have_turns_while_leases_get_their_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_grace, "STEP_LEASES", 1)
+    monkeypatch.setattr(lease_table, "STEP_LEASES", 1)
     async with running() as rig:
         tokens = await leased(rig, 8)
         turns, seen = 0, list[int]()
@@ -86,7 +86,7 @@ async def test_others_have_turns_while_leases_get_their_grace(
 async def test_a_standstill_while_leases_get_their_grace_gives_all_of_them_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_grace, "STEP_LEASES", 1)
+    monkeypatch.setattr(lease_table, "STEP_LEASES", 1)
     async with running() as rig:
         tokens = await leased(rig, 4)
         steps = 0

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from services.broker.core.commands import Range
 from services.broker.core.lists.replays import Counts
 from services.broker.core.queue import Queue
-from services.broker.core.range_application import RangeApplication
-from services.broker.core.shard import Shard
+from services.broker.core.shard import RangeApplication, Shard
 
 
 def assign_all(shard: Shard, ranges: Sequence[Range], now_ms: int) -> list[bool]:

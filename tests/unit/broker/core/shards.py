@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.leases.lease_bucket import Lease, LeaseOwner
+from services.broker.core.leases import Lease, LeaseOwner
 from services.broker.core.queue import Choice, NeedsLane, Queue, Selector
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Needs, Range, Shard

@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.broker.core.backoff import BACKOFF_MS_MAX, MULTIPLIER_MAX, Backoff, BackoffKind
 from services.broker.core.lease_table import random_blocks
-from services.broker.core.settings import QueueSettings
+from services.broker.core.settings import (
+    BACKOFF_MS_MAX,
+    MULTIPLIER_MAX,
+    Backoff,
+    BackoffKind,
+    QueueSettings,
+)
 from services.broker.core.shard import Finish, Nack
 from tests.unit.broker.core.shards import Rig
 

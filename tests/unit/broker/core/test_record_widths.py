@@ -57,15 +57,16 @@ from libs.storage.records.states import (
     encode_queue_state,
     encode_routing_cursor,
 )
-from services.broker.core.leases.leases import IN_FLIGHT_BUCKET_MAX, SLOT_LEASES_MAX
+from services.broker.core.lease_table import SLOT_LEASES_MAX
+from services.broker.core.leases import IN_FLIGHT_BUCKET_MAX
 from services.broker.core.lists.attempts import ATTEMPTS_KEPT
 from services.broker.core.lists.executed import ROW_REQUEST_IDS_MAX
 from services.broker.core.lists.finished_lists import LIST_ROW_MAX
 from services.broker.core.lists.outbox import BYTES_MAX
 from services.broker.core.settings import MAX_LEASE_MS, MAX_TOTAL_LEASE_MS
+from services.broker.core.waiting.available import TIMED_BUCKET_MAX
 from services.broker.core.waiting.delayed_journal import ROW_MAX
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
-from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
 from services.broker.delivery.responses import CONSUMER_ID_BYTES_MAX
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX
 from services.broker.requests.limits import REASON_BYTES_MAX
@@ -135,7 +136,7 @@ RECORDS = {
         },
         lambda rows: encode_active(rows, ()),
         BUCKETS_MAX,
-        "waiting.lane, waiting.time_slots",
+        "waiting.lane, waiting.available",
     ),
     "messages in flight": Record(
         InFlightMessage,

@@ -20,7 +20,7 @@ from services.broker.core import lifecycle as queue_lifecycle
 from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Assignment, Finish, Nack, Range
-from services.broker.core.waiting import time_slots as timed_buckets
+from services.broker.core.waiting import available
 from tests.unit.broker.core.applied import assign_all
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_attempts, stored_queue
@@ -202,7 +202,7 @@ async def test_a_message_is_not_seen_a_millisecond_early() -> None:
 async def test_a_million_messages_may_be_due_in_the_same_millisecond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timed_buckets, "TIMED_BUCKET_MAX", 3)
+    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 3)
     rig = Rig()
     rig.create()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from services.broker.delivery import waiter_lines as lines
-from services.broker.delivery.message_cache import FetchResult
-from services.broker.delivery.waiter_lines import (
+from services.broker.delivery import message_cache as lines
+from services.broker.delivery.message_cache import (
     AHEAD,
     AHEAD_BYTES,
     PAUSE,
+    FetchResult,
     PrefetchWindow,
     PrefetchWindows,
 )

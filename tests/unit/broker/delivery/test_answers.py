@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.storage.layout.buckets import BucketKind
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.leases.lease_bucket import Claimed, Terms
+from services.broker.core.leases import Claimed, Terms
 from services.broker.core.waiting.scan import Segment
 from services.broker.delivery import responses as answers
 from services.broker.delivery.responses import encode_messages

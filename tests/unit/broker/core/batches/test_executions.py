@@ -20,7 +20,7 @@ from services.broker.core.batches.execute import (
     execute,
 )
 from services.broker.core.commands import Needs
-from services.broker.core.leases.lease_bucket import Lease
+from services.broker.core.leases import Lease
 from services.broker.core.lists import executed
 from services.broker.core.lists.executed import MINUTE_MS, WINDOW_MINUTES
 from slatemq.errors import (

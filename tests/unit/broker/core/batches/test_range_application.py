@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
-from services.broker.core import range_application
+from services.broker.core import shard as shards
 from services.broker.core.commands import Assignment, Purge, Range
-from services.broker.core.range_application import STEP_MATCHES, STEP_QUEUES, RangeApplication
 from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import STEP_MATCHES, STEP_QUEUES, RangeApplication
 from tests.unit.broker.core.applied import finished
 from tests.unit.broker.core.shards import Rig
 
@@ -33,7 +33,7 @@ def step(rig: Rig, application: RangeApplication) -> list[str]:
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Three queues, and steps of two messages."""
-    monkeypatch.setattr(range_application, "STEP_MATCHES", 2)
+    monkeypatch.setattr(shards, "STEP_MATCHES", 2)
     rig = Rig()
     for queue_id in QUEUES:
         rig.create(queue_id)

@@ -13,7 +13,7 @@ from services.broker.core.batches.remove import (
     prune_done,
     take_dead_letters,
 )
-from services.broker.core.leases.leases import InFlight
+from services.broker.core.leases import InFlight
 from tests.unit.broker.core.shards import START_MS, Rig
 
 ROWS = 50

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from libs.storage.records.queues import FailedAttempt
+from services.broker.core import lease_table, leases
 from services.broker.core import lease_table as shard_leases
-from services.broker.core.leases import leases
-from services.broker.core.leases.lease_bucket import Lease
-from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.lease_table import GRACE_MS
+from services.broker.core.leases import Lease
 from services.broker.core.lists import attempts, finished_lists
 from services.broker.core.queue import ATTEMPTS_USED_UP, NeedsLane, Queue
 from services.broker.core.shard import Needs, Shard
 from services.broker.core.waiting import available, lane_budget
 from services.broker.core.waiting import lane as lanes
-from services.broker.core.waiting import time_slots as timed_buckets
 from services.broker.shard import loading
 from services.broker.shard.loading import Loader, last_clock_ms, load_shard
 from tests.unit.broker.core.histories.model import Failed, Held, Model, ModelQueue, Waiting
@@ -35,7 +34,7 @@ queue_ids = st.sampled_from(QUEUES)
 slowly = st.sampled_from([False, False, True])
 LIMITS = [
     (available, "READY_BUCKET_MAX", 3),
-    (timed_buckets, "TIMED_BUCKET_MAX", 2),
+    (available, "TIMED_BUCKET_MAX", 2),
     (lanes, "CACHED_MAX", 6),
     (lanes, "PINNED_MAX", 2),
     (lane_budget, "BYTES_MAX", 2500),
@@ -46,9 +45,9 @@ LIMITS = [
     (loading, "LOAD_ROWS", 3),
     (leases, "IN_FLIGHT_BUCKET_MAX", 3),
     (leases, "PACKED_MIN", 2),
-    (leases, "FINISHED_SLOTS", 64),
-    (leases, "FINISHED_SLOT_MIN", 2),
-    (leases, "FINISHED_MAX", 130),
+    (lease_table, "FINISHED_SLOTS", 64),
+    (lease_table, "FINISHED_SLOT_MIN", 2),
+    (lease_table, "FINISHED_MAX", 130),
     (attempts, "ATTEMPTS_CACHED", 2),
 ]
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from services.broker.core.lease_grace import LeaseGrace
-from services.broker.core.leases.lease_bucket import Lease
-from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.lease_table import GRACE_MS, LeaseGrace
+from services.broker.core.leases import Lease
 from services.broker.core.shard import Finish, Nack
 from tests.unit.broker.core.histories.histories import QUEUES, slowly
 from tests.unit.broker.core.histories.model import Done, Failed

@@ -7,8 +7,7 @@ from hypothesis.stateful import rule
 
 from libs.storage.layout.keys import RecordType
 from libs.storage.records.replay_records import ReplayRange
-from services.broker.core.backoff import Backoff, BackoffKind
-from services.broker.core.settings import QueueSettings
+from services.broker.core.settings import Backoff, BackoffKind, QueueSettings
 from tests.unit.broker.core.histories.histories import History, queue_ids
 from tests.unit.broker.core.histories.model import ModelQueue
 from tests.unit.broker.core.stored import garbage_lists, garbage_rows

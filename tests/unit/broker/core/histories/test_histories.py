@@ -37,7 +37,7 @@ from hypothesis.stateful import (
 )
 
 from libs.storage.records.queues import AvailableMessage
-from services.broker.core.leases.lease_bucket import Terms
+from services.broker.core.leases import Terms
 from services.broker.core.queue import Choice, Queue, Selector
 from services.broker.core.settings import DEFAULT_PRIORITY
 from services.broker.core.shard import Assignment, Range

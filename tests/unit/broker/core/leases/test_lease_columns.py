@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from libs.storage.records.queues import AvailableMessage, DoneMessage
+from services.broker.core import leases
 from services.broker.core.commands import Nack
-from services.broker.core.leases import leases
-from services.broker.core.leases.lease_bucket import Claimed
+from services.broker.core.leases import Claimed
 from services.broker.core.waiting.scan import Choice, Selector
 from tests.unit.broker.core.shards import START_MS, Rig
 

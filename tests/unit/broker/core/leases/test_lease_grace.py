@@ -7,11 +7,10 @@ from collections.abc import Container, Sequence
 
 import pytest
 
-from services.broker.core import lease_grace
+from services.broker.core import lease_table
 from services.broker.core.commands import Finish, Nack, Purge
-from services.broker.core.lease_grace import LeaseGrace
-from services.broker.core.leases.lease_bucket import Lease
-from services.broker.core.leases.leases import GRACE_MS
+from services.broker.core.lease_table import GRACE_MS, LeaseGrace
+from services.broker.core.leases import Lease
 from tests.unit.broker.core.shards import START_MS, Rig
 
 AWAY_MS = 40_000
@@ -84,14 +83,14 @@ async def test_no_step_looks_at_more_leases_than_its_bound_and_a_bucket() -> Non
         before = after
 
     assert sum(steps) == 12_000
-    assert max(steps) <= lease_grace.STEP_LEASES + 250
+    assert max(steps) <= lease_table.STEP_LEASES + 250
     assert len(steps) >= 3
 
 
 async def test_no_step_writes_many_records_where_each_has_one_lease() -> None:
     rig = Rig()
     rig.create()
-    count = lease_grace.STEP_LEASES // lease_grace.BUCKET_LEASES
+    count = lease_table.STEP_LEASES // lease_table.BUCKET_LEASES
     await rig.route(range(1, 2 * count + 1))
     for _ in range(2 * count):
         await rig.claim(1, lease_ms=LEASE_MS)
@@ -113,7 +112,7 @@ async def test_whatever_is_commanded_between_the_steps_who_was_alive_has_the_gra
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # Given leases in small buckets and in blocks, some of them over before the standstill
-    monkeypatch.setattr(lease_grace, "STEP_LEASES", 40)
+    monkeypatch.setattr(lease_table, "STEP_LEASES", 40)
     chance = random.Random(seed)
     rig = Rig()
     for name in QUEUES:

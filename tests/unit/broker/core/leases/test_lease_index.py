@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.storage.records.states import LeaseOutcome
+from services.broker.core import lease_table, leases
 from services.broker.core import lease_table as shard_leases
 from services.broker.core.commands import Finish, Nack
-from services.broker.core.leases import leases
-from services.broker.core.leases.leases import FinishedLeases
-from services.broker.core.leases.token_index import LeaseIndex
+from services.broker.core.lease_table import FinishedLeases, LeaseIndex
 from services.broker.core.waiting.scan import Choice
 from tests.unit.broker.core.shards import Each, Rig
 
@@ -130,7 +129,7 @@ def test_no_block_reveals_another_and_none_is_0(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_blocks_are_forgotten_with_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "FINISHED_SLOTS", 4)
+    monkeypatch.setattr(lease_table, "FINISHED_SLOTS", 4)
     finished = FinishedLeases()
     for block in range(1, 10):
         finished.add(

@@ -12,8 +12,8 @@ from libs.storage.layout.keys import (
     attempts_key,
 )
 from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
-from services.broker.core.leases import leases
-from services.broker.core.leases.token_index import PLACE_BITS
+from services.broker.core import lease_table
+from services.broker.core.leases import PLACE_BITS
 from services.broker.core.shard import Finish, Nack
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_queue
@@ -218,7 +218,7 @@ async def test_a_lease_that_is_extended_for_hours_is_watched_once() -> None:
 
 
 def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
-    finished = leases.FinishedLeases()
+    finished = lease_table.FinishedLeases()
     slots: dict[int, FinishedLeasesRecord] = {}
     for token in range(1, 200_001):
         finished.add([token], LeaseOutcome.ACKED)
@@ -226,9 +226,9 @@ def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
             slots.update(finished.drain())
     slots.update(finished.drain())
 
-    again = leases.FinishedLeases(slots.values())
+    again = lease_table.FinishedLeases(slots.values())
 
-    assert len(slots) <= leases.FINISHED_SLOTS
+    assert len(slots) <= lease_table.FINISHED_SLOTS
     for one in (finished, again):
         assert all(one.outcome(token) for token in range(100_001, 200_001))
         assert one.outcome(1) is None
@@ -240,7 +240,7 @@ def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
 def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_are(
     commits: list[int], in_blocks: bool
 ) -> None:
-    finished = leases.FinishedLeases()
+    finished = lease_table.FinishedLeases()
     tokens = [block << 8 | place for block in range(1, 5000) for place in range(100)]
     end = 0
     for count in commits:
@@ -251,7 +251,7 @@ def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_a
         finished.drain()
         known = [token for token in tokens[:end] if finished.outcome(token)]
         assert set(tokens[max(0, end - 100_000) : end]) <= set(known)
-        assert len(known) == finished._count <= leases.FINISHED_MAX
+        assert len(known) == finished._count <= lease_table.FINISHED_MAX
     for at in range(1 << 40, (1 << 40) + 400_000, 10_000):
         finished.add(range(at, at + 10_000), LeaseOutcome.ACKED)
         finished.drain()

@@ -12,7 +12,7 @@ from services.broker.core.batches.execute import Execution, Fail, Transfer, exec
 from services.broker.core.lists import attempts
 from services.broker.core.lists.attempts import Attempts, attempts_at
 from services.broker.core.shard import Nack, Needs
-from services.broker.shard.attempts_reader import READ_AT_ONCE
+from services.broker.shard.loading import READ_AT_ONCE
 from tests.unit.broker.core.shards import Rig
 from tests.unit.broker.core.stored import stored_attempts
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from libs.storage.errors import Unstorable
 from libs.storage.layout.keys import RecordType
 from libs.storage.records.queues import decode_active
-from services.broker.core import range_application
-from services.broker.core.waiting import time_slots as timed_buckets
-from services.broker.core.waiting.time_slots import TIMED_BUCKET_MAX
+from services.broker.core import shard as shards
+from services.broker.core.waiting import available
+from services.broker.core.waiting.available import TIMED_BUCKET_MAX
 from tests.forms import examples
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_queue
@@ -121,8 +121,8 @@ def test_batches_for_the_same_times_never_overfill_a_record(
 
 async def test_a_record_that_cannot_be_stored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if nothing bounded it
-    monkeypatch.setattr(timed_buckets, "TIMED_BUCKET_MAX", 1 << 20)
-    monkeypatch.setattr(range_application, "STEP_MATCHES", 1 << 20)
+    monkeypatch.setattr(available, "TIMED_BUCKET_MAX", 1 << 20)
+    monkeypatch.setattr(shards, "STEP_MATCHES", 1 << 20)
     rig = Rig()
     rig.create()
     await rig.route(range(1, 65_537), visible_at_ms=DUE_MS)

@@ -1,8 +1,14 @@
-"""Leases in memory: an object for each, or the leases of a large claim as columns.
+"""The leases of a queue: its messages in flight, in buckets by the order of the claims.
 
-A claim of a thousand makes no object for every lease: a bucket keeps the messages as they lay in
-their queue, and once what their leases share. To extend or requeue a single lease, its bucket is
-unpacked; most leases are claimed and acked by the hundred.
+A bucket is one record, one or more for each commit that claimed: it is written again when some of
+its leases finish, and deleted with the last of them. A claim of a thousand makes no object for
+every lease: its buckets keep the messages as they lay in their queue, and once what their leases
+share. To extend or requeue a single lease, its bucket is unpacked; most leases are claimed and
+acked by the hundred.
+
+A lease's token is a block and a place in it, and no two claims have a block in common::
+
+    token   | block: 56 random bits | place: 8 bits |
 """
 
 from __future__ import annotations
@@ -12,6 +18,9 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
+from libs.storage.layout.buckets import BucketKind, bucket_number
+from libs.storage.layout.keys import active_key
+from libs.storage.layout.primitives import Row
 from libs.storage.records.queues import (
     AvailableMessage,
     InFlightMessage,
@@ -19,7 +28,18 @@ from libs.storage.records.queues import (
     encode_in_flight,
 )
 from services.broker.core.settings import QueueSettings
+from services.broker.core.waiting.orders import Orders
 from services.broker.core.waiting.scan import Origin, Segment
+
+PLACE_BITS: Final = 8
+"""A block has at most 256 tokens."""
+
+IN_FLIGHT_BUCKET_MAX = 250
+"""Leases in a bucket at most: finishing one writes the others again, about 60 bytes each. No more
+than a block has tokens."""
+
+PACKED_MIN = 50
+"""Claims of this many messages get a bucket of their own, which keeps them as columns."""
 
 
 class LeaseOwner(Protocol):
@@ -368,3 +388,128 @@ def done(lease: Lease, now_ms: int, transferred_to: str = "") -> tuple[Any, ...]
         lease.token,
         transferred_to,
     )
+
+
+class InFlight:
+    """The in-flight messages of one queue, in buckets by the order in which they were claimed."""
+
+    def __init__(self, queue_id: str, orders: Orders, touch: Callable[[], None]) -> None:
+        """`touch` is called whenever the queue's state record changes."""
+        self.count = 0
+        self._queue_id = queue_id
+        self._orders = orders
+        self._touch = touch
+        self._buckets: dict[int, LeaseBucket] = {}
+        self._open: LeaseBucket | None = None
+        self._changed: dict[int, LeaseBucket] = {}
+
+    @property
+    def first_order(self) -> int:
+        """The order of the first bucket; 0 when there is none."""
+        return next(iter(self._buckets), 0)
+
+    def __iter__(self) -> Iterator[Lease]:
+        for bucket in self._buckets.values():
+            yield from bucket.leases.values()
+
+    def put(self, claimed: Claimed, next_block: Callable[[], int]) -> None:
+        """Adds leases and gives them their tokens: those of one bucket have a block."""
+        now_ms = claimed.terms.claimed_at_ms
+        first, count = 0, len(claimed.items)
+        while first < count:
+            length = min(count - first, IN_FLIGHT_BUCKET_MAX)
+            if count - first >= PACKED_MIN:
+                tokens = tokens_of(next_block(), length)
+                bucket = LeaseBucket.packed(self._orders.next(now_ms), claimed, first, tokens)
+                claimed.tokens += bucket.whole
+                self._buckets[bucket.order] = bucket
+            else:
+                bucket = self._open or LeaseBucket(claimed.terms.queue, self._orders.next(now_ms))
+                self._buckets[bucket.order] = bucket
+                length = min(length, IN_FLIGHT_BUCKET_MAX - bucket.count)
+                claimed.tokens += tokens_of(next_block(), length)
+                bucket.put(claimed.make(first, first + length))
+                self._open = bucket if bucket.count < IN_FLIGHT_BUCKET_MAX else None
+            self.note_changed(bucket)
+            claimed.parts.append((bucket, first, first + length))
+            first += length
+        self.count += count
+
+    def remove(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            del lease.bucket.leases[lease.token]
+            self.note_removed(lease.bucket, 1)
+
+    def note_removed(self, bucket: LeaseBucket, count: int) -> None:
+        """Notes that leases have left a bucket."""
+        self.count -= count
+        self.note_changed(bucket)
+
+    def note_changed(self, bucket: LeaseBucket) -> None:
+        """Notes that the leases of a bucket differ from what is stored."""
+        self._changed[bucket.order] = bucket
+        self._touch()
+
+    def restore(self, lease: Lease, order: int, *, changed: bool) -> LeaseBucket:
+        """Takes in a stored lease; orders must come ascending.
+
+        `changed` if it differs from what is stored: the next commit writes it.
+        """
+        bucket = self._buckets.get(order)
+        if bucket is None:
+            bucket = self._buckets[order] = LeaseBucket(lease.queue, order, stored=True)
+        bucket.put((lease,))
+        if changed:
+            self.note_changed(bucket)
+        self.count += 1
+        return bucket
+
+    def of_message(self, message_id: int) -> list[Lease]:
+        """The leases on the entries of a message: scans all, some milliseconds for 100,000.
+
+        An index would slow every claim, and only a handle that is out of date asks.
+        """
+        return [
+            lease
+            for bucket in self._buckets.values()
+            if message_id in bucket.message_ids()
+            for lease in bucket.leases.values()
+            if lease.message_id == message_id
+        ]
+
+    def message_ids(self) -> set[int]:
+        """The messages of all leases; some milliseconds for 100,000."""
+        return {one for bucket in self._buckets.values() for one in bucket.message_ids()}
+
+    def buckets_from(self, order: int) -> Iterator[LeaseBucket]:
+        """The buckets from an order on, ascending."""
+        for at in self._buckets:
+            if at >= order:
+                yield self._buckets[at]
+
+    def clear(self) -> list[int]:
+        """Drops all leases and returns their tokens; writes nothing."""
+        tokens = [token for bucket in self._buckets.values() for token in bucket.tokens()]
+        for bucket in self._buckets.values():
+            bucket.clear()
+        self.count, self._buckets, self._changed, self._open = 0, {}, {}, None
+        return tokens
+
+    def drain(self) -> Iterator[Row]:
+        """The rows of the buckets that changed since the last drain."""
+        for order, bucket in self._changed.items():
+            key = active_key(self._queue_id, bucket_number(0, BucketKind.IN_FLIGHT, order))
+            if bucket.count:
+                yield key, bucket.value()
+                bucket.stored = True
+            else:
+                del self._buckets[order]
+                if bucket.stored:
+                    yield key, None
+        self._changed = {}
+        self._open = None
+
+
+def tokens_of(block: int, count: int) -> range:
+    first = block << PLACE_BITS
+    return range(first, first + count)

@@ -1,7 +1,8 @@
-"""Watching the delayed messages of a queue: what its journal has, then what comes.
+"""The journals of delayed messages: watched, and cleaned of what can be claimed.
 
-Everything is read from the journal's durable rows, the newest too: a stream is a position and no
-more, so it costs the same however far behind it is, and can be taken up again anywhere.
+A watch reads what the journal has, then what comes. Everything is read from its durable rows, the
+newest too: a stream is a position and no more, so it costs the same however far behind it is, and
+can be taken up again anywhere.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import logging
 import math
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from libs.storage.database.slate import Database
-from libs.storage.layout.buckets import MAX_ORDER, order_of, split_order
+from libs.storage.database.slate import Database, Row
+from libs.storage.errors import StoreUnavailable
+from libs.storage.layout.buckets import MAX_ORDER, last_order, order_of, split_order
 from libs.storage.layout.own_keys import delayed_range, parse_delayed_key
 from libs.storage.records.delayed_records import DelayedMessage, decode_delayed
 from services.broker.core.queue import Queue
@@ -24,6 +27,9 @@ from services.broker.entries.conversion import WITH_MESSAGE, EntryReader, View, 
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import entry_pb2
+
+log = logging.getLogger(__name__)
+
 
 STREAMS_MAX: Final = 1000
 """Open streams at most."""
@@ -35,6 +41,20 @@ PAGE_MESSAGES: Final = 1000
 
 PAGE_ROWS: Final = 100
 """Rows in one read: of a thousand messages each, they have 3 MB."""
+
+MINUTE_MS: Final = 60_000
+
+LOOK_S: Final = 1.0
+"""How often to look whether a minute is over."""
+
+CLEANED_ROWS: Final = 100
+"""Rows in one read."""
+
+CLEANED_QUEUES: Final = 100
+"""Queues looked at in one go: most of them have no rows."""
+
+CLEANED_AT_ONCE: Final = 1000
+"""Rows removed with one commit, of all queues together: a commit for each would cost too much."""
 
 
 class WatchPosition(NamedTuple):
@@ -206,12 +226,6 @@ def _beginning(queue: Queue) -> WatchPosition:
     return WatchPosition(order_of(queue.waiting.epoch, 0, 0), 0)
 
 
-def is_delayed(entry: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:
-    """Whether a message of the journal cannot be claimed yet, and will be."""
-    ends_ms = entry.retention_deadline_ms
-    return entry.visible_at_ms > now_ms and not 0 < ends_ms <= now_ms
-
-
 # --- Positions --------------------------------------------------------------
 
 _POSITION: Final = struct.Struct(">QI")
@@ -242,3 +256,107 @@ def _digest(queue_id: str, data: bytes) -> bytes:
     # Not a secret: it detects positions of other queues and typing errors.
     encode = queue_id.encode() + data
     return hashlib.blake2s(encode, digest_size=_DIGEST_BYTES, person=b"Watch").digest()
+
+
+class DelayedCleaner:
+    """Removes the rows of the journals whose messages can all be claimed.
+
+    A row is looked at when it is 1, 2, 4, 8 … minutes old, until it is removed: the rows of such an
+    age lie side by side, since their orders are times. So a row whose messages wait for a hundred
+    years is read some 26 times, holds nothing up, and no row outlives its last message by more than
+    the time that this one waited. Nothing is kept in memory for it.
+    """
+
+    def __init__(self, owner: ShardOwner, database: Database, last_ms: int) -> None:
+        """Go on after the time of the last commit before the start."""
+        self._owner = owner
+        self._database = database
+        self._minute = last_ms // MINUTE_MS
+        self._over: list[tuple[Queue, int, bytes]] = []
+
+    async def run(self) -> None:
+        """Cleans once a minute until cancelled."""
+        while True:
+            try:
+                await self.clean()
+            except StoreUnavailable as error:
+                log.warning("the journals of delayed messages cannot be cleaned now: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def clean(self) -> None:
+        """Looks at the rows whose age was reached since the last call."""
+        minute = self._owner.clock.now_ms() // MINUTE_MS
+        if minute <= self._minute:
+            return
+        # The greatest power of two of which a multiple has passed; rows of every lower one, too.
+        level = (minute ^ self._minute).bit_length() - 1
+        begin_ms = max((minute >> level << level) - (2 << level), 0) * MINUTE_MS
+        for number, queue in enumerate(list(self._owner.shard.queues.values())):
+            await self._clean_queue(queue, begin_ms, (minute - 1) * MINUTE_MS)
+            if number % CLEANED_QUEUES == 0:
+                await asyncio.sleep(0)
+        await self._remove()
+        self._minute = minute
+
+    async def _clean_queue(self, queue: Queue, begin_ms: int, end_ms: int) -> None:
+        """Looks at the rows of a queue that were written from one time up to another."""
+        if not queue.waiting.delayed.last_order:
+            await self._find_last(queue)
+        epoch = queue.waiting.epoch
+        first, last = order_of(epoch, begin_ms, 0), order_of(epoch, end_ms, 0) - 1
+        while first <= min(last, queue.waiting.delayed.last_in(epoch)):
+            rows = await self._rows(queue, first, last, descending=False)
+            for key, value in rows:
+                first = parse_delayed_key(key).bucket + 1
+                if self._is_over(value):
+                    self._over.append((queue, epoch, key))
+                await asyncio.sleep(0)  # a row may have a thousand messages
+            if len(self._over) >= CLEANED_AT_ONCE:
+                await self._remove()
+            if len(rows) < CLEANED_ROWS:
+                return
+
+    async def _find_last(self, queue: Queue) -> None:
+        """After a start: where the journal ends, since most queues have none."""
+        epoch = queue.waiting.epoch
+        first, last = order_of(epoch, 0, 0), last_order(epoch)
+        rows = await self._rows(queue, first, last, descending=True)
+        if rows:
+            queue.waiting.delayed.found(parse_delayed_key(rows[0][0]).bucket)
+        else:
+            queue.waiting.delayed.begin(epoch)
+
+    async def _rows(self, queue: Queue, first: int, last: int, *, descending: bool) -> list[Row]:
+        span = delayed_range(queue.queue_id, first, last)
+        limit = 1 if descending else CLEANED_ROWS
+        found: list[Row] = []
+        async for rows in self._database.scan(*span, limit=limit, descending=descending):
+            found += rows
+        return found
+
+    def _is_over(self, value: bytes) -> bool:
+        now_ms = self._owner.clock.now_ms()
+        return not any(is_delayed(delayed, now_ms) for delayed in decode_delayed(value))
+
+    async def _remove(self) -> None:
+        over, self._over = self._over, []
+
+        def remove(_: int) -> None:
+            # What was deleted or purged meanwhile is the sweeper's.
+            self._owner.shard.delete_rows(
+                [
+                    key
+                    for queue, epoch, key in over
+                    if self._owner.owns(queue) and queue.waiting.epoch == epoch
+                ]
+            )
+
+        if over:
+            await self._owner.run(remove)
+            await self._owner.durable()
+
+
+def is_delayed(entry: DelayedMessage | entry_pb2.Entry, now_ms: int) -> bool:
+    """Whether a message of the journal cannot be claimed yet, and will be."""
+    ends_ms = entry.retention_deadline_ms
+    return entry.visible_at_ms > now_ms and not 0 < ends_ms <= now_ms
