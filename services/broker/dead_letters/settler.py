@@ -128,7 +128,7 @@ class DeadLetterSettler:
             handle = parse_handle(text, self._shard)
         except InvalidArgument as error:
             raise InvalidArgument(field, error.description) from error
-        if handle.failed is None:
+        if handle.letter != "f":
             raise InvalidArgument(field, "is not the handle of a dead letter: list them")
         return handle
 
@@ -143,8 +143,7 @@ class DeadLetterSettler:
         if action is Action.IS_REPLACED:
             self._limits.check_payload(f"{field}.replace.payload", len(proto.replace.payload))
             encoded_headers(f"{field}.replace.headers", 0, dict(proto.replace.headers))
-        assert handle.failed is not None, "checked by _dead_letter"
-        return Settlement(handle.message_id, handle.failed, action, proto.note)
+        return Settlement(handle.message_id, handle.number, action, proto.note)
 
 
 def _check_payload(number: int, content: entry_pb2.ReplaceDeadLetter, limits: PushLimits) -> None:

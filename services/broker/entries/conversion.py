@@ -8,7 +8,6 @@ from typing import Any, Final, TypeAlias
 from libs.serving.requests.budget import AnswerBudget
 from libs.storage.layout.buckets import BucketKind, lane_order
 from libs.storage.layout.ids import shard_of
-from libs.storage.records.archived_records import ArchivedMessage
 from libs.storage.records.delayed_records import DelayedMessage
 from libs.storage.records.queues import (
     AvailableMessage,
@@ -20,7 +19,7 @@ from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import attempts_at
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
-from services.broker.entries.finder import EntryLocation
+from services.broker.entries.finder import EntryLocation, Finished
 from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import listed_handle, waiting_handle
 from services.broker.shard.loading import Store, read_attempts
@@ -98,65 +97,37 @@ def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
     )
 
 
-def done_entry(queue_id: str, listed: ListedMessage[DoneMessage]) -> entry_pb2.Entry:
-    message = listed.message
-    return entry_pb2.Entry(
-        handle=listed_handle(queue_id, message.message_id, "d", listed.spot.order),
-        queue_id=queue_id,
-        message_id=message.message_id,
-        state=queue_pb2.ENTRY_STATE_DONE,
-        attempts_count=message.attempts,
-        consumer_id=message.consumer,
-        claimed_at_ms=message.first_claimed_at_ms,
-        finished_at_ms=message.done_at_ms,
-        transferred_to=message.transferred_to,
-    )
-
-
-def failed_entry(queue_id: str, listed: ListedMessage[FailedMessage]) -> entry_pb2.Entry:
-    message = listed.message
-    return entry_pb2.Entry(
-        handle=listed_handle(queue_id, message.message_id, "f", listed.spot.order),
-        queue_id=queue_id,
-        message_id=message.message_id,
-        state=queue_pb2.ENTRY_STATE_FAILED,
-        priority=message.priority,
-        attempts_count=message.attempts,
-        retention_deadline_ms=message.retention_deadline_ms,
-        finished_at_ms=message.failed_at_ms,
-        reason=message.reason,
-    )
-
-
-def archived_entry(queue_id: str, listed: ListedMessage[ArchivedMessage]) -> entry_pb2.Entry:
+def listed_entry(queue_id: str, listed: ListedMessage[Finished]) -> entry_pb2.Entry:
+    """An entry of a finished list."""
     message, order = listed.message, listed.spot.order
-    return entry_pb2.Entry(
-        handle=listed_handle(queue_id, message.message_id, "x", order),
-        queue_id=queue_id,
-        message_id=message.message_id,
-        state=queue_pb2.ENTRY_STATE_ARCHIVED,
-        priority=message.priority,
-        attempts_count=message.attempts,
-        retention_deadline_ms=message.retention_deadline_ms,
-        finished_at_ms=message.failed_at_ms,
-        archived=entry_pb2.Archived(
-            run=message.run, archived_at_ms=message.archived_at_ms, bucket_order=order
-        ),
+    entry = entry_pb2.Entry(
+        queue_id=queue_id, message_id=message.message_id, attempts_count=message.attempts
     )
+    if isinstance(message, DoneMessage):
+        letter, entry.state = "d", queue_pb2.ENTRY_STATE_DONE
+        entry.consumer_id, entry.claimed_at_ms = message.consumer, message.first_claimed_at_ms
+        entry.finished_at_ms, entry.transferred_to = message.done_at_ms, message.transferred_to
+    else:
+        entry.priority, entry.finished_at_ms = message.priority, message.failed_at_ms
+        entry.retention_deadline_ms = message.retention_deadline_ms
+        if isinstance(message, FailedMessage):
+            letter, entry.state = "f", queue_pb2.ENTRY_STATE_FAILED
+            entry.reason = message.reason
+        else:
+            letter, entry.state = "x", queue_pb2.ENTRY_STATE_ARCHIVED
+            entry.archived.run, entry.archived.bucket_order = message.run, order
+            entry.archived.archived_at_ms = message.archived_at_ms
+    entry.handle = listed_handle(queue_id, message.message_id, letter, order)
+    return entry
 
 
 def found_entry(found: EntryLocation, now_ms: int) -> entry_pb2.Entry:
-    queue_id = found.queue.queue_id
-    if found.waiting is not None:
-        return waiting_entry(queue_id, *found.waiting, now_ms)
-    if found.lease is not None:
-        return in_flight_entry(found.lease)
-    if found.done is not None:
-        return done_entry(queue_id, found.done)
-    if found.archived is not None:
-        return archived_entry(queue_id, found.archived)
-    assert found.failed is not None
-    return failed_entry(queue_id, found.failed)
+    queue_id, entry = found.queue.queue_id, found.entry
+    if isinstance(entry, Lease):
+        return in_flight_entry(entry)
+    if isinstance(entry, ListedMessage):
+        return listed_entry(queue_id, entry)
+    return waiting_entry(queue_id, *entry, now_ms)
 
 
 class EntryReader:

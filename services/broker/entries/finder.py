@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from libs.storage.layout.buckets import order_in_time, split_order
 from libs.storage.records.archived_records import ArchivedMessage
@@ -17,11 +17,10 @@ from services.broker.entries.finished_pages import (
     ListedMessage,
     ListPosition,
     ListReaders,
-    M,
     TimeRange,
 )
 from services.broker.entries.handles import Handle
-from services.broker.entries.waiting_pages import WaitingReader
+from services.broker.entries.waiting_pages import Waiting, WaitingReader
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, NotFound
 
@@ -38,20 +37,18 @@ NEAR_MS = 1000
 """How far they usually are apart at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryLocation:
-    """An entry where it is now; one of the five is set."""
+Finished = DoneMessage | FailedMessage | ArchivedMessage
+"""What a list has of a message."""
+
+
+class EntryLocation(NamedTuple):
+    """An entry where it is now: it waits, is in flight, or in one of the lists."""
 
     queue: Queue
-    waiting: tuple[Place, AvailableMessage] | None = None
-    lease: Lease | None = None
-    done: ListedMessage[DoneMessage] | None = None
-    failed: ListedMessage[FailedMessage] | None = None
-    archived: ListedMessage[ArchivedMessage] | None = None
+    entry: Waiting | Lease | ListedMessage[Finished]
 
 
-@dataclass(frozen=True, slots=True)
-class SearchStep:
+class SearchStep(NamedTuple):
     """A step of a search: what it found, and the rows that it read."""
 
     found: EntryLocation | None
@@ -69,9 +66,9 @@ class EntryFinder:
     ) -> None:
         self._owner = owner
         self._waiting = waiting
-        self._done = lists.done
-        self._failed = lists.failed
-        self._archived = lists.archived
+        self._done: FinishedReader[Any] = lists.done
+        self._failed: FinishedReader[Any] = lists.failed
+        self._archived: FinishedReader[Any] = lists.archived
 
     async def find(self, queue: Queue, handle: Handle) -> EntryLocation:
         """The entry of a handle.
@@ -87,7 +84,7 @@ class EntryFinder:
         counts = queue.waiting.counts(self._now_ms())
         total = counts.available + counts.delayed + queue.done.count + queue.failed.count
         total += queue.archived.count
-        if handle.has_place and total > SMALL_QUEUE:
+        if handle.letter and total > SMALL_QUEUE:
             raise FailedPrecondition(
                 "HANDLE_STALE",
                 f"message {handle.message_id} has moved in queue {queue.queue_id!r} since: list "
@@ -106,28 +103,18 @@ class EntryFinder:
         )
 
     async def _at_place(self, queue: Queue, handle: Handle) -> EntryLocation | None:
-        message_id = handle.message_id
-        if handle.lease is not None:
-            lease = self._owner.shard.leases.running(handle.lease)
-            if lease is not None and (lease.queue, lease.message_id) == (queue, message_id):
-                return EntryLocation(queue, lease=lease)
+        message_id, order = handle.message_id, handle.number
         if handle.waiting is not None:
-            waiting = await self._waits(queue, handle.waiting, message_id)
-            if waiting is not None:
-                return waiting
-        if handle.done is not None:
-            done = await _in_row(self._done, queue, handle.done, message_id)
-            if done is not None:
-                return EntryLocation(queue, done=done)
-        if handle.failed is not None:
-            failed = await _in_row(self._failed, queue, handle.failed, message_id)
-            if failed is not None:
-                return EntryLocation(queue, failed=failed)
-        if handle.archived is not None:
-            archived = await _in_row(self._archived, queue, handle.archived, message_id)
-            if archived is not None:
-                return EntryLocation(queue, archived=archived)
-        return None
+            return await self._waits(queue, handle.waiting, message_id)
+        if handle.letter == "l":
+            lease = self._owner.shard.leases.running(handle.number)
+            if lease is not None and (lease.queue, lease.message_id) == (queue, message_id):
+                return EntryLocation(queue, lease)
+        readers = {"d": self._done, "f": self._failed, "x": self._archived}
+        if handle.letter not in readers:
+            return None
+        hits = _hits(order, await readers[handle.letter].row(queue, order), message_id)
+        return next((EntryLocation(queue, one) for one in hits), None)
 
     async def _waits(self, queue: Queue, place: Place, message_id: int) -> EntryLocation | None:
         def find(now_ms: int) -> AvailableMessage | None:
@@ -135,14 +122,14 @@ class EntryFinder:
             return None if item is None or queue.waiting.is_over(item, now_ms) else item
 
         item = await self._owner.run(find)
-        return None if item is None else EntryLocation(queue, waiting=(place, item))
+        return None if item is None else EntryLocation(queue, (place, item))
 
     async def _behind(
         self, queue: Queue, message_id: int, since_ms: int | None
     ) -> EntryLocation | None:
         """Where it can have moved since, at a cost that does not grow with the queue."""
         for lease in queue.leases.of_message(message_id):
-            return EntryLocation(queue, lease=lease)
+            return EntryLocation(queue, lease)
         if since_ms is None:
             return None
         times = (since_ms, since_ms + NEAR_MS, since_ms + queue.settings.default_delay_ms)
@@ -151,11 +138,11 @@ class EntryFinder:
             waiting = await self._waits(queue, place, message_id)
             if waiting is not None:
                 return waiting
-        failed = await _followed(self._failed, queue, since_ms, message_id)
-        if failed is not None:
-            return EntryLocation(queue, failed=failed)
-        done = await _followed(self._done, queue, since_ms, message_id)
-        return EntryLocation(queue, done=done) if done is not None else None
+        for reader in (self._failed, self._done):
+            hit = await _followed(reader, queue, since_ms, message_id)
+            if hit is not None:
+                return EntryLocation(queue, hit)
+        return None
 
     async def search(
         self, queue: Queue, message_id: int, since_ms: int
@@ -177,26 +164,18 @@ class EntryFinder:
         self, queue: Queue, message_id: int, since_ms: int
     ) -> AsyncIterator[SearchStep]:
         for lease in queue.leases.of_message(message_id):
-            yield SearchStep(EntryLocation(queue, lease=lease), 0)
+            yield SearchStep(EntryLocation(queue, lease), 0)
         async for chunk in self._waiting.chunks(queue, since_ms):
             yield SearchStep(None, chunk.rows_read)
             now_ms = self._now_ms()
             for place, item in chunk.entries:
                 if item.message_id == message_id and not queue.waiting.is_over(item, now_ms):
-                    yield SearchStep(EntryLocation(queue, waiting=(place, item)), 0)
-        span = TimeRange(since_ms)
-        async for order, failed in self._failed.rows(queue, span, None):
-            yield SearchStep(None, 1)
-            for dead_letter in _hits(order, failed, message_id):
-                yield SearchStep(EntryLocation(queue, failed=dead_letter), 0)
-        async for order, archived in self._archived.rows(queue, span, None):
-            yield SearchStep(None, 1)
-            for each in _hits(order, archived, message_id):
-                yield SearchStep(EntryLocation(queue, archived=each), 0)
-        async for order, done in self._done.rows(queue, span, None):
-            yield SearchStep(None, 1)
-            for one in _hits(order, done, message_id):
-                yield SearchStep(EntryLocation(queue, done=one), 0)
+                    yield SearchStep(EntryLocation(queue, (place, item)), 0)
+        for reader in (self._failed, self._archived, self._done):
+            async for order, messages in reader.rows(queue, TimeRange(since_ms), None):
+                yield SearchStep(None, 1)
+                for hit in _hits(order, messages, message_id):
+                    yield SearchStep(EntryLocation(queue, hit), 0)
 
     def _now_ms(self) -> int:
         return self._owner.clock.now_ms()
@@ -204,25 +183,16 @@ class EntryFinder:
 
 def _since_ms(handle: Handle) -> int | None:
     """About since when an entry has been where the handle's place says; None: it does not say."""
-    if handle.received_ms is not None:
-        return max(handle.received_ms - NEAR_MS, 0)
+    if handle.letter == "p":
+        return max(handle.number - NEAR_MS, 0)
     if handle.waiting is not None:
         return split_order(order_in_time(handle.waiting.kind, handle.waiting.order)).ms
-    for order in (handle.in_flight, handle.done, handle.failed, handle.archived):
-        if order is not None:
-            return split_order(order).ms
-    return None
-
-
-async def _in_row(
-    reader: FinishedReader[M], queue: Queue, order: int, message_id: int
-) -> ListedMessage[M] | None:
-    return next(_hits(order, await reader.row(queue, order), message_id), None)
+    return split_order(handle.number).ms if handle.letter in ("i", "d", "f", "x") else None
 
 
 async def _followed(
-    reader: FinishedReader[M], queue: Queue, since_ms: int, message_id: int
-) -> ListedMessage[M] | None:
+    reader: FinishedReader[Any], queue: Queue, since_ms: int, message_id: int
+) -> ListedMessage[Finished] | None:
     scanned = 0
     async for order, messages in reader.rows(queue, TimeRange(since_ms), None):
         hit = next(_hits(order, messages, message_id), None)
@@ -232,7 +202,9 @@ async def _followed(
     return None
 
 
-def _hits(order: int, messages: list[M], message_id: int) -> Iterator[ListedMessage[M]]:
+def _hits(
+    order: int, messages: Sequence[Finished], message_id: int
+) -> Iterator[ListedMessage[Finished]]:
     for place, message in enumerate(messages):
-        if message.message_id == message_id:  # type: ignore[attr-defined]
+        if message.message_id == message_id:
             yield ListedMessage(ListPosition(order, place), message)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from libs.storage.database.queue_ranges import LATE_MS
+from libs.storage.database.slate import Database
 from libs.storage.layout.buckets import (
     MAX_ORDER_MS,
     MAX_ORDER_N,
@@ -17,7 +19,13 @@ from libs.storage.layout.buckets import (
     order_of,
     split_bucket,
 )
-from libs.storage.layout.keys import done_range, failed_range, parse_done_key, parse_failed_key
+from libs.storage.layout.keys import (
+    BucketKey,
+    done_range,
+    failed_range,
+    parse_done_key,
+    parse_failed_key,
+)
 from libs.storage.layout.own_keys import archived_range, parse_archived_key
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.archived_records import ArchivedMessage, decode_archived
@@ -28,6 +36,7 @@ from libs.storage.records.queues import (
     decode_done_heads,
     decode_failed,
 )
+from services.broker.core.lists.finished_lists import FinishedList
 from services.broker.core.queue import Queue
 
 SCANNED_MAX = 20_000
@@ -43,20 +52,6 @@ DECODED_MAX = 1000
 """Messages decoded before others have their turn: two milliseconds."""
 
 M = TypeVar("M")
-
-
-class DurableStore(Protocol):
-    """What is needed of a database: `libs.storage.database.slate.Database` has it."""
-
-    def scan(
-        self,
-        start: bytes,
-        end: bytes,
-        limit: int | None = None,
-        durable: bool = False,
-        descending: bool = False,
-    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
-        """Rows with start ≤ key < end in key order or backwards, at most `limit`, in lists."""
 
 
 class ListPosition(NamedTuple):
@@ -96,20 +91,23 @@ class FinishedReader(Generic[M]):
     def __init__(
         self,
         name: str,
-        database: DurableStore,
-        oldest: Callable[[Queue], int],
+        database: Database,
         range_of: Callable[[str, int, int], KeyRange],
-        order_in: Callable[[bytes], int],
+        parse_key: Callable[[bytes], BucketKey],
         decode: Callable[[bytes], list[M]],
         time_of: Callable[[M], int],
     ) -> None:
+        """`name` is that of the list in `Queue`."""
         self.name = name
         self._database = database
-        self._oldest = oldest
         self._range_of = range_of
-        self._order_in = order_in
+        self._parse_key = parse_key
         self._decode = decode
         self._time_of = time_of
+
+    def _oldest(self, queue: Queue) -> int:
+        finished: FinishedList[Any] = getattr(queue, self.name)
+        return finished.oldest_order
 
     async def page(
         self,
@@ -165,7 +163,7 @@ class FinishedReader(Generic[M]):
             ):
                 for key, value in rows:
                     count += 1
-                    order = self._order_in(key)
+                    order = split_bucket(self._parse_key(key).bucket).order
                     first, last = (first, order - 1) if newest_first else (order + 1, last)
                     messages = self._decode(value)
                     yield order, messages
@@ -202,49 +200,29 @@ class ListReaders(NamedTuple):
     archived: FinishedReader[ArchivedMessage]
 
 
-def list_readers(database: DurableStore) -> ListReaders:
+def list_readers(database: Database) -> ListReaders:
     """Reads all lists of the queues in this database."""
-    done = FinishedReader(
-        "done",
-        database,
-        lambda queue: queue.done.oldest_order,
-        done_range,
-        lambda key: _order(parse_done_key(key).bucket),
-        decode_done,
-        lambda message: message.done_at_ms,
+    done = ("done", database, done_range, parse_done_key)
+    return ListReaders(
+        FinishedReader(*done, decode_done, attrgetter("done_at_ms")),
+        FinishedReader(*done, decode_done_heads, itemgetter(1)),
+        FinishedReader(
+            "failed",
+            database,
+            failed_range,
+            parse_failed_key,
+            decode_failed,
+            attrgetter("failed_at_ms"),
+        ),
+        FinishedReader(
+            "archived",
+            database,
+            archived_range,
+            parse_archived_key,
+            decode_archived,
+            attrgetter("archived_at_ms"),
+        ),
     )
-    done_heads = FinishedReader(
-        "done",
-        database,
-        lambda queue: queue.done.oldest_order,
-        done_range,
-        lambda key: _order(parse_done_key(key).bucket),
-        decode_done_heads,
-        lambda message: message[1],
-    )
-    failed = FinishedReader(
-        "failed",
-        database,
-        lambda queue: queue.failed.oldest_order,
-        failed_range,
-        lambda key: _order(parse_failed_key(key).bucket),
-        decode_failed,
-        lambda message: message.failed_at_ms,
-    )
-    archived = FinishedReader(
-        "archived",
-        database,
-        lambda queue: queue.archived.oldest_order,
-        archived_range,
-        lambda key: _order(parse_archived_key(key).bucket),
-        decode_archived,
-        lambda message: message.archived_at_ms,
-    )
-    return ListReaders(done, done_heads, failed, archived)
-
-
-def _order(bucket: int) -> int:
-    return split_bucket(bucket).order
 
 
 def _behind(

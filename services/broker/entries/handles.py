@@ -38,21 +38,13 @@ _PLACE = re.compile(
 
 
 class Handle(NamedTuple):
-    """What a handle says; of the places at most one is set."""
+    """What a handle says; `letter` and `number` as above, `waiting` for the letter `a`."""
 
     queue_id: str
     message_id: int
-    received_ms: int | None = None
-    lease: int | None = None
+    letter: str = ""
+    number: int = 0
     waiting: Place | None = None
-    in_flight: int | None = None
-    done: int | None = None
-    failed: int | None = None
-    archived: int | None = None
-
-    @property
-    def has_place(self) -> bool:
-        return self[2:] != (None,) * 7
 
 
 def parse_handle(text: str, shard: int) -> Handle:
@@ -74,28 +66,19 @@ def parse_handle(text: str, shard: int) -> Handle:
 
 def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
     if found["received"]:
-        return handle._replace(received_ms=int(found["received"]))
+        return handle._replace(letter="p", number=int(found["received"]))
     if found["lease"]:
         its_shard, lease = parse_token(found["lease"], FIELD)
         # A lease of another shard says nothing here: as if there were no place.
-        return handle._replace(lease=lease) if its_shard == shard else handle
+        return handle._replace(letter="l", number=lease) if its_shard == shard else handle
     if found["priority"]:
         priority, order = int(found["priority"]), int(found["order"], 16)
         kind = _KINDS[found["kind"]]
-        if priority > 255 or order_in_time(kind, order) > MAX_ORDER:
-            raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
-        return handle._replace(waiting=Place(priority, kind, order))
-    order = int(found["row"], 16)
-    if order > MAX_ORDER:
-        raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
-    match found["list"]:
-        case "i":
-            return handle._replace(in_flight=order)
-        case "d":
-            return handle._replace(done=order)
-        case "x":
-            return handle._replace(archived=order)
-    return handle._replace(failed=order)
+        if priority <= 255 and order_in_time(kind, order) <= MAX_ORDER:
+            return handle._replace(letter="a", waiting=Place(priority, kind, order))
+    elif int(found["row"], 16) <= MAX_ORDER:
+        return handle._replace(letter=found["list"], number=int(found["row"], 16))
+    raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
 
 
 def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:

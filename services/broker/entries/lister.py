@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.buckets import BucketKind, order_in_time
@@ -14,16 +14,13 @@ from services.broker.core.leases import Lease
 from services.broker.core.queue import Queue
 from services.broker.entries.conversion import (
     EntryReader,
-    archived_entry,
     checked_view,
-    done_entry,
-    failed_entry,
     in_flight_entry,
+    listed_entry,
     waiting_entry,
 )
 from services.broker.entries.finished_pages import (
     FinishedReader,
-    ListedMessage,
     ListPosition,
     ListReaders,
     TimeRange,
@@ -39,7 +36,6 @@ PAGE_SIZE_MAX = 1000
 TOKEN_CHARS_MAX = 1000
 
 State: TypeAlias = queue_pb2.EntryState.ValueType
-T = TypeVar("T")
 Numbers: TypeAlias = tuple[int, ...]
 """The entry after which to continue; the state says in which list."""
 
@@ -92,19 +88,16 @@ class EntryLister:
     async def _list(
         self, queue: Queue, request: entry_pb2.ListEntriesRequest, after: Numbers | None, limit: int
     ) -> EntryList:
-        asked = (queue, request, after, limit)
-        lists, settings = self._lists, queue.settings
-        match request.state:
-            case queue_pb2.ENTRY_STATE_IN_FLIGHT:
-                return _in_flight(queue, after, limit)
-            case queue_pb2.ENTRY_STATE_DONE:
-                kept_s = settings.done_retention_s
-                return await self._finished_page(*asked, lists.done, kept_s, done_entry)
-            case queue_pb2.ENTRY_STATE_FAILED:
-                kept_s = settings.failed_retention_s
-                return await self._finished_page(*asked, lists.failed, kept_s, failed_entry)
-            case queue_pb2.ENTRY_STATE_ARCHIVED:
-                return await self._finished_page(*asked, lists.archived, 0, archived_entry)
+        kept_s = queue.settings.done_retention_s, queue.settings.failed_retention_s
+        finished: dict[State, tuple[FinishedReader[Any], int]] = {
+            queue_pb2.ENTRY_STATE_DONE: (self._lists.done, kept_s[0]),
+            queue_pb2.ENTRY_STATE_FAILED: (self._lists.failed, kept_s[1]),
+            queue_pb2.ENTRY_STATE_ARCHIVED: (self._lists.archived, 0),
+        }
+        if request.state in finished:
+            return await self._finished_page(queue, request, after, limit, *finished[request.state])
+        if request.state == queue_pb2.ENTRY_STATE_IN_FLIGHT:
+            return _in_flight(queue, after, limit)
         return await self._waiting_page(queue, request.state, after, limit)
 
     async def _waiting_page(
@@ -132,21 +125,16 @@ class EntryLister:
         request: entry_pb2.ListEntriesRequest,
         after: Numbers | None,
         limit: int,
-        reader: FinishedReader[T],
+        reader: FinishedReader[Any],
         retention_s: int,
-        entry_of: Callable[[str, ListedMessage[T]], entry_pb2.Entry],
     ) -> EntryList:
-        span = self._span(request, retention_s)
-        page = await reader.page(
-            queue, span, _spot(after), limit, newest_first=request.newest_first
-        )
-        entries = [(entry_of(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
-        return EntryList(entries, None if page.next is None else tuple(page.next))
-
-    def _span(self, request: entry_pb2.ListEntriesRequest, retention_s: int) -> TimeRange:
-        """The time asked for, less what the queue does not keep any more."""
+        # The time asked for, less what the queue does not keep any more.
         kept_ms = self._owner.clock.now_ms() - retention_s * 1000 if retention_s else 0
-        return TimeRange(max(request.finished_from_ms, kept_ms), request.finished_until_ms)
+        span = TimeRange(max(request.finished_from_ms, kept_ms), request.finished_until_ms)
+        spot = ListPosition(*after) if after is not None else None
+        page = await reader.page(queue, span, spot, limit, newest_first=request.newest_first)
+        entries = [(listed_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
+        return EntryList(entries, None if page.next is None else tuple(page.next))
 
 
 def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> EntryList:
@@ -164,10 +152,6 @@ def _in_flight(queue: Queue, after: Numbers | None, limit: int) -> EntryList:
         (in_flight_entry(lease), (lease.bucket.order, lease.token)) for lease in leases[:limit]
     ]
     return EntryList(entries, entries[-1][1] if len(leases) > limit else None)
-
-
-def _spot(after: Numbers | None) -> ListPosition | None:
-    return ListPosition(*after) if after is not None else None
 
 
 def _checked(request: entry_pb2.ListEntriesRequest) -> int:
@@ -192,14 +176,7 @@ _FINISHED = (
     queue_pb2.ENTRY_STATE_ARCHIVED,
 )
 
-_LENGTHS = {
-    queue_pb2.ENTRY_STATE_AVAILABLE: 4,
-    queue_pb2.ENTRY_STATE_DELAYED: 4,
-    queue_pb2.ENTRY_STATE_IN_FLIGHT: 2,
-    queue_pb2.ENTRY_STATE_DONE: 2,
-    queue_pb2.ENTRY_STATE_FAILED: 2,
-    queue_pb2.ENTRY_STATE_ARCHIVED: 2,
-}
+_WAITING = (queue_pb2.ENTRY_STATE_AVAILABLE, queue_pb2.ENTRY_STATE_DELAYED)
 
 
 def _token(request: entry_pb2.ListEntriesRequest, after: Numbers) -> str:
@@ -218,10 +195,10 @@ def _parsed(request: entry_pb2.ListEntriesRequest) -> Numbers | None:
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise _bad_token() from error
     asked = [request.queue_id, request.state, request.newest_first]
+    waiting = request.state in _WAITING
     known = [queue_id, state, newest_first] == asked and {int} >= set(map(type, numbers))
-    if not known or len(numbers) != _LENGTHS[request.state] or min(numbers) < 0:
+    if not known or len(numbers) != (4 if waiting else 2) or min(numbers) < 0:
         raise _bad_token()
-    waiting = request.state in (queue_pb2.ENTRY_STATE_AVAILABLE, queue_pb2.ENTRY_STATE_DELAYED)
     if waiting and (numbers[0] > 255 or numbers[2] not in (BucketKind.READY, BucketKind.TIMED)):
         raise _bad_token()
     order = order_in_time(numbers[2], numbers[1]) if waiting else numbers[1]

@@ -10,6 +10,9 @@ from typing import Any
 
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
+from libs.storage.records.archived_records import ArchivedMessage
+from libs.storage.records.queues import DoneMessage, FailedMessage
+from services.broker.core.leases import Lease
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
@@ -17,7 +20,8 @@ from services.broker.entries.conversion import checked_view, found_entry
 from services.broker.entries.delayed import DelayedWatches
 from services.broker.entries.editor import WRONG_STATE, Find, MessageEditor, replacement
 from services.broker.entries.entries import Entries
-from services.broker.entries.finder import SKEW_MS, EntryLocation, SearchStep
+from services.broker.entries.finder import SKEW_MS, EntryLocation, Finished, SearchStep
+from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
@@ -120,7 +124,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
             self._owner.shard.events.rescheduled(
                 queue, handle.message_id, item.visible_at_ms, now_ms
             )
-            return EntryLocation(queue, waiting=(moved, item))
+            return EntryLocation(queue, (moved, item))
 
         found = await self._owner.run(reschedule)
         entry = found_entry(found, self._owner.clock.now_ms())
@@ -130,10 +134,10 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     async def _waiting(self, handle: Handle) -> tuple[Queue, Place]:
         """Where the entry of a handle waits; raises FailedPrecondition where it does not."""
         found = await self._find(handle)
-        if found.waiting is None:
+        if isinstance(found.entry, Lease | ListedMessage):
             await self._owner.durable()
-            raise _wrong_state(found, handle)
-        return found.queue, found.waiting[0]
+            raise _wrong_state(found.entry, handle)
+        return found.queue, found.entry[0]
 
     async def find_waiting(self, handle: str) -> tuple[Handle, Find]:
         """What a handle says, and a command that finds its entry where it waits."""
@@ -224,9 +228,11 @@ def _moved(handle: Handle) -> FailedPrecondition:
     )
 
 
-def _wrong_state(found: EntryLocation, handle: Handle) -> FailedPrecondition:
-    states = {"in flight": found.lease, "done": found.done, "archived": found.archived}
-    state = next((state for state, there in states.items() if there), "failed")
+_STATES = {DoneMessage: "done", FailedMessage: "failed", ArchivedMessage: "archived"}
+
+
+def _wrong_state(entry: Lease | ListedMessage[Finished], handle: Handle) -> FailedPrecondition:
+    state = "in flight" if isinstance(entry, Lease) else _STATES[type(entry.message)]
     return FailedPrecondition(
         WRONG_STATE,
         f"message {handle.message_id} is {state}, not available or delayed",

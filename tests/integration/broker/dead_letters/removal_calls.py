@@ -69,7 +69,7 @@ def failed_rows(entries: Iterable[entry_pb2.Entry]) -> list[removal_pb2.FailedRo
         removal_pb2.FailedRow(
             message_id=entry.message_id,
             failed_at_ms=entry.finished_at_ms,
-            bucket_order=parse_handle(entry.handle, 0).failed or 0,
+            bucket_order=parse_handle(entry.handle, 0).number,
         )
         for entry in entries
     ]
