@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from libs.serving.events.servicer import EventsServicer
@@ -16,15 +15,23 @@ from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.config import BrokerConfig
-from services.broker.dead_letters.dead_letters import DeadLetters
+from services.broker.dead_letters.mover import Mover
+from services.broker.dead_letters.redrive_runner import RedriveRunner
+from services.broker.dead_letters.removals import Archiver, Remover
+from services.broker.dead_letters.settler import DeadLetterSettler
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
 from services.broker.delivery.lease_keeper import LeaseKeeper
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.delivery.responses import stopping
 from services.broker.delivery.streams import Streams
-from services.broker.entries.editor import Invalidator
-from services.broker.entries.entries import Entries
+from services.broker.entries.conversion import EntryReader
+from services.broker.entries.delayed import DelayedCleaner, DelayedWatches
+from services.broker.entries.editor import Invalidator, MessageEditor
+from services.broker.entries.finder import EntryFinder
+from services.broker.entries.finished_pages import list_readers
+from services.broker.entries.lister import EntryLister
+from services.broker.entries.waiting_pages import WaitingReader
 from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import Executor
 from services.broker.outbox.pusher import Pusher
@@ -37,7 +44,6 @@ from services.broker.rpc.outbox import OutboxServicer
 from services.broker.rpc.queues import QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
-from services.broker.rpc.servicers import Servicers
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
@@ -82,38 +88,40 @@ class Broker:
         self.keeper = LeaseKeeper(owner)
         self.streams = Streams(shard, owner, self.delivery, self.keeper)
         self.introductions = Introductions(owner, ingests)
-        invalidator = Invalidator(channels, directory, shard)
-        self.entries = entries = Entries(
-            owner, database, last_ms, self.delivery, payloads, ingests, invalidator, budget
-        )
+        lists, waiting = list_readers(database), WaitingReader(database)
+        self.reader = reader = EntryReader(owner, database, ingests, budget)
+        self.watches = DelayedWatches(owner, database, reader)
+        self.cleaner = DelayedCleaner(owner, database, last_ms)
+        others = Invalidator(channels, directory, shard)
+        self.editor = MessageEditor(owner, self.delivery, payloads, ingests, others)
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         target = peers.make_target(channels, directory, shard)
         pusher = Pusher(owner, target, OtherBrokers(channels, directory, shard), blobs, limits)
         self.executor = Executor(owner, pusher, shard)
         self.sender = OutboxSender(owner, database, target, shard)
-        self.dead_letters = DeadLetters(
-            shard, owner, entries.lists, pusher, ingests, instance.purge_grace_s
-        )
+        mover = Mover(owner, lists, pusher)
+        self.redrives = RedriveRunner(mover, ingests)
         self.sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         names = UniqueNames(owner, QueueNames(root.objects), channels, shard)
-        entry_servicer = EntryServicer(shard, owner, entries, ingests)
-        self.servicers = Servicers(
-            QueueServicer(config, owner, self.delivery, self.sweeper, starts, names),
+        self.queues = QueueServicer(config, owner, self.delivery, self.sweeper, starts, names)
+        self.assignments = AssignmentServicer(
+            shard, owner, self.delivery, self.introductions, starts
+        )
+        lister = EntryLister(owner, waiting, lists, reader)
+        finder = EntryFinder(owner, waiting, lists)
+        entries = EntryServicer(shard, owner, lister, finder, reader, ingests)
+        self.servicers = (
+            self.queues,
             ConsumerServicer(shard, owner, self.delivery, self.streams, self.executor),
-            AssignmentServicer(shard, owner, self.delivery, self.introductions, starts),
-            entry_servicer,
-            DelayedServicer(entries.editor, entries.watches, entry_servicer),
-            DeadLetterServicer(shard, owner, self.dead_letters),
+            self.assignments,
+            entries,
+            DelayedServicer(self.editor, self.watches, entries),
+            DeadLetterServicer(shard, mover, self.redrives, DeadLetterSettler(mover, shard)),
             OutboxServicer(shard, owner, database, blobs, target, self.sender),
-            RemovalServicer(owner, self.dead_letters),
+            RemovalServicer(mover, Remover(mover, instance.purge_grace_s), Archiver(mover)),
             QueueNameServicer(shard, names),
-            SnapshotServicer(
-                root.snapshots(database),
-                owner.clock.now_ms,
-                owner.commits.prove_ownership,
-                settled=partial(_settled, starts, owner),
-            ),
+            _snapshots(root, database, starts, owner),
             EventsServicer(relay),
         )
 
@@ -125,16 +133,16 @@ class Broker:
             self.keeper.run(),
             self.sweeper.run(),
             self.owner.watch_due(),
-            self.entries.cleaner.run(),
-            self.dead_letters.redrives.run(),
+            self.cleaner.run(),
+            self.redrives.run(),
             self.executor.forget(),
             self.sender.run(),
         ]
 
     def drain(self) -> None:
         """Ends waiting claims and streams; the leases that they have go on."""
-        self.servicers.queues.drain()
-        self.entries.watches.drain()
+        self.queues.drain()
+        self.watches.drain()
         self.streams.drain()
         self.delivery.drain(stopping())
 
@@ -143,6 +151,12 @@ class Broker:
         await self.delivery.close()
 
 
-async def _settled(starts: ReplayStarts, owner: ShardOwner) -> None:
-    await starts.settled()
-    await owner.durable()  # also what a caller did not wait for
+def _snapshots(
+    root: Root, database: Database, starts: ReplayStarts, owner: ShardOwner
+) -> SnapshotServicer:
+    async def settled() -> None:
+        await starts.settled()
+        await owner.durable()  # also what a caller did not wait for
+
+    prove = owner.commits.prove_ownership
+    return SnapshotServicer(root.snapshots(database), owner.clock.now_ms, prove, settled=settled)

@@ -10,5 +10,4 @@ In reading order; a file imports only files above it:
                  step by step
 `settler`        The policy of settlements: what SettleDeadLetters decides about single dead
                  letters
-`dead_letters`   All policies about the dead letters, and other entries, of one shard, on one mover
 """

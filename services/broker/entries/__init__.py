@@ -16,5 +16,4 @@ In reading order; a file imports only files above it:
 `editor`          Edits a delayed message: while ingest replaces its content, it is not claimed
                   here
 `lister`          ListEntries: pages of the entries of a queue that are in one state
-`entries`         All that looks at the entries of one shard's queues, and edits them
 """

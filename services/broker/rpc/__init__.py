@@ -10,5 +10,4 @@ In reading order; a file imports only files above it:
 `redrives`    DeadLetterService: redrives, and settlements of single dead letters
 `removals`    RemovalService: what the janitor found out may go, and archived dead letters that
               come back
-`servicers`   All servicers of a broker, built when its shard is open, and registered together
 """

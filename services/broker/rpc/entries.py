@@ -16,13 +16,13 @@ from services.broker.core.leases import Lease
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
-from services.broker.entries.conversion import checked_view, found_entry
+from services.broker.entries.conversion import EntryReader, checked_view, found_entry
 from services.broker.entries.delayed import DelayedWatches
 from services.broker.entries.editor import WRONG_STATE, Find, MessageEditor, replacement
-from services.broker.entries.entries import Entries
-from services.broker.entries.finder import SKEW_MS, EntryLocation, Finished, SearchStep
+from services.broker.entries.finder import SKEW_MS, EntryFinder, EntryLocation, Finished, SearchStep
 from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import Handle, parse_handle
+from services.broker.entries.lister import EntryLister
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import (
@@ -48,18 +48,22 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         self,
         shard: int,
         owner: ShardOwner,
-        entries: Entries,
+        lister: EntryLister,
+        finder: EntryFinder,
+        reader: EntryReader,
         ingests: Ingests,
     ) -> None:
         self._shard = shard
         self._owner = owner
-        self._entries = entries
+        self._lister = lister
+        self._finder = finder
+        self._reader = reader
         self._ingests = ingests
 
     async def ListEntries(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ListEntriesRequest, context: Any
     ) -> entry_pb2.ListEntriesResponse:
-        return await self._entries.lister.page(request, context)
+        return await self._lister.page(request, context)
 
     async def GetEntry(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.GetEntryRequest, context: Any
@@ -72,7 +76,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         self, found: EntryLocation, view: entry_pb2.EntryView.ValueType, context: Any
     ) -> entry_pb2.Entry:
         entry = found_entry(found, self._owner.clock.now_ms())
-        if not await self._entries.reader.read([entry], view, context):
+        if not await self._reader.read([entry], view, context):
             raise Unavailable("the message cannot be read now", reason="INGEST_AWAY")
         # What came while this was read is returned once a crash cannot take it back.
         await self._owner.durable()
@@ -82,7 +86,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         queue = await self._owner.find(handle.queue_id)
         await self._owner.durable()
         try:
-            return await self._entries.finder.find(queue, handle)
+            return await self._finder.find(queue, handle)
         except SlateMQError:
             # What went while this was looked for may not be gone on disk yet.
             await self._owner.durable()
@@ -205,7 +209,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         for queue_id in ids:
             queue = self._owner.shard.queues.get(queue_id)
             if queue is not None:
-                async for step in self._entries.finder.search(queue, message_id, since_ms):
+                async for step in self._finder.search(queue, message_id, since_ms):
                     yield step
             progress.queues_searched_count += 1
             yield SearchStep(None, 0)

@@ -9,10 +9,10 @@ from typing import Any, Final
 from libs.filters import SOURCE_BYTES_MAX, FilterError
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
-from services.broker.dead_letters.dead_letters import DeadLetters
-from services.broker.dead_letters.redrive_runner import dead_letter_filter
+from services.broker.dead_letters.mover import Mover
+from services.broker.dead_letters.redrive_runner import RedriveRunner, dead_letter_filter
+from services.broker.dead_letters.settler import DeadLetterSettler
 from services.broker.requests.queues import checked_id
-from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
@@ -28,10 +28,14 @@ _ID = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
 class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     """Starts, reads and steers redrives; settles dead letters."""
 
-    def __init__(self, shard: int, owner: ShardOwner, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self, shard: int, mover: Mover, runner: RedriveRunner, settler: DeadLetterSettler
+    ) -> None:
         self._shard = shard
-        self._owner = owner
-        self._dead_letters = dead_letters
+        self._owner = mover.owner
+        self._mover = mover
+        self._runner = runner
+        self._settler = settler
 
     async def StartRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.StartRedriveRequest, context: Any
@@ -39,7 +43,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         queue_id, target_id = await self._checked(request)
         if self._owner.shard.redrives.of_request(request.request_id) is None:
             await self._owner.find(queue_id)
-            await self._dead_letters.mover.is_elsewhere(target_id)  # or it is here
+            await self._mover.is_elsewhere(target_id)  # or it is here
             # What has failed before the call is in rows when this is over.
             await self._owner.durable()
 
@@ -74,7 +78,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         number = await self._owner.run(start)
         redrive = self._redrive(number)
         await self._owner.durable()
-        self._dead_letters.redrives.wake()
+        self._runner.wake()
         return entry_pb2.StartRedriveResponse(redrive=redrive)
 
     async def _checked(self, request: entry_pb2.StartRedriveRequest) -> tuple[str, str]:
@@ -157,13 +161,13 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         number = await self._set(request.redrive_id, RedriveState.RUNNING)
         redrive = self._redrive(number)
         await self._owner.durable()
-        self._dead_letters.redrives.wake()
+        self._runner.wake()
         return entry_pb2.ResumeRedriveResponse(redrive=redrive)
 
     async def SettleDeadLetters(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.SettleDeadLettersRequest, context: Any
     ) -> entry_pb2.SettleDeadLettersResponse:
-        await self._dead_letters.settler.settle(request)
+        await self._settler.settle(request)
         return entry_pb2.SettleDeadLettersResponse()
 
     async def _set(self, redrive_id: str, state: RedriveState) -> int:

@@ -18,13 +18,11 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.broker.core.batches.remove import DeadLetter, Outcome
 from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
-from services.broker.dead_letters.dead_letters import DeadLetters
-from services.broker.dead_letters.mover import ListedDeadLetter
-from services.broker.dead_letters.removals import Content, WaitingMessage
+from services.broker.dead_letters.mover import ListedDeadLetter, Mover
+from services.broker.dead_letters.removals import Archiver, Content, Remover, WaitingMessage
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
-from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.v1 import removal_pb2, removal_pb2_grpc
 
@@ -47,11 +45,11 @@ _REASONS: Final = {
 class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
     """Turns requests into removals on the shard."""
 
-    def __init__(self, owner: ShardOwner, dead_letters: DeadLetters) -> None:
-        self._limits = dead_letters.mover.pusher.limits
-        self._owner = owner
-        self._remover = dead_letters.remover
-        self._archiver = dead_letters.archiver
+    def __init__(self, mover: Mover, remover: Remover, archiver: Archiver) -> None:
+        self._limits = mover.pusher.limits
+        self._owner = mover.owner
+        self._remover = remover
+        self._archiver = archiver
 
     async def RemoveEntries(  # noqa: N802 - the RPC's name
         self, request: removal_pb2.RemoveEntriesRequest, context: Any

@@ -33,7 +33,6 @@ from services.broker.delivery.message_cache import (
     size_of,
 )
 from services.broker.outbox.targets import OutboxTarget
-from services.broker.rpc.servicers import Servicers
 from services.broker.service import BrokerService
 from services.broker.shard.owner import ShardOwner
 from slatemq._rpc.rpc_status import from_rpc_error
@@ -209,10 +208,6 @@ class Rig:
     @property
     def delivery(self) -> Dispatcher:
         return self.broker.delivery
-
-    @property
-    def servicers(self) -> Servicers:
-        return self.broker.servicers
 
     def connect(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel

@@ -22,7 +22,7 @@ Updates: TypeAlias = AsyncIterator[entry_pb2.WatchDelayedResponse]
 
 def watches(rig: Rig, **settings: Any) -> DelayedWatches:
     assert rig.service.database is not None
-    teller = rig.servicers.entries._entries.reader
+    teller = rig.broker.reader
     return DelayedWatches(rig.owner, rig.service.database, teller, **settings)
 
 

@@ -39,7 +39,7 @@ class Editing:
         self._rig = rig
         self._payloads = rig.delivery._payloads
         self._watches = watches(rig)
-        self._editor = rig.broker.entries.editor
+        self._editor = rig.broker.editor
 
     async def edit(self, message_id: int, **fields: object) -> str:
         fields.setdefault("payload", b"new")

@@ -198,7 +198,7 @@ async def test_whenever_a_caller_goes_away_its_retry_starts_further_on(rig: Rig,
     while (request := rest(rig)).ranges:
         before, begun = len(owner.durable_cursors), len(owner.shard.cursors)
         assert before == begun
-        call = asyncio.create_task(rig.servicers.assignments.Assign(request, None))
+        call = asyncio.create_task(rig.broker.assignments.Assign(request, None))
         while len(owner.shard.cursors) == begun:
             await asyncio.sleep(0)
         for _ in range(chosen.randrange(2 * QUEUES)):

@@ -189,7 +189,7 @@ async def test_what_was_deleted_and_forgotten_between_two_pages_is_not_taken_for
 async def test_a_watcher_too_slow_for_deletions_to_be_remembered_is_sent_away() -> None:
     async with running() as rig:
         await rig.create("a")
-        watch = rig.servicers.queues.WatchQueues(queue_pb2.WatchQueuesRequest(), None)
+        watch = rig.broker.queues.WatchQueues(queue_pb2.WatchQueuesRequest(), None)
         assert "a" in told((await anext(watch)).changes)
         await delete_more_than_are_remembered(rig)
         with pytest.raises(InvalidArgument) as caught:

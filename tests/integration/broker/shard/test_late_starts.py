@@ -21,7 +21,7 @@ class LookUps:
 
     def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate, self.begun, self.times_ms = asyncio.Event(), asyncio.Event(), list[int]()
-        starts = rig.servicers.assignments._starts
+        starts = rig.broker.assignments._starts
         look_up = starts.look_up
 
         async def no_answer(shard: int, start_ms: int) -> None:
