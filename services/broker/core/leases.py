@@ -14,6 +14,7 @@ A lease's token is a block and a place in it, and no two claims have a block in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
@@ -64,54 +65,24 @@ class LeaseOwner(Protocol):
     def release(self, leases: Sequence[Lease]) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """One message in flight. `origin` is where it was taken from, for a release."""
 
-    __slots__ = (
-        "attempts",
-        "bucket",
-        "claimed_at_ms",
-        "consumer",
-        "deadline_ms",
-        "length_ms",
-        "message_id",
-        "origin",
-        "priority",
-        "queue",
-        "retention_deadline_ms",
-        "token",
-        "visible_at_ms",
-    )
+    bucket: LeaseBucket = field(init=False)
 
-    bucket: LeaseBucket
-
-    def __init__(
-        self,
-        token: int,
-        message_id: int,
-        priority: int,
-        claimed_at_ms: int,
-        deadline_ms: int,
-        attempts: int,
-        retention_deadline_ms: int,
-        length_ms: int,
-        consumer: str,
-        queue: LeaseOwner,
-        visible_at_ms: int = 0,
-        origin: Origin | None = None,
-    ) -> None:
-        self.token = token
-        self.message_id = message_id
-        self.priority = priority
-        self.claimed_at_ms = claimed_at_ms
-        self.deadline_ms = deadline_ms
-        self.attempts = attempts
-        self.retention_deadline_ms = retention_deadline_ms
-        self.length_ms = length_ms
-        self.consumer = consumer
-        self.queue = queue
-        self.visible_at_ms = visible_at_ms
-        self.origin = origin
+    token: int
+    message_id: int
+    priority: int
+    claimed_at_ms: int
+    deadline_ms: int
+    attempts: int
+    retention_deadline_ms: int
+    length_ms: int
+    consumer: str
+    queue: LeaseOwner
+    visible_at_ms: int = 0
+    origin: Origin | None = None
 
     @classmethod
     def restore(cls, stored: InFlightMessage, deadline_ms: int, queue: LeaseOwner) -> Lease:
@@ -390,18 +361,18 @@ def done(lease: Lease, now_ms: int, transferred_to: str = "") -> tuple[Any, ...]
     )
 
 
+@dataclass(eq=False)
 class InFlight:
     """The in-flight messages of one queue, in buckets by the order in which they were claimed."""
 
-    def __init__(self, queue_id: str, orders: Orders, touch: Callable[[], None]) -> None:
-        """`touch` is called whenever the queue's state record changes."""
-        self.count = 0
-        self._queue_id = queue_id
-        self._orders = orders
-        self._touch = touch
-        self._buckets: dict[int, LeaseBucket] = {}
-        self._open: LeaseBucket | None = None
-        self._changed: dict[int, LeaseBucket] = {}
+    _queue_id: str
+    _orders: Orders
+    _touch: Callable[[], None]
+    """Called whenever the queue's state record changes."""
+    count: int = field(default=0, init=False)
+    _buckets: dict[int, LeaseBucket] = field(default_factory=dict, init=False)
+    _open: LeaseBucket | None = field(default=None, init=False)
+    _changed: dict[int, LeaseBucket] = field(default_factory=dict, init=False)
 
     @property
     def first_order(self) -> int:

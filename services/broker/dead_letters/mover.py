@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -66,14 +67,16 @@ Upload = Callable[[Sequence[StoredRow[M]]], Awaitable[PushBatch]]
 """What is to be pushed for rows, uploaded."""
 
 
+@dataclass(eq=False)
 class Mover:
     """Moves messages out of the lists of one shard's queues."""
 
-    def __init__(self, owner: ShardOwner, lists: ListReaders, pusher: Pusher) -> None:
-        self.owner = owner
-        self.lists = lists
-        self.pusher = pusher
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+    owner: ShardOwner
+    lists: ListReaders
+    pusher: Pusher
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     @asynccontextmanager
     async def lock(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from services.broker.core.lease_table import LeaseTable
 from services.broker.delivery.waiters import WaiterLine
@@ -20,19 +21,17 @@ TURNS_AT_ONCE = 16
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class InFlightLimit:
     """How much more may be claimed, and the lines that wait for that."""
 
-    def __init__(
-        self, leases: LeaseTable, messages_max: int, give_turn: Callable[[WaiterLine], None]
-    ) -> None:
-        """`give_turn` has a line look again."""
-        self._leases = leases
-        self._messages_max = messages_max
-        self._give_turn = give_turn
-        self._waiting: OrderedDict[WaiterLine, None] = OrderedDict()
-        self._turns: set[WaiterLine] = set()
-        self._is_logged = False
+    _leases: LeaseTable
+    _messages_max: int
+    _give_turn: Callable[[WaiterLine], None]
+    """Has a line look again."""
+    _waiting: OrderedDict[WaiterLine, None] = field(default_factory=OrderedDict, init=False)
+    _turns: set[WaiterLine] = field(default_factory=set, init=False)
+    _is_logged: bool = field(default=False, init=False)
 
     @property
     def messages_count(self) -> int:

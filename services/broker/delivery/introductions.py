@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 from services.broker.delivery.message_cache import Ingests
@@ -25,6 +26,7 @@ WAIT_S: Final = 2.0
 """How long the other logs of a call wait for one whose ingest is slow to answer."""
 
 
+@dataclass(eq=False)
 class Introductions:
     """Which logs a broker shard may take messages from.
 
@@ -32,11 +34,10 @@ class Introductions:
     that ends before that asks again, which does no harm.
     """
 
-    def __init__(self, owner: ShardOwner, ingests: Ingests) -> None:
-        self._owner = owner
-        self._ingests = ingests
-        self._known: set[int] = set()
-        self._asking: dict[int, asyncio.Task[None]] = {}
+    _owner: ShardOwner
+    _ingests: Ingests
+    _known: set[int] = field(default_factory=set, init=False)
+    _asking: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     async def known(self, logs: Iterable[int]) -> Set[int]:
         """Those of these logs whose ingests know of this shard by now."""

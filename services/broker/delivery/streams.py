@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
 
 from libs.serving.requests.guard import encoded
 from services.broker.core.queue import Queue
@@ -30,17 +31,15 @@ log = logging.getLogger(__name__)
 Requests = AsyncIterator[consumer_pb2.ConsumeRequest]
 
 
+@dataclass(eq=False)
 class Streams:
     """All Consume streams of a broker."""
 
-    def __init__(
-        self, shard: int, owner: ShardOwner, delivery: Dispatcher, keeper: LeaseKeeper
-    ) -> None:
-        self._shard = shard
-        self._owner = owner
-        self._delivery = delivery
-        self._keeper = keeper
-        self._draining = asyncio.Event()
+    _shard: int
+    _owner: ShardOwner
+    _delivery: Dispatcher
+    _keeper: LeaseKeeper
+    _draining: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def consume(
         self, requests: Requests

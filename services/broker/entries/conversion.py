@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from libs.serving.requests.budget import AnswerBudget
@@ -130,17 +131,14 @@ def found_entry(found: EntryLocation, now_ms: int) -> entry_pb2.Entry:
     return waiting_entry(queue_id, *entry, now_ms)
 
 
+@dataclass(eq=False)
 class EntryReader:
     """Adds to entries what lies elsewhere: attempts, and messages from the ingests."""
 
-    def __init__(
-        self, owner: ShardOwner, database: Store, ingests: Ingests, budget: AnswerBudget
-    ) -> None:
-        """Read attempts here and messages there, which count for this budget."""
-        self._budget = budget
-        self._owner = owner
-        self._database = database
-        self._ingests = ingests
+    _owner: ShardOwner
+    _database: Store
+    _ingests: Ingests
+    _budget: AnswerBudget
 
     async def read(self, entries: Entries, view: View, context: Any) -> int:
         """Adds what the view wants; gives how many of the first entries fit into an answer.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from libs.serving.peers.calls import PeerFailed, peer_failures
@@ -52,24 +53,16 @@ def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
     )
 
 
+@dataclass(eq=False)
 class MessageEditor:
     """Edits messages of one broker shard's queues."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        delivery: Dispatcher,
-        payloads: Payloads,
-        ingests: Ingests,
-        others: Invalidator,
-    ) -> None:
-        """Keep messages back from this delivery, and forget their payloads there."""
-        self._owner = owner
-        self._delivery = delivery
-        self._payloads = payloads
-        self._ingests = ingests
-        self._others = others
-        self._running: dict[asyncio.Task[str], int] = {}
+    _owner: ShardOwner
+    _delivery: Dispatcher
+    _payloads: Payloads
+    _ingests: Ingests
+    _others: Invalidator
+    _running: dict[asyncio.Task[str], int] = field(default_factory=dict, init=False)
 
     async def edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
         """Replaces the message of an entry that is delayed; gives its new etag.
@@ -118,13 +111,13 @@ class MessageEditor:
             task.exception()  # its caller may have gone
 
 
+@dataclass(eq=False)
 class Invalidator:
     """Has the other brokers drop what they cached of a message that was replaced."""
 
-    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
-        self._channels = channels
-        self._directory = directory
-        self._shard = shard
+    _channels: Channels
+    _directory: TopologyDirectory
+    _shard: int
 
     async def invalidate(self, message_id: int) -> None:
         """Calls every other broker; raises Unavailable where one does not answer."""

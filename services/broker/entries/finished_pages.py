@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -85,25 +86,17 @@ class FinishedPage(NamedTuple, Generic[M]):
     next: ListPosition | None
 
 
+@dataclass(eq=False)
 class FinishedReader(Generic[M]):
     """Reads one kind of list."""
 
-    def __init__(
-        self,
-        name: str,
-        database: Database,
-        range_of: Callable[[str, int, int], KeyRange],
-        parse_key: Callable[[bytes], BucketKey],
-        decode: Callable[[bytes], list[M]],
-        time_of: Callable[[M], int],
-    ) -> None:
-        """`name` is that of the list in `Queue`."""
-        self.name = name
-        self._database = database
-        self._range_of = range_of
-        self._parse_key = parse_key
-        self._decode = decode
-        self._time_of = time_of
+    name: str
+    """Of the list in `Queue`."""
+    _database: Database
+    _range_of: Callable[[str, int, int], KeyRange]
+    _parse_key: Callable[[bytes], BucketKey]
+    _decode: Callable[[bytes], list[M]]
+    _time_of: Callable[[M], int]
 
     def _oldest(self, queue: Queue) -> int:
         finished: FinishedList[Any] = getattr(queue, self.name)

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from libs.serving.requests.guard import encoded
@@ -47,20 +48,14 @@ class EntryList(NamedTuple):
     next: Numbers | None
 
 
+@dataclass(eq=False)
 class EntryLister:
     """Lists entries of one shard's queues."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        waiting: WaitingReader,
-        lists: ListReaders,
-        reader: EntryReader,
-    ) -> None:
-        self._owner = owner
-        self._waiting = waiting
-        self._lists = lists
-        self._reader = reader
+    _owner: ShardOwner
+    _waiting: WaitingReader
+    _lists: ListReaders
+    _reader: EntryReader
 
     async def page(
         self, request: entry_pb2.ListEntriesRequest, context: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from libs.storage.records.execution_records import OutboxRecord
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
@@ -38,14 +38,13 @@ COMMAND_BYTES = 200
 FORGET_EVERY_S = 10.0
 
 
+@dataclass(eq=False)
 class Executor:
     """Runs lists of commands on one shard."""
 
-    def __init__(self, owner: ShardOwner, pusher: Pusher, shard: int) -> None:
-        """Run commands on this owner's shard, whose number is `shard`."""
-        self._owner = owner
-        self._pusher = pusher
-        self._shard = shard
+    _owner: ShardOwner
+    _pusher: Pusher
+    _shard: int
 
     async def execute(self, request: consumer_pb2.ExecuteRequest) -> consumer_pb2.ExecuteResponse:
         """Answers Execute when its commands are durable; raises what the proto says."""

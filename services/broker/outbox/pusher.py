@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from libs.storage.database.blobs import Blobs
@@ -34,17 +35,19 @@ class MessageContent(Protocol):
         """Any texts by name."""
 
 
+@dataclass(eq=False)
 class PushBatch:
     """Pushes to one ingest shard; `rows` are their outbox rows, by the caller's keys."""
 
-    def __init__(self, ingest_shard: int, limits: PushLimits, blobs: Blobs, began_ms: int) -> None:
-        self.ingest_shard = ingest_shard
-        self.limits = limits
-        self.rows: dict[int, bytes] = {}
-        self._blobs = blobs
-        self._began_ms = began_ms
-        self._has_objects = False
-        self._uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
+    ingest_shard: int
+    limits: PushLimits
+    _blobs: Blobs
+    _began_ms: int
+    rows: dict[int, bytes] = field(default_factory=dict, init=False)
+    _has_objects: bool = field(default=False, init=False)
+    _uploads: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE), init=False
+    )
 
     async def add(
         self, key: int, queue_id: str, content: MessageContent, retention_deadline_ms: int
@@ -80,22 +83,15 @@ class PushBatch:
             raise Unavailable("the upload took over an hour, retry")
 
 
+@dataclass(eq=False)
 class Pusher:
     """Prepares the pushes of commands on one shard."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        target: OutboxTarget,
-        others: OtherBrokers,
-        blobs: Blobs,
-        limits: PushLimits,
-    ) -> None:
-        self.limits = limits
-        self._owner = owner
-        self._target = target
-        self._others = others
-        self._blobs = blobs
+    _owner: ShardOwner
+    _target: OutboxTarget
+    _others: OtherBrokers
+    _blobs: Blobs
+    limits: PushLimits
 
     async def elsewhere(self, queue_ids: Set[str]) -> frozenset[str]:
         """Those of the queues that are not on this shard but on another. Raises Unavailable."""

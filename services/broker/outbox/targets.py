@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -56,14 +57,14 @@ class OutboxTarget(Protocol):
         """
 
 
+@dataclass(eq=False)
 class IngestPushes:
     """Sends pushes over gRPC; all of a broker shard go to one ingest shard, so in order."""
 
-    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
-        self._channels = channels
-        self._directory = directory
-        self._shard = shard
-        self._chosen: int | None = None
+    _channels: Channels
+    _directory: TopologyDirectory
+    _shard: int
+    _chosen: int | None = field(default=None, init=False)
 
     async def choose(self) -> int:
         """See OutboxTarget. The choice holds for as long as the process runs."""
@@ -93,13 +94,13 @@ class IngestPushes:
         return answer.last_number
 
 
+@dataclass(eq=False)
 class OtherBrokers:
     """Finds queues on other broker shards."""
 
-    def __init__(self, channels: Channels, directory: TopologyDirectory, shard: int) -> None:
-        self._channels = channels
-        self._directory = directory
-        self._shard = shard
+    _channels: Channels
+    _directory: TopologyDirectory
+    _shard: int
 
     async def having(self, queue_ids: Iterable[str]) -> frozenset[str]:
         """Those of the queues that exist on other shards.

@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from libs.storage.layout.buckets import MAX_PRIORITY
@@ -41,23 +42,16 @@ MATCH_BYTES = 30
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     """Turns requests into commands on the shard."""
 
-    def __init__(
-        self,
-        shard: int,
-        owner: ShardOwner,
-        delivery: Dispatcher,
-        introductions: Introductions,
-        starts: ReplayStarts,
-    ) -> None:
-        self._shard = shard
-        self._incarnation = 1 + secrets.randbelow((1 << 64) - 1)
-        self._owner = owner
-        self._delivery = delivery
-        self._introductions = introductions
-        self._starts = starts
+    _shard: int
+    _owner: ShardOwner
+    _delivery: Dispatcher
+    _introductions: Introductions
+    _starts: ReplayStarts
+    _incarnation: int = field(default_factory=lambda: 1 + secrets.randbelow((1 << 64) - 1))
 
     async def GetRoutingState(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any

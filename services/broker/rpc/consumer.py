@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -72,22 +73,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@dataclass(eq=False)
 class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     """Turns requests into commands on the shard, and leases into messages."""
 
-    def __init__(
-        self,
-        shard: int,
-        owner: ShardOwner,
-        delivery: Dispatcher,
-        streams: Streams,
-        executor: Executor,
-    ) -> None:
-        self._shard = shard
-        self._owner = owner
-        self._delivery = delivery
-        self._streams = streams
-        self._executor = executor
+    _shard: int
+    _owner: ShardOwner
+    _delivery: Dispatcher
+    _streams: Streams
+    _executor: Executor
 
     # --- Claims -------------------------------------------------------------
 

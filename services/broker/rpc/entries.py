@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from libs.serving.requests.guard import encoded
@@ -41,24 +42,16 @@ PROGRESS_S = 1.0
 """How often a search reports its progress."""
 
 
+@dataclass(eq=False)
 class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     """Turns requests into reads and commands on the shard."""
 
-    def __init__(
-        self,
-        shard: int,
-        owner: ShardOwner,
-        lister: EntryLister,
-        finder: EntryFinder,
-        reader: EntryReader,
-        ingests: Ingests,
-    ) -> None:
-        self._shard = shard
-        self._owner = owner
-        self._lister = lister
-        self._finder = finder
-        self._reader = reader
-        self._ingests = ingests
+    _shard: int
+    _owner: ShardOwner
+    _lister: EntryLister
+    _finder: EntryFinder
+    _reader: EntryReader
+    _ingests: Ingests
 
     async def ListEntries(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.ListEntriesRequest, context: Any
@@ -244,15 +237,13 @@ def _wrong_state(entry: Lease | ListedMessage[Finished], handle: Handle) -> Fail
     )
 
 
+@dataclass(eq=False)
 class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
     """Turns requests into edits and watches."""
 
-    def __init__(
-        self, editor: MessageEditor, watches: DelayedWatches, entries: EntryServicer
-    ) -> None:
-        self._editor = editor
-        self._watches = watches
-        self._entries = entries
+    _editor: MessageEditor
+    _watches: DelayedWatches
+    _entries: EntryServicer
 
     async def EditMessage(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.EditMessageRequest, context: Any

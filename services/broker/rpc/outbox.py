@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from libs.storage.database.blobs import Blobs
@@ -27,24 +28,16 @@ Place = tuple[int, int]
 """The ingest shard of a refused push, and its number."""
 
 
+@dataclass(eq=False)
 class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     """Reports the outbox, and repairs it."""
 
-    def __init__(
-        self,
-        shard: int,
-        owner: ShardOwner,
-        database: Database,
-        blobs: Blobs,
-        target: OutboxTarget,
-        sender: OutboxSender,
-    ) -> None:
-        self._shard = shard
-        self._owner = owner
-        self._database = database
-        self._blobs = blobs
-        self._target = target
-        self._sender = sender
+    _shard: int
+    _owner: ShardOwner
+    _database: Database
+    _blobs: Blobs
+    _target: OutboxTarget
+    _sender: OutboxSender
 
     async def GetOutbox(  # noqa: N802 - the RPC's name
         self, request: outbox_pb2.GetOutboxRequest, context: Any

@@ -7,6 +7,7 @@ import base64
 import bisect
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from libs.filters import DEFAULT_FILTER
@@ -377,12 +378,12 @@ def _after(token: str) -> str:
         ) from None
 
 
+@dataclass(eq=False)
 class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
     """Tells other brokers whether this shard needs a queue's name."""
 
-    def __init__(self, shard: int, names: UniqueNames) -> None:
-        self._shard = shard
-        self._names = names
+    _shard: int
+    _names: UniqueNames
 
     async def GetNameUse(  # noqa: N802 - the RPC's name
         self, request: queue_name_pb2.GetNameUseRequest, context: Any

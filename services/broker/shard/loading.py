@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from libs.storage.layout.buckets import (
@@ -242,14 +243,13 @@ async def _load_leases(
             )
 
 
+@dataclass(eq=False)
 class Loader:
     """Reads what commands need that is not in memory."""
 
-    def __init__(self, database: Store, shard: Shard) -> None:
-        """Read this shard's records from this database."""
-        self._database = database
-        self._shard = shard
-        self._lanes: dict[Lane, asyncio.Task[None]] = {}
+    _database: Store
+    _shard: Shard
+    _lanes: dict[Lane, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     async def answer(self, need: NeedsLane | Needs) -> None:
         """Reads what is needed into memory; then the command can run again."""

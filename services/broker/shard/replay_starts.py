@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
@@ -34,18 +35,15 @@ ASK_DEADLINE_S = 10.0
 """An ingest that has not answered by then counts as down; it writes a row, and reads fifty."""
 
 
+@dataclass(eq=False)
 class ReplayStarts:
     """Asks every ingest shard of the instance."""
 
-    def __init__(self, directory: TopologyDirectory, channels: Channels, window_s: int) -> None:
-        """Find the ingests in this directory, call them on these channels.
-
-        No queue starts further back than `window_s`; 0 = no limit.
-        """
-        self._directory = directory
-        self._channels = channels
-        self._window_s = window_s
-        self._creating: set[asyncio.Future[None]] = set()
+    _directory: TopologyDirectory
+    _channels: Channels
+    _window_s: int
+    """No queue starts further back; 0 = no limit."""
+    _creating: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     @contextmanager
     def creating(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -45,19 +46,18 @@ ASK_DEADLINE_S: Final = 5.0
 """A broker that has not answered by then counts as down."""
 
 
+@dataclass(eq=False)
 class UniqueNames:
     """The names that this shard uses."""
 
-    def __init__(
-        self, owner: ShardOwner, names: QueueNames, channels: Channels, shard: int
-    ) -> None:
-        """Claim names for this broker shard; ask others over these channels."""
-        self._owner = owner
-        self._names = names
-        self._channels = channels
-        self._shard = shard
-        self._creating: Counter[str] = Counter()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+    _owner: ShardOwner
+    _names: QueueNames
+    _channels: Channels
+    _shard: int
+    _creating: Counter[str] = field(default_factory=Counter, init=False)
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     @asynccontextmanager
     async def claimed(self, queue_id: str) -> AsyncIterator[None]:

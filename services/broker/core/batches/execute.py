@@ -9,7 +9,7 @@ Pure, like the queue machine: no I/O, no clock, no asyncio.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -167,15 +167,15 @@ def plan(shard: Shard, execution: Execution, now_ms: int, came_ms: int | None = 
     return steps
 
 
+@dataclass(eq=False)
 class _Planner:
     """Plans the commands of one execution, one after the other."""
 
-    def __init__(self, shard: Shard, execution: Execution, now_ms: int, since_ms: int) -> None:
-        self._shard = shard
-        self._execution = execution
-        self._now_ms = now_ms
-        self._since_ms = since_ms
-        self._used: set[int] = set()
+    _shard: Shard
+    _execution: Execution
+    _now_ms: int
+    _since_ms: int
+    _used: set[int] = field(default_factory=set, init=False)
 
     def plan(self, command: Command, index: int) -> Step:
         if isinstance(command, Push):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from libs.storage.layout.primitives import Row
@@ -15,31 +16,23 @@ LIST_ROW_MAX = 1000
 M = TypeVar("M")
 
 
+@dataclass(eq=False)
 class FinishedList(Generic[M]):
     """One of the lists, in order of time. Only what the next commit writes is in memory."""
 
-    def __init__(
-        self,
-        key_of: Callable[[int], bytes],
-        encode: Callable[[Sequence[M]], bytes],
-        orders: Orders,
-        touch: Callable[[], None],
-        count: int,
-        oldest_order: int,
-        garbage: OrderRange,
-    ) -> None:
-        """`key_of` returns the key of the row of an order; `touch` is called at each change."""
-        self.count = count
-        self.oldest_order = oldest_order
-        """The order of the first row; 0: nothing is stored. What lies before is garbage."""
-        self.garbage = garbage
-        """Rows that a purge has left to be removed."""
-        self._key_of = key_of
-        self._encode = encode
-        self._orders = orders
-        self._touch = touch
-        self._new: list[M] = []
-        self._seen = 0
+    _key_of: Callable[[int], bytes]
+    """The key of the row of an order."""
+    _encode: Callable[[Sequence[M]], bytes]
+    _orders: Orders
+    _touch: Callable[[], None]
+    """Called at each change."""
+    count: int
+    oldest_order: int
+    """The order of the first row; 0: nothing is stored. What lies before is garbage."""
+    garbage: OrderRange
+    """Rows that a purge has left to be removed."""
+    _new: list[M] = field(default_factory=list, init=False)
+    _seen: int = field(default=0, init=False)
 
     @property
     def has_new(self) -> bool:
