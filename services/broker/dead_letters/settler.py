@@ -24,7 +24,7 @@ from services.broker.delivery.responses import consumer_id
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.outbox.conversion import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX, PushLimits
 from services.broker.outbox.pusher import PushBatch
-from services.broker.requests.limits import REASON_BYTES_MAX
+from services.broker.requests.limits import REASON_BYTES_MAX, within_bytes
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1 import entry_pb2
 
@@ -101,8 +101,7 @@ class DeadLetterSettler:
         count = len(request.settlements)
         if not 1 <= count <= SETTLEMENTS_MAX:
             raise InvalidArgument("settlements", f"1 to {SETTLEMENTS_MAX}, not {count}")
-        if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
-            raise InvalidArgument("request_id", f"has more than {REQUEST_ID_BYTES_MAX} bytes")
+        within_bytes("request_id", request.request_id, REQUEST_ID_BYTES_MAX)
         queue_id, size_bytes = "", 0
         each: list[Settlement] = []
         for number, item in enumerate(request.settlements):
@@ -128,16 +127,15 @@ class DeadLetterSettler:
             handle = parse_handle(text, self._shard)
         except InvalidArgument as error:
             raise InvalidArgument(field, error.description) from error
-        if handle.letter != "f":
-            raise InvalidArgument(field, "is not the handle of a dead letter: list them")
+        if handle.mark != "f":
+            raise InvalidArgument(field, "is not the handle of a dead mark: list them")
         return handle
 
     def _settlement(
         self, field: str, proto: entry_pb2.DeadLetterSettlement, handle: Handle
     ) -> Settlement:
         action = _ACTIONS[proto.WhichOneof("action")]
-        if len(proto.note.encode()) > REASON_BYTES_MAX:
-            raise InvalidArgument(f"{field}.note", f"has more than {REASON_BYTES_MAX} bytes")
+        within_bytes(f"{field}.note", proto.note, REASON_BYTES_MAX)
         if action is Action.STAYS and not proto.note:
             raise InvalidArgument(field, "must say what to do, or have a note")
         if action is Action.IS_REPLACED:

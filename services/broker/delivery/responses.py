@@ -14,6 +14,7 @@ from services.broker.core.leases import Claimed, Terms
 from services.broker.core.queue import Queue
 from services.broker.core.shard import Shard
 from services.broker.delivery.waiters import ClaimBatch
+from services.broker.requests.limits import within_bytes
 from services.broker.requests.tokens import token_parts, token_text
 from services.broker.shard.owner import ShardOwner
 from slatemq._rpc.wire_format import (
@@ -24,7 +25,7 @@ from slatemq._rpc.wire_format import (
     varint,
     varints_of,
 )
-from slatemq.errors import InvalidArgument, Unavailable
+from slatemq.errors import Unavailable
 from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse, ConsumeResponse
 
 T = TypeVar("T")
@@ -52,9 +53,7 @@ def lease_length(asked_ms: int, queue: Queue) -> int:
 
 def consumer_id(asked: str, field: str = "consumer_id") -> str:
     """The consumer's ID, or one made up."""
-    if len(asked.encode()) > CONSUMER_ID_BYTES_MAX:
-        raise InvalidArgument(field, f"has more than {CONSUMER_ID_BYTES_MAX} bytes")
-    return asked or f"consumer-{uuid4().hex[:12]}"
+    return within_bytes(field, asked, CONSUMER_ID_BYTES_MAX) or f"consumer-{uuid4().hex[:12]}"
 
 
 def stopping() -> Unavailable:

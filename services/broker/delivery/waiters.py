@@ -18,6 +18,7 @@ from typing import NamedTuple
 from services.broker.core.leases import Claimed
 from services.broker.core.queue import Queue
 from services.broker.delivery.message_cache import CachedMessage
+from services.broker.requests.limits import not_negative
 from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.v1 import consumer_pb2
 
@@ -189,10 +190,7 @@ class Stream(Waiter):
         """Adds credit; InvalidArgument when it is none or too much."""
         count, size = credit.messages_count, credit.payload_bytes
         for name, value in (("messages_count", count), ("payload_bytes", size)):
-            if value < 0:
-                raise InvalidArgument(
-                    f"{field}.{name}", "must not be negative", reason="OUT_OF_RANGE"
-                )
+            not_negative(f"{field}.{name}", value)
         if not count and not size:
             raise InvalidArgument(f"{field}.messages_count", "grants nothing")
         if self._count_left + count > OUTSTANDING_MAX:

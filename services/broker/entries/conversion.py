@@ -105,20 +105,20 @@ def listed_entry(queue_id: str, listed: ListedMessage[Finished]) -> entry_pb2.En
         queue_id=queue_id, message_id=message.message_id, attempts_count=message.attempts
     )
     if isinstance(message, DoneMessage):
-        letter, entry.state = "d", queue_pb2.ENTRY_STATE_DONE
+        mark, entry.state = "d", queue_pb2.ENTRY_STATE_DONE
         entry.consumer_id, entry.claimed_at_ms = message.consumer, message.first_claimed_at_ms
         entry.finished_at_ms, entry.transferred_to = message.done_at_ms, message.transferred_to
     else:
         entry.priority, entry.finished_at_ms = message.priority, message.failed_at_ms
         entry.retention_deadline_ms = message.retention_deadline_ms
         if isinstance(message, FailedMessage):
-            letter, entry.state = "f", queue_pb2.ENTRY_STATE_FAILED
+            mark, entry.state = "f", queue_pb2.ENTRY_STATE_FAILED
             entry.reason = message.reason
         else:
-            letter, entry.state = "x", queue_pb2.ENTRY_STATE_ARCHIVED
+            mark, entry.state = "x", queue_pb2.ENTRY_STATE_ARCHIVED
             entry.archived.run, entry.archived.bucket_order = message.run, order
             entry.archived.archived_at_ms = message.archived_at_ms
-    entry.handle = listed_handle(queue_id, message.message_id, letter, order)
+    entry.handle = listed_handle(queue_id, message.message_id, mark, order)
     return entry
 
 

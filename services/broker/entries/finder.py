@@ -84,7 +84,7 @@ class EntryFinder:
         counts = queue.waiting.counts(self._now_ms())
         total = counts.available + counts.delayed + queue.done.count + queue.failed.count
         total += queue.archived.count
-        if handle.letter and total > SMALL_QUEUE:
+        if handle.mark and total > SMALL_QUEUE:
             raise FailedPrecondition(
                 "HANDLE_STALE",
                 f"message {handle.message_id} has moved in queue {queue.queue_id!r} since: list "
@@ -106,14 +106,14 @@ class EntryFinder:
         message_id, order = handle.message_id, handle.number
         if handle.waiting is not None:
             return await self._waits(queue, handle.waiting, message_id)
-        if handle.letter == "l":
+        if handle.mark == "l":
             lease = self._owner.shard.leases.running(handle.number)
             if lease is not None and (lease.queue, lease.message_id) == (queue, message_id):
                 return EntryLocation(queue, lease)
         readers = {"d": self._done, "f": self._failed, "x": self._archived}
-        if handle.letter not in readers:
+        if handle.mark not in readers:
             return None
-        hits = _hits(order, await readers[handle.letter].row(queue, order), message_id)
+        hits = _hits(order, await readers[handle.mark].row(queue, order), message_id)
         return next((EntryLocation(queue, one) for one in hits), None)
 
     async def _waits(self, queue: Queue, place: Place, message_id: int) -> EntryLocation | None:
@@ -183,11 +183,11 @@ class EntryFinder:
 
 def _since_ms(handle: Handle) -> int | None:
     """About since when an entry has been where the handle's place says; None: it does not say."""
-    if handle.letter == "p":
+    if handle.mark == "p":
         return max(handle.number - NEAR_MS, 0)
     if handle.waiting is not None:
         return split_order(order_in_time(handle.waiting.kind, handle.waiting.order)).ms
-    return split_order(handle.number).ms if handle.letter in ("i", "d", "f", "x") else None
+    return split_order(handle.number).ms if handle.mark in ("i", "d", "f", "x") else None
 
 
 async def _followed(

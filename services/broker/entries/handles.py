@@ -28,7 +28,7 @@ from slatemq.errors import InvalidArgument
 FIELD = "handle"
 
 _KINDS = {"r": BucketKind.READY, "t": BucketKind.TIMED}
-_LETTERS = {kind: dead_letter for dead_letter, kind in _KINDS.items()}
+_MARKS = {kind: mark for mark, kind in _KINDS.items()}
 _PLACE = re.compile(
     r"p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
     r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,26})"
@@ -38,11 +38,11 @@ _PLACE = re.compile(
 
 
 class Handle(NamedTuple):
-    """What a handle says; `letter` and `number` as above, `waiting` for the letter `a`."""
+    """What a handle says; `mark` and `number` as above, `waiting` for the mark `a`."""
 
     queue_id: str
     message_id: int
-    letter: str = ""
+    mark: str = ""
     number: int = 0
     waiting: Place | None = None
 
@@ -66,26 +66,26 @@ def parse_handle(text: str, shard: int) -> Handle:
 
 def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
     if found["received"]:
-        return handle._replace(letter="p", number=int(found["received"]))
+        return handle._replace(mark="p", number=int(found["received"]))
     if found["lease"]:
         its_shard, lease = parse_token(found["lease"], FIELD)
         # A lease of another shard says nothing here: as if there were no place.
-        return handle._replace(letter="l", number=lease) if its_shard == shard else handle
+        return handle._replace(mark="l", number=lease) if its_shard == shard else handle
     if found["priority"]:
         priority, order = int(found["priority"]), int(found["order"], 16)
         kind = _KINDS[found["kind"]]
         if priority <= 255 and order_in_time(kind, order) <= MAX_ORDER:
-            return handle._replace(letter="a", waiting=Place(priority, kind, order))
+            return handle._replace(mark="a", waiting=Place(priority, kind, order))
     elif int(found["row"], 16) <= MAX_ORDER:
-        return handle._replace(letter=found["list"], number=int(found["row"], 16))
+        return handle._replace(mark=found["list"], number=int(found["row"], 16))
     raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
 
 
 def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:
-    kind = _LETTERS[place.kind]
+    kind = _MARKS[place.kind]
     return f"{queue_id}/{message_id:x}/a{place.priority}.{kind}.{place.order:x}"
 
 
-def listed_handle(queue_id: str, message_id: int, dead_letter: str, order: int) -> str:
+def listed_handle(queue_id: str, message_id: int, mark: str, order: int) -> str:
     """The handle of an entry in flight (`i`), done (`d`), failed (`f`), archived (`x`)."""
-    return f"{queue_id}/{message_id:x}/{dead_letter}{order:x}"
+    return f"{queue_id}/{message_id:x}/{mark}{order:x}"

@@ -27,6 +27,7 @@ from services.broker.entries.finished_pages import (
     TimeRange,
 )
 from services.broker.entries.waiting_pages import QueuePosition, WaitingReader
+from services.broker.requests.limits import not_negative
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import InvalidArgument, Unavailable
@@ -153,16 +154,13 @@ def _checked(request: entry_pb2.ListEntriesRequest) -> int:
     """How many entries a page may have; InvalidArgument for what cannot be listed."""
     if request.state not in queue_pb2.EntryState.values() or not request.state:
         raise InvalidArgument("state", "must be one of the states of an entry")
-    if request.page_size < 0:
-        raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
     finished = request.state in _FINISHED
     for name in ("finished_from_ms", "finished_until_ms", "newest_first"):
         value = getattr(request, name)
         if value and not finished:
             raise InvalidArgument(name, "is for done, failed and archived entries only")
-        if value < 0:
-            raise InvalidArgument(name, "must not be negative", reason="OUT_OF_RANGE")
-    return min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        not_negative(name, value)
+    return min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
 
 
 _FINISHED = (

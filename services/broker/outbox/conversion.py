@@ -23,7 +23,7 @@ from services.broker.core.batches.execute import (
     Transfer,
 )
 from services.broker.core.settings import MAX_LEASE_MS
-from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within
+from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within, within_bytes
 from services.broker.requests.queues import checked_id
 from services.broker.requests.tokens import parse_token
 from slatemq.errors import InvalidArgument, NotFound, SlateMQError
@@ -83,8 +83,7 @@ async def drafts_of(
         raise InvalidArgument(
             "commands", f"1 to {COMMANDS_MAX} commands, not {len(request.commands)}"
         )
-    if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
-        raise InvalidArgument("request_id", f"has more than {REQUEST_ID_BYTES_MAX} bytes")
+    within_bytes("request_id", request.request_id, REQUEST_ID_BYTES_MAX)
     drafts: list[Draft] = []
     size_bytes = 0
     for index, command in enumerate(request.commands):
@@ -160,9 +159,7 @@ def _complete(field: str, complete_command: consumer_pb2.CompleteCommand, token:
 
 
 def _fail(field: str, fail_command: consumer_pb2.FailCommand, token: int) -> Command:
-    if len(fail_command.reason.encode()) > REASON_BYTES_MAX:
-        raise InvalidArgument(f"{field}.reason", f"has more than {REASON_BYTES_MAX} bytes")
-    return Fail(token, fail_command.reason)
+    return Fail(token, within_bytes(f"{field}.reason", fail_command.reason, REASON_BYTES_MAX))
 
 
 def _release(field: str, release_command: consumer_pb2.ReleaseCommand, token: int) -> Command:

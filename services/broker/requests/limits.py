@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import TypeVar
+
 from slatemq.errors import InvalidArgument
 
 LEASE_MS_MIN = 1000
@@ -10,9 +13,12 @@ KNOWN_AWAITED_MAX = 1000
 """As many ingests as an instance is planned for; 10,000 claims may wait, each with such a list."""
 
 
-def within(field: str, value: int, least: int, most: int | None = None) -> int:
+N = TypeVar("N", int, float)
+
+
+def within(field: str, value: N, least: float, most: float | None = None) -> N:
     """The value; InvalidArgument naming the field when it is out of bounds."""
-    if value < least or (most is not None and value > most):
+    if not least <= value <= (inf if most is None else most):  # nor a number that is none
         bounds = f"at least {least}" if most is None else f"{least}..{most}"
         raise InvalidArgument(field, f"must be {bounds}, not {value}", reason="OUT_OF_RANGE")
     return value
@@ -24,6 +30,20 @@ def within_count(field: str, count: int, most: int) -> None:
         raise InvalidArgument(
             field, f"has {count} items, at most {most} fit", reason="OUT_OF_RANGE"
         )
+
+
+def within_bytes(field: str, text: str, most: int) -> str:
+    """The text; InvalidArgument naming the field when it has too many bytes."""
+    if len(text.encode()) > most:
+        raise InvalidArgument(field, f"has more than {most} bytes")
+    return text
+
+
+def not_negative(field: str, value: int) -> int:
+    """The value; InvalidArgument naming the field when it is below 0."""
+    if value < 0:
+        raise InvalidArgument(field, "must not be negative", reason="OUT_OF_RANGE")
+    return value
 
 
 def lease_ms_of(field: str, asked_ms: int) -> int:

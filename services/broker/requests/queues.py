@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.serving.requests.headers import check_delay_ms
@@ -25,6 +26,7 @@ from services.broker.core.settings import (
     BackoffKind,
     QueueSettings,
 )
+from services.broker.requests.limits import within, within_bytes
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import queue_pb2
 
@@ -55,6 +57,10 @@ EntryState: TypeAlias = "queue_pb2.EntryState.ValueType"
 
 SETTINGS = ("filter", "priority", "default_delay_ms", "backoff", *_LEAST_MOST)
 """The settings that a queue's owner may set, as they are named in the proto."""
+
+
+_PUBLIC = {*SETTINGS, "revision", "created_at_ms", "updated_at_ms", "paused"} - {"backoff"}
+"""What users see of the settings, under the same names."""
 
 
 def checked_id(queue_id: str, field: str) -> str:
@@ -108,19 +114,11 @@ _BOUNDED = {"max_lease_ms": "max_total_lease_ms", "lease_ms": "max_lease_ms"}
 
 
 def _number(name: str, value: int) -> int:
-    return int(_within(*_LEAST_MOST[name], name, value))
+    return within(f"queue.{name}", value, *_LEAST_MOST[name])
 
 
 def _delay(most_ms: int, name: str, value: int) -> int:
     return check_delay_ms(f"queue.{name}", value, most_ms)
-
-
-def _within(least: float, most: float, name: str, value: float) -> float:
-    if not least <= value <= most:
-        raise InvalidArgument(
-            f"queue.{name}", f"must be {least}..{most}, not {value}", reason="OUT_OF_RANGE"
-        )
-    return value
 
 
 def _backoff(name: str, backoff: queue_pb2.Backoff) -> Backoff | None:
@@ -131,14 +129,14 @@ def _backoff(name: str, backoff: queue_pb2.Backoff) -> Backoff | None:
             raise InvalidArgument(f"queue.{name}", "of KIND_NONE has no other field")
         kinds = ", ".join(queue_pb2.Backoff.Kind.Name(kind) for kind in (*_KINDS, *_NO_WAIT))
         raise InvalidArgument(f"queue.{name}.kind", f"must be one of {kinds}")
-    _within(1, BACKOFF_MS_MAX, f"{name}.initial_ms", backoff.initial_ms)
+    within(f"queue.{name}.initial_ms", backoff.initial_ms, 1, BACKOFF_MS_MAX)
     max_ms = backoff.max_ms or BACKOFF_MS_MAX
-    _within(backoff.initial_ms, BACKOFF_MS_MAX, f"{name}.max_ms", max_ms)
+    within(f"queue.{name}.max_ms", max_ms, backoff.initial_ms, BACKOFF_MS_MAX)
     if backoff.multiplier and backoff.kind != queue_pb2.Backoff.KIND_EXPONENTIAL:
         raise InvalidArgument(f"queue.{name}.multiplier", "is for KIND_EXPONENTIAL only")
     multiplier = backoff.multiplier or MULTIPLIER_DEFAULT
-    _within(1, MULTIPLIER_MAX, f"{name}.multiplier", multiplier)
-    _within(0, 1, f"{name}.jitter", backoff.jitter)
+    within(f"queue.{name}.multiplier", multiplier, 1, MULTIPLIER_MAX)
+    within(f"queue.{name}.jitter", backoff.jitter, 0, 1)
     return Backoff(_KINDS[backoff.kind], backoff.initial_ms, max_ms, multiplier, backoff.jitter)
 
 
@@ -151,20 +149,25 @@ _NO_WAIT = (queue_pb2.Backoff.KIND_NONE,)
 _PUBLIC_KINDS = {kind: public_kind for public_kind, kind in _KINDS.items()}
 
 
-def _expression(name: str, source: str, want: str) -> str:
-    if len(source.encode()) > SOURCE_BYTES_MAX:
-        raise InvalidArgument(f"queue.{name}", f"has more than {SOURCE_BYTES_MAX} bytes")
-    if source:
-        try:
-            check(source, want)  # type: ignore[arg-type]
-        except FilterError as error:
-            line, column = error.position
-            raise InvalidArgument(
-                f"queue.{name}",
-                str(error),
-                reason="INVALID_EXPRESSION",
-                metadata={"line": str(line), "column": str(column)},
-            ) from error
+@contextmanager
+def checking_expression(field: str) -> Iterator[None]:
+    """Makes the FilterError of an expression an InvalidArgument that names the field."""
+    try:
+        yield
+    except FilterError as error:
+        line, column = error.position
+        raise InvalidArgument(
+            field,
+            str(error),
+            reason="INVALID_EXPRESSION",
+            metadata={"line": str(line), "column": str(column)},
+        ) from error
+
+
+def _expression(name: str, source: str, want: Literal["bool", "int"]) -> str:
+    if within_bytes(f"queue.{name}", source, SOURCE_BYTES_MAX):
+        with checking_expression(f"queue.{name}"):
+            check(source, want)
     return source
 
 
@@ -199,23 +202,9 @@ def public(
     """A queue of these settings as its users see it, without counts."""
     queue = queue_pb2.Queue(
         queue_id=queue_id,
-        filter=settings.filter,
-        priority=settings.priority,
-        max_attempts=settings.max_attempts,
-        lease_ms=settings.lease_ms,
-        max_lease_ms=settings.max_lease_ms,
-        done_retention_s=settings.done_retention_s,
-        max_in_flight=settings.max_in_flight,
         broker_shard=shard,
-        revision=settings.revision,
         etag=etag_of(settings),
-        created_at_ms=settings.created_at_ms,
-        updated_at_ms=settings.updated_at_ms,
-        default_delay_ms=settings.default_delay_ms,
-        fallback_priority=settings.fallback_priority,
-        max_total_lease_ms=settings.max_total_lease_ms,
-        failed_retention_s=settings.failed_retention_s,
-        paused=settings.paused,
+        **{name: getattr(settings, name) for name in _PUBLIC},
     )
     queue.backoff.CopyFrom(_public_backoff(settings.backoff))
     if settings.quarantine:

@@ -42,7 +42,7 @@ def parse_tokens(texts: Sequence[str], shard: int) -> Sequence[int] | None:
     lines = "\n".join((*texts, ""))
     if len(lines) != width * count or lines != lines.lower():
         return None
-    if any(lines[at::width] != dead_letter * count for at, dead_letter in enumerate(prefix)):
+    if any(lines[at::width] != sign * count for at, sign in enumerate(prefix)):
         return None
     try:
         # Passes over white space: as many bytes as there should be are made by digits alone.

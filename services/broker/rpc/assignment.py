@@ -24,7 +24,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.shard import Assignment, Range, RangeApplication
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.introductions import Introductions
-from services.broker.requests.limits import within
+from services.broker.requests.limits import not_negative, within
 from services.broker.requests.queues import QUEUE_ID, checked_id, pages_of
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
@@ -56,8 +56,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     async def GetRoutingState(  # noqa: N802 - the RPC's name
         self, request: assignment_pb2.GetRoutingStateRequest, context: Any
     ) -> assignment_pb2.GetRoutingStateResponse:
-        if request.known_revision < 0:
-            raise InvalidArgument("known_revision", "must not be negative", reason="OUT_OF_RANGE")
+        not_negative("known_revision", request.known_revision)
         owner = self._owner
         configs, known = owner.durable_configs, request.known_revision
         learned, revision, queue_id = _page_after(request.page_token) or (known, known, None)
@@ -129,8 +128,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         self, request: assignment_pb2.BackfillRequest, context: Any
     ) -> assignment_pb2.BackfillResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
-        if request.queue_revision < 0:
-            raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
+        not_negative("queue_revision", request.queue_revision)
         piece = _range("range", request.range)
         # No more than there are IDs: so the sum of all pieces has room in the replay's record.
         counts = Counts(
@@ -154,8 +152,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         self, request: assignment_pb2.QuarantineQueueRequest, context: Any
     ) -> assignment_pb2.QuarantineQueueResponse:
         queue_id = checked_id(request.queue_id, "queue_id")
-        if request.queue_revision < 0:
-            raise InvalidArgument("queue_revision", "must not be negative", reason="OUT_OF_RANGE")
+        not_negative("queue_revision", request.queue_revision)
         if not 0 < len(request.reason.encode()) <= REASON_BYTES_MAX:
             raise InvalidArgument("reason", f"must have 1 to {REASON_BYTES_MAX} bytes")
 
@@ -313,8 +310,7 @@ def _range(field: str, piece: assignment_pb2.LogRange) -> Range:
     if not 0 <= piece.ingest_shard <= MAX_SHARD:
         raise InvalidArgument(f"{field}.ingest_shard", f"must be 0..{MAX_SHARD}")
     for name in ("config_revision", "seen_revision"):
-        if getattr(piece, name) < 0:
-            raise InvalidArgument(f"{field}.{name}", "must not be negative", reason="OUT_OF_RANGE")
+        not_negative(f"{field}.{name}", getattr(piece, name))
     if not 0 <= piece.previous_sequence <= MAX_MESSAGE_ID:
         raise InvalidArgument(f"{field}.previous_sequence", "must be 0, or a message ID")
     if not piece.previous_sequence < piece.last_sequence <= MAX_MESSAGE_ID:

@@ -34,6 +34,7 @@ from services.broker.requests.limits import (
     REASON_BYTES_MAX,
     lease_ms_of,
     within,
+    within_bytes,
     within_count,
 )
 from services.broker.requests.queues import checked_id
@@ -299,8 +300,7 @@ def _known_awaited(request: consumer_pb2.ClaimRequest) -> array[int] | None:
 
 def _check_nack(index: int, item: consumer_pb2.NackItem) -> None:
     within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
-    if len(item.reason.encode()) > REASON_BYTES_MAX:
-        raise InvalidArgument(f"items[{index}].reason", f"has more than {REASON_BYTES_MAX} bytes")
+    within_bytes(f"items[{index}].reason", item.reason, REASON_BYTES_MAX)
 
 
 def _nack(token: int, item: consumer_pb2.NackItem) -> Nack:

@@ -24,6 +24,7 @@ from services.broker.entries.finder import SKEW_MS, EntryFinder, EntryLocation, 
 from services.broker.entries.finished_pages import ListedMessage
 from services.broker.entries.handles import Handle, parse_handle
 from services.broker.entries.lister import EntryLister
+from services.broker.requests.limits import not_negative, within_count
 from services.broker.requests.queues import checked_id
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import (
@@ -107,8 +108,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         self, request: entry_pb2.RescheduleEntryRequest, context: Any
     ) -> entry_pb2.RescheduleEntryResponse:
         handle = parse_handle(request.handle, self._shard)
-        if request.visible_at_ms < 0:
-            raise InvalidArgument("visible_at_ms", "must not be negative", reason="OUT_OF_RANGE")
+        not_negative("visible_at_ms", request.visible_at_ms)
         queue, place = await self._waiting(handle)
 
         def reschedule(now_ms: int) -> EntryLocation:
@@ -161,10 +161,7 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
     ) -> AsyncIterator[entry_pb2.FindMessageResponse]:
         if not 0 < request.message_id <= MAX_MESSAGE_ID:
             raise InvalidArgument("message_id", "is not a message ID", reason="OUT_OF_RANGE")
-        if len(request.queue_ids) > QUEUES_MAX:
-            raise InvalidArgument(
-                "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
-            )
+        within_count("queue_ids", len(request.queue_ids), QUEUES_MAX)
         named = [
             checked_id(queue_id, f"queue_ids[{place}]")
             for place, queue_id in enumerate(request.queue_ids)

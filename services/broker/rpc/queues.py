@@ -18,6 +18,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.waiters import paused
+from services.broker.requests.limits import not_negative
 from services.broker.requests.queues import (
     SETTINGS,
     changed,
@@ -134,16 +135,12 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self, request: queue_pb2.GetQueueRequest, context: Any
     ) -> queue_pb2.GetQueueResponse:
         queue = await self._owner.find(checked_id(request.queue_id, "queue_id"))
-        answer = queue_pb2.GetQueueResponse(queue=self._with_counts(queue))
-        await self._owner.durable()
-        return answer
+        return queue_pb2.GetQueueResponse(queue=await self._durable(queue))
 
     async def ListQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.ListQueuesRequest, context: Any
     ) -> queue_pb2.ListQueuesResponse:
-        if request.page_size < 0:
-            raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
-        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
         after = _after(request.page_token)
         ids = sorted(queue_id for queue_id in self._owner.shard.queues if queue_id > after)
         if request.prefix:
@@ -195,9 +192,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             return current
 
         queue = await self._owner.run(update, request.ByteSize())
-        answer = queue_pb2.UpdateQueueResponse(queue=self._with_counts(queue))
-        await self._owner.durable()
-        return answer
+        return queue_pb2.UpdateQueueResponse(queue=await self._durable(queue))
 
     async def DeleteQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.DeleteQueueRequest, context: Any
@@ -223,17 +218,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.PauseQueueResponse:
         queue = await self._set_paused(request.queue_id, paused=True)
         self._delivery.turn_away(queue, paused(queue))
-        answer = queue_pb2.PauseQueueResponse(queue=self._with_counts(queue))
-        await self._owner.durable()
-        return answer
+        return queue_pb2.PauseQueueResponse(queue=await self._durable(queue))
 
     async def ResumeQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.ResumeQueueRequest, context: Any
     ) -> queue_pb2.ResumeQueueResponse:
         queue = await self._set_paused(request.queue_id, paused=False)
-        answer = queue_pb2.ResumeQueueResponse(queue=self._with_counts(queue))
-        await self._owner.durable()
-        return answer
+        return queue_pb2.ResumeQueueResponse(queue=await self._durable(queue))
 
     async def _set_paused(self, asked_id: str, *, paused: bool) -> Queue:
         queue_id = checked_id(asked_id, "queue_id")
@@ -261,9 +252,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             return queue
 
         queue = await self._owner.run(lift)
-        answer = queue_pb2.LiftQuarantineResponse(queue=self._with_counts(queue))
-        await self._owner.durable()
-        return answer
+        return queue_pb2.LiftQuarantineResponse(queue=await self._durable(queue))
 
     async def PurgeQueue(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.PurgeQueueRequest, context: Any
@@ -348,6 +337,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             raise Aborted(f"queue {queue_id!r} was changed since", etag=now)
         return queue
 
+    async def _durable(self, queue: Queue) -> queue_pb2.Queue:
+        """The queue as it is now, once that is durable."""
+        # Before the wait: what others change meanwhile may not be durable at the answer.
+        answer = self._with_counts(queue)
+        await self._owner.durable()
+        return answer
+
     def _with_counts(self, queue: Queue) -> queue_pb2.Queue:
         replay = self._owner.shard.replays.of(queue.queue_id)
         return with_counts(queue, self._shard, self._owner.clock.now_ms(), replay)
@@ -380,7 +376,7 @@ def _after(token: str) -> str:
 
 @dataclass(eq=False)
 class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
-    """Tells other brokers whether this shard needs a queue's name."""
+    """Answers other brokers: whether this shard needs a queue's name."""
 
     _shard: int
     _names: UniqueNames

@@ -6,13 +6,14 @@ import asyncio
 import re
 from typing import Any, Final
 
-from libs.filters import SOURCE_BYTES_MAX, FilterError
+from libs.filters import SOURCE_BYTES_MAX
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner, dead_letter_filter
 from services.broker.dead_letters.settler import DeadLetterSettler
-from services.broker.requests.queues import checked_id
+from services.broker.requests.limits import not_negative, within_bytes
+from services.broker.requests.queues import checked_id, checking_expression
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 
@@ -92,21 +93,10 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         for place, message_id in enumerate(request.message_ids):
             if not 0 < message_id <= MAX_MESSAGE_ID:
                 raise InvalidArgument(f"message_ids[{place}]", "is not a message ID")
-        if len(request.request_id.encode()) > REQUEST_ID_BYTES_MAX:
-            raise InvalidArgument("request_id", f"has more than {REQUEST_ID_BYTES_MAX} bytes")
-        if len(request.filter.encode()) > SOURCE_BYTES_MAX:
-            raise InvalidArgument("filter", f"has more than {SOURCE_BYTES_MAX} bytes")
-        if request.filter:
-            try:
+        within_bytes("request_id", request.request_id, REQUEST_ID_BYTES_MAX)
+        if within_bytes("filter", request.filter, SOURCE_BYTES_MAX):
+            with checking_expression("filter"):
                 await asyncio.to_thread(dead_letter_filter, request.filter)
-            except FilterError as error:
-                line, column = error.position
-                raise InvalidArgument(
-                    "filter",
-                    str(error),
-                    reason="INVALID_EXPRESSION",
-                    metadata={"line": str(line), "column": str(column)},
-                ) from error
         return queue_id, target_id
 
     async def GetRedrive(  # noqa: N802 - the RPC's name
@@ -120,9 +110,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         self, request: entry_pb2.ListRedrivesRequest, context: Any
     ) -> entry_pb2.ListRedrivesResponse:
         queue_id = checked_id(request.queue_id, "queue_id") if request.queue_id else ""
-        if request.page_size < 0:
-            raise InvalidArgument("page_size", "must not be negative", reason="OUT_OF_RANGE")
-        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
         below = self._page_number(request.page_token)
         numbers = [
             number
@@ -210,17 +198,9 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     def _redrive(self, number: int) -> entry_pb2.Redrive:
         record = self._owner.shard.redrives.get(number)
         assert record is not None
+        names = set(entry_pb2.Redrive.DESCRIPTOR.fields_by_name) - {"redrive_id", "state"}
         return entry_pb2.Redrive(
             redrive_id=self._id(number),
-            queue_id=record.queue_id,
-            target_queue_id=record.target_queue_id,
-            filter=record.filter,
-            rate=record.rate,
             state=entry_pb2.Redrive.State.ValueType(record.state),
-            created_at_ms=record.created_at_ms,
-            ended_at_ms=record.ended_at_ms,
-            total_count=record.total_count,
-            examined_count=record.examined_count,
-            redriven_count=record.redriven_count,
-            error=record.error,
+            **{name: getattr(record, name) for name in names},
         )
