@@ -176,9 +176,8 @@ class Rig:
             queue_changes_per_s=1_000_000,
             root="memory:///",
             port=0,
-            drain_ms=2000,
             shard=shard,
-            **(settings or {}),
+            **{"drain_ms": 2000, **(settings or {})},
         )
         self.service = BrokerService(
             config,

@@ -11,6 +11,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, Unavailable
+from tests.integration.events.backends.servers import free_ports
 from tests.integration.serving.echo_service import METHODS, EchoServicer
 
 
@@ -35,7 +36,7 @@ async def directory(clock: Clock) -> AsyncIterator[TopologyDirectory]:
 
 @pytest.fixture
 async def channels(directory: TopologyDirectory) -> AsyncIterator[Channels]:
-    made = Channels(directory, call_deadline_ms=5_000)
+    made = Channels(directory, call_deadline_ms=60_000)
     yield made
     await made.close()
 
@@ -106,16 +107,15 @@ async def test_a_call_without_a_deadline_gets_one() -> None:
             await echo(channel, "wait")
         # And one that states its own keeps it
         servicer.waiting.clear()
-        call = asyncio.create_task(echo(channel, "wait", timeout=10))
+        call = asyncio.create_task(echo(channel, "wait", timeout=60))
         await servicer.waiting.wait()
         servicer.release.set()
         assert await call == "wait"
     await server.stop(0)
 
 
-async def test_a_peer_that_is_down_fails_at_once_and_is_back_within_a_second() -> None:
-    server, _, address = await serve()
-    await server.stop(0)
+async def test_a_peer_that_is_down_fails_at_once_and_is_soon_back() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
 
     async with open_channel(address) as channel:
         # Given several calls while the peer is down, which raise the backoff
@@ -129,8 +129,8 @@ async def test_a_peer_that_is_down_fails_at_once_and_is_back_within_a_second() -
         server.add_insecure_port(address)
         await server.start()
 
-        # Then the same channel reaches it soon
-        async with asyncio.timeout(3):
+        # Then the same channel reaches it, long before gRPC's own two minutes
+        async with asyncio.timeout(30):
             await channel.channel_ready()
         assert await echo(channel, "back") == "back"
     await server.stop(0)
