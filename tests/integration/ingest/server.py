@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.configs import config_of
 from tests.log_entries import DecodedEntry
+from tests.ready_process import create_subprocess
 from tests.stored_messages import StoredMessages
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,17 +166,15 @@ async def serving(
 @asynccontextmanager
 async def process(
     root: str, ready_file: Path, *flags: str, module: str = "services.ingest"
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """An ingest in a process of its own, and its address; killed at the end if it still runs."""
+) -> AsyncIterator[tuple[Any, str]]:
+    """An ingest in a process of its own, and its address; killed at the end if it still runs.
+
+    Its log is beside the ready file, and ends with `.log`.
+    """
     _forget(ready_file)
     command = ["-m", module, "--root", root, "--ready-file", str(ready_file), *flags]
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        cwd=ROOT,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    with ready_file.with_suffix(".log").open("wb") as log:
+        started = await create_subprocess(sys.executable, *command, cwd=ROOT, stderr=log)
     try:
         async with asyncio.timeout(60):
             while (address := _address(ready_file)) is None:
@@ -186,7 +184,7 @@ async def process(
     finally:
         if started.returncode is None:
             started.kill()
-        await started.communicate()
+        await started.wait()
 
 
 def _forget(ready_file: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.integration.router.peers import (
     Running,
     ShardMemory,
 )
+from tests.ready_process import create_subprocess
 
 START_SECONDS = 20
 
@@ -36,7 +38,7 @@ class Process:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Any = None
         self.directory = TopologyDirectory(open_root(root.as_uri()).objects)
         self.log = LogMemory()
         self.shard = ShardMemory()
@@ -50,9 +52,8 @@ class Process:
         ready = self._root / "ready.json"
         ready.unlink(missing_ok=True)
         arguments = ("--root", self._root.as_uri(), "--ready-file", str(ready))
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.router", *arguments),
-            stderr=asyncio.subprocess.PIPE,
+        self._process = await create_subprocess(
+            *(sys.executable, "-m", "services.router", *arguments), stderr=DEVNULL
         )
         async with asyncio.timeout(START_SECONDS):
             while not ready.exists():
@@ -66,8 +67,7 @@ class Process:
             return 0
         process.send_signal(number)
         async with asyncio.timeout(START_SECONDS):
-            await process.communicate()
-        return process.returncode or 0
+            return int(await process.wait())
 
     async def routed(self) -> None:
         """Wait until everything published is assigned."""

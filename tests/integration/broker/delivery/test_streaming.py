@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest
 
 from slatemq.v1 import consumer_pb2, queue_pb2
 from tests.claimed_runs import ClaimedMessage, messages_of
