@@ -162,6 +162,7 @@ def test_each_command_has_its_extremes_tried() -> None:
     assert set(REQUESTS) == set(methods())
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(
     ("name", "make"), [(name, make) for name, makes in REQUESTS.items() for make in makes]
 )

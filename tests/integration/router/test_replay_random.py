@@ -87,7 +87,7 @@ class History:
         ]
 
 
-@pytest.mark.parametrize("seed", seeds(6, 2))
+@pytest.mark.parametrize("seed", seeds(6))
 async def test_every_queue_gets_what_one_that_was_there_from_the_start_got(seed: int) -> None:
     chance = random.Random(seed)
     async with world(2) as there:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import slatemq
-from benchmarks.suite import payloads, servers
+from benchmarks.suite import payloads
+from benchmarks.suite.servers import UNSCHEDULED
 from benchmarks.volume import Layout, Volume, write
 from benchmarks.volume.plan import State
 from libs.storage.database.roots import open_root
@@ -32,8 +33,17 @@ from services.janitor.spark.source import NarrowingSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client
 from slatemq.v1 import purge_pb2
+from tests.acceptance.local_stack import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # starts the whole stack
+
+
+@pytest.fixture(autouse=True)
+def _unscheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run of the janitor beside the tests."""
+    for name, value in UNSCHEDULED.items():
+        monkeypatch.setenv(name, value)
+
 
 BYTES = 64
 SCATTERED = Volume(
@@ -86,8 +96,8 @@ async def listed(client: Client, queue_id: str, state: EntryState) -> list[int]:
 async def test_what_is_generated_is_served_as_if_it_had_been_published(tmp_path: Path) -> None:
     # Given
     await write((tmp_path / "data").as_uri(), SCATTERED)
-    with servers.slatemq(tmp_path) as server:
-        async with slatemq.connect(server.url) as client:
+    with LocalStack(tmp_path, ready=True) as stack:
+        async with slatemq.connect(stack.endpoint) as client:
             # When all is counted and listed
             counts = {q: (await client.get_queue(q)).counts for q in SCATTERED.queue_ids()}
             states = (EntryState.DONE, EntryState.FAILED, EntryState.IN_FLIGHT, EntryState.DELAYED)
@@ -124,8 +134,8 @@ async def test_delayed_messages_come_when_their_time_has_come(tmp_path: Path) ->
     await write(
         (tmp_path / "data").as_uri(), volume, Layout(volume, now_ms=layout.now_ms - 3_600_000)
     )
-    with servers.slatemq(tmp_path) as server:
-        async with slatemq.connect(server.url) as client:
+    with LocalStack(tmp_path, ready=True) as stack:
+        async with slatemq.connect(stack.endpoint) as client:
             # When
             ids: list[int] = []
             async with asyncio.timeout(30):
@@ -273,7 +283,7 @@ async def test_removals_go_out_in_batches_and_what_they_removed_is_not_passed_ag
             begins.clear()
             return scanned(root, taken.names, "messages")[1]
 
-    with servers.slatemq(tmp_path):
+    with LocalStack(tmp_path, ready=True):
         # When 14,000 are removed, as a task of Spark does it
         before = await asyncio.to_thread(purge)
         after = await asyncio.to_thread(read_again)

@@ -291,7 +291,7 @@ async def test_objects_of_what_was_purged_go_even_where_the_next_commit_of_the_p
         assert len(await root.objects.list("blobs")) == 1
 
 
-@pytest.mark.parametrize("seed", seeds(12, 4))
+@pytest.mark.parametrize("seed", seeds(12, 2))
 async def test_random_histories(seed: int) -> None:
     """Publishes, replacements, purges and restarts, beside a plain dictionary."""
     chance = random.Random(seed)

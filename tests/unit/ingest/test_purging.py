@@ -222,7 +222,7 @@ async def test_what_was_removed_at_the_beginning_is_not_passed_again_also_after_
         assert await shard.log.position_before(clock.now_ms()) == ids[8]
 
 
-@pytest.mark.parametrize("seed", seeds(12, 4))
+@pytest.mark.parametrize("seed", seeds(12, 2))
 async def test_random_purges_remove_what_they_may_and_nothing_else(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_each_command_has_its_extremes_tried() -> None:
     assert set(REQUESTS) == set(methods())
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("now_ms", [NOW_MS, proof(LAST_MS)])
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 async def test_what_is_taken_is_stored_and_read_again(name: str, now_ms: int) -> None:
