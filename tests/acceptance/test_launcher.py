@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc.aio
@@ -15,7 +16,6 @@ import pytest
 from slatemq.v1 import consumer_pb2, queue_pb2
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, is_running, wait_until
 from tests.acceptance.stubs import Stubs
-from tests.integration.events.backends.servers import free_ports
 
 pytestmark = pytest.mark.stack
 
@@ -31,15 +31,22 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_says_where_all_is_and_how_to_publish(stack: LocalStack) -> None:
-    (line,) = (stack.folder / "launcher.out").read_text().splitlines()
-    ready = json.loads((stack.folder / "ready.json").read_text())
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """A stack as people start it; the tests that have it leave it running, but for the last."""
+    with LocalStack(tmp_path_factory.mktemp("own")) as running:
+        yield running
+
+
+def test_it_says_where_all_is_and_how_to_publish(own: LocalStack) -> None:
+    (line,) = (own.folder / "launcher.out").read_text().splitlines()
+    ready = json.loads((own.folder / "ready.json").read_text())
 
     assert line.startswith(f"SlateMQ is ready at {ready['endpoint']}; ")
     assert ready["endpoints"].keys() == {"ingest", "router", "broker", "janitor"}
-    places = (stack.folder / "launcher.err").read_text().splitlines()[-1]
+    places = (own.folder / "launcher.err").read_text().splitlines()[-1]
     assert all(f"{name} {at}" in places for name, at in ready["endpoints"].items())
-    assert f"data in {ready['root']}; logs in {stack.folder}" in places
+    assert f"data in {ready['root']}; logs in {own.folder}" in places
     assert all(is_running(pid) for pid in ready["pids"].values())
 
     commands = line.partition("publish a first message: ")[2]
@@ -73,23 +80,35 @@ async def test_sigterm_drains_and_leaves_nothing_running(stack: LocalStack, stub
     assert "stopped: SIGTERM" in broker_log.read_text()
 
 
-def test_a_killed_launcher_leaves_no_orphan(stack: LocalStack) -> None:
-    pids = stack.pids
+def test_a_restarted_service_keeps_its_port(own: LocalStack) -> None:
+    before = own.endpoints
+
+    pid = own.signal("router", signal.SIGKILL)
+    own.wait_restarted("router", pid)
+
+    assert own.endpoints == before
+    assert "router was killed by SIGKILL; starting it again" in own.said
+
+
+def test_ports_that_the_folders_own_stack_has_are_distinguished_from_those_of_others(
+    own: LocalStack,
+) -> None:
+    data = own.folder / "data"
+
+    ended = launch("--data", str(data), "--ports", own.endpoint.rpartition(":")[2])
+
+    assert ended.returncode == 1
+    assert f"a stack runs on {data} already (process {own.process.pid})" in ended.stderr
+    assert "will be fenced" not in ended.stderr
+
+
+def test_a_killed_launcher_leaves_no_orphan(own: LocalStack) -> None:
+    pids = own.pids
 
     os.kill(pids["launcher"], signal.SIGKILL)
-    stack.process.wait()
+    own.process.wait()
 
     wait_until(lambda: not any(is_running(pid) for pid in pids.values()), 60)
-
-
-def test_a_restarted_service_keeps_its_port(stack: LocalStack) -> None:
-    before = stack.endpoints
-
-    pid = stack.signal("router", signal.SIGKILL)
-    stack.wait_restarted("router", pid)
-
-    assert stack.endpoints == before
-    assert "router was killed by SIGKILL; starting it again" in stack.said
 
 
 def test_data_outlive_the_stack(tmp_path: Path) -> None:
@@ -105,10 +124,10 @@ def test_data_outlive_the_stack(tmp_path: Path) -> None:
             got = await stubs.queues.ListQueues(queue_pb2.ListQueuesRequest())
             return [queue.queue_id for queue in got.queues]
 
-    with LocalStack(tmp_path) as first:
+    with LocalStack(tmp_path, ready=True) as first:
         asyncio.run(create(first.endpoint))
         assert first.terminate() == 0
-    with LocalStack(tmp_path) as second:
+    with LocalStack(tmp_path, ready=True) as second:
         assert asyncio.run(listed(second.endpoint)) == ["kept"]
 
 
@@ -125,19 +144,6 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path, flag: str) -> None:
     assert f"port {port}" in ended.stderr
     assert f"give other {flag}" in ended.stderr
     assert ended.stdout == ""
-
-
-def test_ports_that_the_folders_own_stack_has_are_distinguished_from_those_of_others(
-    tmp_path: Path,
-) -> None:
-    arguments = ("--data", str(tmp_path / "data"), "--ports", str(free_ports(4).start))
-    with LocalStack(tmp_path, *arguments) as running:
-        ended = launch(*arguments)
-
-        assert ended.returncode == 1
-        own = f"a stack runs on {tmp_path / 'data'} already (process {running.process.pid})"
-        assert own in ended.stderr
-        assert "will be fenced" not in ended.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Commands that were at work when everything stopped."""
     folder = tmp_path_factory.mktemp("away")
     started: dict[str, subprocess.Popen[bytes]] = {}
-    with LocalStack(folder / "stack") as stack:
+    with LocalStack(folder / "stack", ready=True) as stack:
         cli = Cli(stack, folder / "state")
 
         def start(name: str, *arguments: str) -> None:

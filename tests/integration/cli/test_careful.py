@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     folder = tmp_path_factory.mktemp("careful")
-    with LocalStack(folder / "stack") as stack:
+    with LocalStack(folder / "stack", ready=True) as stack:
         yield Cli(stack, folder / "state")
 
 
