@@ -13,6 +13,7 @@ from slatedb.uniffi import DbBuilder
 
 from libs.serving.process.memory import calm_collector, keep_for_good
 from tests.forms import examples
+from tests.side_by_side import ByFile, has_spark
 from tests.slow_steps import BOUND_MS, summary
 
 settings.register_profile(
@@ -34,6 +35,15 @@ settings.load_profile("here")
 
 def pytest_configure() -> None:
     calm_collector()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not has_spark(item.nodeid))
 
 
 def pytest_collection_finish() -> None:

@@ -325,7 +325,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     asked = serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is not None:
-        runpy.run_module(_main_of(asked["module"]), run_name="__main__", alter_sys=False)
+        module = _main_of(asked["module"])
+        del sys.modules[module]  # or runpy warns that it is there already
+        runpy.run_module(module, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""Which tests of a run go together in one process, beside those of others."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+WITH_SPARK: Final = frozenset(
+    f"tests/integration/janitor/{name}.py"
+    for name in (
+        *("jobs/test_jobs", "jobs/test_jobs_killed", "jobs/test_job_logic"),
+        *("spark/test_spark", "spark/test_report_numbers"),
+    )
+)
+"""Their Spark takes twenty seconds of a processor to start and to warm up, in each process that has
+one: they go together, and first."""
+
+
+def has_spark(node_id: str) -> bool:
+    """Whether a test is in one of these files."""
+    return node_id.partition("::")[0] in WITH_SPARK
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """The tests of a file go together, and so do all that have Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "Spark" if has_spark(nodeid) else super()._split_scope(nodeid)
