@@ -53,7 +53,8 @@ up: $(STACK) ## Run the whole stack on this machine, data in ./data
 	$(BIN)/python -m services --data data --ports 7420 $(ARGS)
 
 # Three files at a time, also on two cores: many tests wait for processes and disks. In the order of
-# their folders, since the longest come first then, and what is short comes last.
+# their folders, since the longest come first then, and what is short comes last; before all, and
+# in one process, what has Spark (tests/side_by_side.py).
 FILES_AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## Run every test, proofs in their short form; one after the other with ARGS='-n 0'
