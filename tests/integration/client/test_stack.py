@@ -216,7 +216,7 @@ def test_a_program_that_just_ends_says_nothing(stack: LocalStack, tmp_path: Path
         [sys.executable, "-W", "error", str(program), stack.endpoint],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )

@@ -27,6 +27,7 @@ from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 from tests.configs import config_of
+from tests.integration.waiting import WAIT_SECONDS
 from tests.log_entries import DecodedEntry
 from tests.ready_process import create_subprocess
 from tests.stored_messages import StoredMessages
@@ -176,7 +177,7 @@ async def process(
     with ready_file.with_suffix(".log").open("wb") as log:
         started = await create_subprocess(sys.executable, *command, cwd=ROOT, stderr=log)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while (address := _address(ready_file)) is None:
                 assert started.returncode is None, "ended before it served"
                 await asyncio.sleep(0.01)

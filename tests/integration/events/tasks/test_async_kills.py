@@ -25,6 +25,7 @@ from tests.integration.events.tasks.queued_ingest import (
     write_config,
 )
 from tests.integration.ingest.server import message, process
+from tests.integration.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow  # Processes are killed at seven steps.
 
@@ -84,7 +85,7 @@ async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
                 done = await asyncio.gather(*(publish(ingest, name) for name in names))
             answered += [name for name, was in zip(names, done, strict=True) if was]
             unanswered += [name for name, was in zip(names, done, strict=True) if not was]
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_SECONDS):
                 assert await started.wait() == -9, step
     monkeypatch.delenv("KILL_AT")
     assert answered
@@ -99,7 +100,7 @@ async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
         for request_id in unanswered:
             await until_published(ingest, request_id, [], [])
         wanted = Counter(payload_of(name) for name in [*answered, *unanswered])
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(WAIT_SECONDS):
             while len(await ingest.log()) < len(wanted):
                 await asyncio.sleep(0.2)
         # What comes again is known
@@ -116,7 +117,7 @@ async def until_published(
     ingest: QueuedIngest, request_id: str, answered: list[str], unanswered: list[str]
 ) -> None:
     """Publish until it is answered, or the ingest is gone."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await publish(ingest, request_id):
             if ingest.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                 unanswered.append(request_id)
