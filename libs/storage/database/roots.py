@@ -36,8 +36,8 @@ from slatedb.uniffi import (
 from libs.storage.database.formats import check_format, settle_format
 from libs.storage.database.opening import Opening
 from libs.storage.database.settings import Kind, Tuning, slatedb_settings, tuning_of
-from libs.storage.database.slate import Database, translate
-from libs.storage.database.snapshots import READER_OPTIONS, SnapshotReader, Snapshots, reading
+from libs.storage.database.slate import Database, translate, translated
+from libs.storage.database.snapshots import READER_OPTIONS, SnapshotReader, Snapshots
 from libs.storage.errors import StoreUnavailable, readable
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import Durability, durability_of
@@ -185,12 +185,12 @@ class Root:
         builder.with_db_cache_disabled()
         what = f"opening a snapshot of {name} below {self.url}"
         try:
-            with reading(what):
+            with translated(what):
                 reader = await asyncio.wait_for(builder.build(), self._timeout_s)
         except TimeoutError:
             raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
         try:
-            with reading(what):
+            with translated(what):
                 check_format(await reader.get(FORMAT_KEY), f"{name} below {self.url}")
         except BaseException:
             await reader.shutdown()

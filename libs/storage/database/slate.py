@@ -39,6 +39,7 @@ from libs.storage.database.settings import ReplayBound
 from libs.storage.errors import (
     DamagedStore,
     Fenced,
+    SnapshotNotFound,
     StorageError,
     StoreFailed,
     StoreUnavailable,
@@ -46,7 +47,16 @@ from libs.storage.errors import (
 )
 from libs.storage.objects.durability import Durability, FolderSync
 
-__all__ = ["READ_MEMORY", "Batch", "Change", "Database", "Row", "scan_options", "translate"]
+__all__ = [
+    "READ_MEMORY",
+    "Batch",
+    "Change",
+    "Database",
+    "Row",
+    "scan_options",
+    "translate",
+    "translated",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -163,12 +173,15 @@ def translate(error: Error, what: str) -> StorageError:
     if isinstance(error, Error.Unavailable):
         return StoreUnavailable(f"{what}: {readable(error.message)}")
     if isinstance(error, Error.Data):
+        if "checkpoint missing" in error.message:
+            return SnapshotNotFound(error.message.rpartition("=")[2].strip("`"))
         return DamagedStore(f"{what}: {readable(error.message)}")
     return StoreFailed(f"{what}: {readable(repr(error))}")
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
+    """Raise a storage error for an error of SlateDB; `what` is being done."""
     try:
         yield
     except Error as error:
@@ -202,7 +215,7 @@ class Database:
     async def get(self, key: bytes, durable: bool = False) -> bytes | None:
         """The value of `key`, or None; `durable` hides what a crash would undo."""
         options = _READ_DURABLE if durable else READ_MEMORY
-        with _translated(f"reading from {self.name}"):
+        with translated(f"reading from {self.name}"):
             return await CALLS.get(self._db, key, options)
 
     async def written_ms(self, key: bytes) -> int | None:
@@ -211,7 +224,7 @@ class Database:
         Every commit has the clock record, so its time is that of the last commit: SlateDB accepts
         no write before the wall clock is past it.
         """
-        with _translated(f"reading from {self.name}"):
+        with translated(f"reading from {self.name}"):
             row = await self._db.get_key_value_with_options(key, _READ_DURABLE)
         return None if row is None else int(row.create_ts)
 
@@ -237,7 +250,7 @@ class Database:
         short = limit is not None and limit <= SHORT_SCAN_ROWS
         options = scan_options(durable=durable, short=short, descending=descending)
         left = limit
-        with _translated(f"scanning {self.name}"):
+        with translated(f"scanning {self.name}"):
             iterator = await CALLS.scan(self._db, start, end, options)
             while left is None or left > 0:
                 count = BATCH_ROWS if left is None else min(BATCH_ROWS, left)
@@ -389,7 +402,7 @@ class Database:
     def _changing(self, what: str) -> Iterator[None]:
         """Any error in it makes the database fail permanently; `what` says what is being done."""
         try:
-            with _translated(what):
+            with translated(what):
                 yield
         except StorageError as error:
             raise self._fail(error) from error

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar
 
 from slatedb.uniffi import (
@@ -21,14 +20,12 @@ from slatedb.uniffi import (
     Checkpoint,
     CheckpointOptions,
     DbReader,
-    Error,
-    InternalError,
     ReaderOptions,
 )
 
 from libs.storage.database.binding import CALLS, Row
-from libs.storage.database.slate import READ_MEMORY, Batch, Database, scan_options, translate
-from libs.storage.errors import SnapshotNotFound, StoreFailed, StoreUnavailable
+from libs.storage.database.slate import READ_MEMORY, Batch, Database, scan_options, translated
+from libs.storage.errors import SnapshotNotFound, StoreUnavailable
 from libs.storage.layout.own_keys import CLOCK_KEY
 
 __all__ = [
@@ -37,7 +34,6 @@ __all__ = [
     "SnapshotReader",
     "Snapshots",
     "TooManySnapshots",
-    "reading",
 ]
 
 SNAPSHOTS_MAX: Final = 64
@@ -134,7 +130,7 @@ class Snapshots:
     async def _call(self, doing: str, call: Awaitable[T]) -> T:
         what = f"{doing} a snapshot of {self.database}"
         try:
-            with reading(what):
+            with translated(what):
                 return await asyncio.wait_for(call, STORE_TIMEOUT_S)
         except TimeoutError:
             raise StoreUnavailable(f"{what}: no answer within {STORE_TIMEOUT_S:g} s") from None
@@ -153,7 +149,7 @@ class SnapshotReader:
         self.rows_read = 0
 
     async def get(self, key: bytes) -> bytes | None:
-        with reading(f"reading a snapshot of {self._name}"):
+        with translated(f"reading a snapshot of {self._name}"):
             value = await CALLS.get(self._reader, key, READ_MEMORY)
         self.rows_read += value is not None
         return value
@@ -176,7 +172,7 @@ class SnapshotReader:
         options = scan_options(durable=True, short=short, descending=descending)
         left = limit
         count = BATCH_ROWS_MIN
-        with reading(f"scanning a snapshot of {self._name}"):
+        with translated(f"scanning a snapshot of {self._name}"):
             iterator = await CALLS.scan(self._reader, start, end, options)
             while left is None or left > 0:
                 wanted = count if left is None else min(count, left)
@@ -191,7 +187,7 @@ class SnapshotReader:
                 count = min(_next_count(count, rows), rows_max)
 
     async def close(self) -> None:
-        with reading(f"closing a snapshot of {self._name}"):
+        with translated(f"closing a snapshot of {self._name}"):
             await self._reader.shutdown()
 
 
@@ -199,16 +195,3 @@ def _next_count(count: int, rows: list[Row]) -> int:
     """How many rows to read next: about BATCH_BYTES, growing fourfold at most."""
     size_bytes = sum(len(value) for _, value in rows) // len(rows) + 1
     return max(BATCH_ROWS_MIN, min(BATCH_BYTES // size_bytes, 4 * count, BATCH_ROWS_MAX))
-
-
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Translate SlateDB's errors; `what` says what is being done."""
-    try:
-        yield
-    except Error as error:
-        if isinstance(error, Error.Data) and "checkpoint missing" in error.message:
-            raise SnapshotNotFound(error.message.rpartition("=")[2].strip("`")) from None
-        raise translate(error, what) from error
-    except InternalError as error:  # a panic on the other side
-        raise StoreFailed(f"{what}: {error}") from error
