@@ -2,12 +2,16 @@
 
 In reading order:
 
-`wall_clock`   the time that servers share       `tasks`          a write on its way to the store
-`settings`     the YAML section `queue`          `cancellations`  those that client libraries lose
-`deliveries`   giving events to handlers         `retrying`       waiting for a backend that is down
-`measures`     counters of a backend             `backend`        what a system must do
-`held_tasks`   tasks that a consumer has         `backends`       which class carries which
-`watch`        the state of a backend            `relay`          from what is durable to a backend
+`tasks`          a write on its way to the store
+`settings`       the YAML section `queue`
+`cancellations`  those that client libraries lose
+`deliveries`     giving events to handlers
+`retrying`       waiting for a backend that is down
+`measures`       counters of a backend
+`backend`        what a system must do
+`backends`       which class carries which
+`watch`          the state of a backend
+`relay`          from what is durable to a backend
 
 `slatemq`, `redis`, `rabbitmq`, `activemq` and `kafka` are the backends; each loads its client
 library when it is chosen.

@@ -17,7 +17,7 @@ from typing import Final
 
 from opentelemetry.metrics import Counter, Meter
 
-from libs.events.wall_clock import now_ms
+from libs.events.tasks import now_ms
 from slatemq.events.envelope import parse_timestamp
 
 __all__ = ["BACKEND", "EVENT", "TASK", "QueueMeasures"]

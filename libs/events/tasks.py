@@ -12,12 +12,12 @@ A task may be delivered more than once, always with the same ID, by which it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from libs.events.wall_clock import now_ms
 from slatemq.errors import InvalidArgument
 from slatemq.events.envelope import (
     TASK_PREFIX,
@@ -29,8 +29,15 @@ from slatemq.events.envelope import (
 
 log = logging.getLogger(__name__)
 
+D = TypeVar("D")
+
 ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
+
+
+def now_ms() -> int:
+    """The wall clock, which servers and other clients share."""
+    return time.time_ns() // 1_000_000
 
 
 class WriteTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,3 +175,30 @@ def read_dead_letter(
         error=error or f"a dead letter of the kind {kind!r}",
         failed_at=str(properties.get("failed_at") or format_timestamp(now_ms())),
     )
+
+
+class HeldTasks(Generic[D]):
+    """Deliveries by task. A task may be delivered again while it is held: each has its own end."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[D]] = {}
+
+    def add(self, task_id: str, delivery: D) -> None:
+        self._held.setdefault(task_id, []).append(delivery)
+
+    def of(self, task_id: str) -> Sequence[D]:
+        return self._held.get(task_id, ())
+
+    def first(self, task_id: str) -> D | None:
+        """The delivery to finish next; None when none is held."""
+        return next(iter(self.of(task_id)), None)
+
+    def drop(self, task_id: str) -> None:
+        """Remove the first one: the server has confirmed its end."""
+        deliveries = self._held[task_id]
+        del deliveries[0]
+        if not deliveries:
+            del self._held[task_id]
+
+    def __iter__(self) -> Iterator[D]:
+        return (delivery for deliveries in self._held.values() for delivery in deliveries)

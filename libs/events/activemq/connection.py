@@ -10,10 +10,10 @@ from string import Formatter
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from proton import Message, ProtonException
+from proton import Link, Message, ProtonException
 
 from libs.events.activemq.engine import Engine
-from libs.events.activemq.links import ConnectionLost, Receiver, Refused, Sender
+from libs.events.activemq.links import ConnectionLost, Receiver, Refused
 from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import ActivemqSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -87,7 +87,7 @@ class Connection:
         self._user = unquote(url.username) if url.username else None
         self._password = unquote(url.password) if url.password else None
         self._engine: Engine | None = None
-        self._senders: dict[str, Sender] = {}
+        self._senders: dict[str, Link] = {}
         self._opening = asyncio.Lock()
 
     async def engine(self) -> Engine:
@@ -122,7 +122,8 @@ class Connection:
         try:
             async with asyncio.timeout(OPERATION_S):
                 sender = await self._sender(engine, address)
-                results = await asyncio.gather(*map(sender.send, messages), return_exceptions=True)
+                sent = [engine.transfer(sender, message) for message in messages]
+                results = await asyncio.gather(*sent, return_exceptions=True)
         except TimeoutError as error:
             engine.abort(error)
             raise
@@ -130,7 +131,7 @@ class Connection:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _sender(self, engine: Engine, address: str) -> Sender:
+    async def _sender(self, engine: Engine, address: str) -> Link:
         async with self._opening:
             sender = self._senders.get(address)
             if sender is None or self._engine is not engine:

@@ -24,7 +24,7 @@ from proton import (
     Transport,
 )
 
-from libs.events.activemq.links import ConnectionLost, Received, Receiver, Refused, Sender
+from libs.events.activemq.links import ConnectionLost, Received, Receiver, Refused
 
 IDLE_S = 20.0
 """Without a frame for so long, either side counts the connection as lost."""
@@ -91,11 +91,7 @@ class Engine(asyncio.Protocol):
         if self._lost is None:
             self._connection.close()
             self._pump()
-        self._end(ConnectionLost("it was closed"))
-
-    def abort(self, error: Exception) -> None:
-        """End it without closing: the server does not answer."""
-        self._end(error)
+        self.abort(ConnectionLost("it was closed"))
 
     def check(self) -> None:
         """Raise what ended the connection."""
@@ -113,8 +109,8 @@ class Engine(asyncio.Protocol):
             self.flush()
         return session
 
-    async def open_sender(self, address: str) -> Sender:
-        """A link to an address. Raises ConnectionLost, Refused."""
+    async def open_sender(self, address: str) -> Link:
+        """A link to an address, for `transfer`. Raises ConnectionLost, Refused."""
         session = await self.open_session()
         link = session.sender(self._next_name())
         link.target.address = address
@@ -122,7 +118,7 @@ class Engine(asyncio.Protocol):
         link.source.address = link.name
         link.snd_settle_mode = Link.SND_UNSETTLED
         await self._open(link)
-        return Sender(self, link)
+        return link
 
     async def open_receiver(self, address: str, browse: bool = False) -> Receiver:
         """A link from an address, without credit: `browse` leaves messages where they are.
@@ -180,7 +176,7 @@ class Engine(asyncio.Protocol):
         self._pump()
         await asyncio.wait([self._ending], timeout=CLOSE_S)
         if not self._ending.done():
-            self._end(ConnectionLost("the server does not end a session"))
+            self.abort(ConnectionLost("the server does not end a session"))
 
     async def transfer(self, link: Link, message: Message) -> None:
         """Send a message; returns once the server has accepted it. Raises ConnectionLost."""
@@ -225,7 +221,7 @@ class Engine(asyncio.Protocol):
             self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(ConnectionLost(str(exc) if exc else "the server ended it"))
+        self.abort(ConnectionLost(str(exc) if exc else "the server ended it"))
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -266,7 +262,7 @@ class Engine(asyncio.Protocol):
     def _on_ended(self, event: Any) -> None:
         """The server ended the connection or a session: everything is opened again."""
         if event.context.state & Endpoint.LOCAL_ACTIVE:
-            self._end(_error_of(event.context))
+            self.abort(_error_of(event.context))
         elif event.type == Event.SESSION_REMOTE_CLOSE:
             event.session.free()
             self._end_ended()
@@ -280,7 +276,7 @@ class Engine(asyncio.Protocol):
         elif receiver is not None:
             receiver.end(error)
         elif link.state & Endpoint.LOCAL_ACTIVE:
-            self._end(error)  # what was sent is not known
+            self.abort(error)  # what was sent is not known
         else:
             link.free()
             self._end_ended()
@@ -321,10 +317,10 @@ class Engine(asyncio.Protocol):
         delivery.settle()
 
     def _on_transport_error(self, event: Any) -> None:
-        self._end(_error_of(event.transport))
+        self.abort(_error_of(event.transport))
 
-    def _end(self, error: Exception) -> None:
-        """End the connection; everything that waits gets the error."""
+    def abort(self, error: Exception) -> None:
+        """End it without closing, as the server does not answer; all that waits gets the error."""
         if self._lost is not None:
             return
         self._lost = error

@@ -1,4 +1,4 @@
-"""The links of a connection: senders and receivers."""
+"""The links of a connection that receive messages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ class Refused(Exception):
 
 class Connected(Protocol):
     """What links need of their connection."""
-
-    async def transfer(self, link: Link, message: Message) -> None:
-        """Send a message; returns once the server has accepted it. Raises ConnectionLost."""
 
     def flush(self) -> None:
         """Write what links have to say. Raises ConnectionLost."""
@@ -50,18 +47,6 @@ class Received:
     def accept(self) -> None:
         """Remove it from its queue. Raises ConnectionLost."""
         self._receiver.accept(self._delivery)
-
-
-class Sender:
-    """A link to an address."""
-
-    def __init__(self, engine: Connected, link: Link) -> None:
-        self._engine = engine
-        self._link = link
-
-    async def send(self, message: Message) -> None:
-        """Send; returns once the server has accepted it. Raises ConnectionLost."""
-        await self._engine.transfer(self._link, message)
 
 
 class Receiver:

@@ -10,18 +10,18 @@ import asyncio
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.links import Received, Receiver
-from libs.events.held_tasks import HeldTasks
 from libs.events.tasks import (
     FailedTask,
+    HeldTasks,
     UnreadableTask,
     WriteTask,
     decode_task,
     encode_failed_task,
     encode_task,
+    now_ms,
     read_dead_letter,
     read_task,
 )
-from libs.events.wall_clock import now_ms
 from slatemq.events.envelope import format_timestamp
 
 WAIT_S = 1.0

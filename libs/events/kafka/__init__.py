@@ -14,6 +14,6 @@ Events are partitioned by bucket, else by queue, else by their first routing hea
 of one bucket or queue stay in order. Offsets are committed up to the first event or task that
 is not finished: nothing is skipped, and what was finished behind it may come again.
 
-In reading order: `connection` (errors, topics), `offsets`, `events`, `lookers`, `dead_letters`,
+In reading order: `connection` (errors, topics), `offsets`, `events`, `dead_letters`,
 `tasks`, `backend`.
 """

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiokafka import TopicPartition
 
 from libs.events.kafka.connection import ERROR, OPERATION_S, Connection
-from libs.events.kafka.lookers import Lookers
+from libs.events.kafka.offsets import Lookers
 from libs.events.tasks import (
     FailedTask,
     UnreadableTask,

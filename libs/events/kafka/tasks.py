@@ -12,20 +12,19 @@ from typing import Any, Final
 
 from aiokafka import TopicPartition, errors
 
-from libs.events.held_tasks import HeldTasks
 from libs.events.kafka.connection import JOIN_S, KEPT, OPERATION_S, Connection, translated
 from libs.events.kafka.dead_letters import DeadLetters
-from libs.events.kafka.lookers import Lookers
-from libs.events.kafka.offsets import Offsets
+from libs.events.kafka.offsets import Lookers, Offsets
 from libs.events.tasks import (
     FailedTask,
+    HeldTasks,
     UnreadableTask,
     WriteTask,
     cut_error,
     encode_task,
+    now_ms,
     read_task,
 )
-from libs.events.wall_clock import now_ms
 from slatemq.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)

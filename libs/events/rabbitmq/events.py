@@ -12,6 +12,7 @@ from libs.events.deliveries import GroupEvents, Handler
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
+    Deliveries,
     Names,
     acknowledge,
     close_channel,
@@ -20,7 +21,6 @@ from libs.events.rabbitmq.connection import (
     message_of,
     translated,
 )
-from libs.events.rabbitmq.consuming import Deliveries
 from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.events.catalogue import CATALOGUE
 from slatemq.events.envelope import Event, encode_event

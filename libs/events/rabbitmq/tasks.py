@@ -9,10 +9,10 @@ from typing import Final
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from libs.events.held_tasks import HeldTasks
 from libs.events.rabbitmq.connection import (
     OPERATION_S,
     Connection,
+    Deliveries,
     Names,
     acknowledge,
     close_channel,
@@ -20,18 +20,18 @@ from libs.events.rabbitmq.connection import (
     declare_queue,
     message_of,
 )
-from libs.events.rabbitmq.consuming import Deliveries
 from libs.events.tasks import (
     FailedTask,
+    HeldTasks,
     UnreadableTask,
     WriteTask,
     decode_task,
     encode_failed_task,
     encode_task,
+    now_ms,
     read_dead_letter,
     read_task,
 )
-from libs.events.wall_clock import now_ms
 from slatemq.events.envelope import format_timestamp
 
 WAIT_S: Final = 1.0

@@ -11,20 +11,20 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from redis import asyncio as aioredis
 
-from libs.events.held_tasks import HeldTasks
 from libs.events.redis.connection import BLOCK_MS, READ_COUNT
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.gathered import Gathered
 from libs.events.settings import RedisSettings
 from libs.events.tasks import (
     FailedTask,
+    HeldTasks,
     UnreadableTask,
     WriteTask,
     decode_task,
     encode_task,
+    now_ms,
     read_task,
 )
-from libs.events.wall_clock import now_ms
 
 D = TypeVar("D")
 

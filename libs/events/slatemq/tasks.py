@@ -8,11 +8,11 @@ from contextlib import suppress
 import msgspec
 
 import slatemq
-from libs.events.held_tasks import HeldTasks
 from libs.events.slatemq.headers import TASKS_HEADER
 from libs.events.slatemq.queues import PREFETCH, Queues, finish, release
 from libs.events.tasks import (
     FailedTask,
+    HeldTasks,
     UnreadableTask,
     WriteTask,
     cut_error,

@@ -10,7 +10,7 @@ import pytest
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
-from libs.events.wall_clock import now_ms
+from libs.events.tasks import now_ms
 from libs.events.watch import BackendWatch, QueueHealth
 from libs.serving.http.server import Exposition
 from libs.serving.telemetry import configure
