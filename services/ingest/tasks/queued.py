@@ -21,7 +21,7 @@ from libs.events.watch import QueueHealth
 from libs.serving.process.exits import ExitCause
 from libs.serving.telemetry import Telemetry
 from libs.storage.objects.small_objects import Objects
-from libs.storage.records.task_records import AppliedTask, WaitingTask
+from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, WaitingTask
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
@@ -259,8 +259,8 @@ class Tasks:
 def _known(dead: FailedTask | UnreadableTask) -> KnownTask:
     failed_at_ms = parse_timestamp("failed_at", dead.failed_at)
     if isinstance(dead, UnreadableTask):
-        return KnownTask.of_unreadable(dead.place, failed_at_ms, dead.error)
+        error = f"unreadable: {dead.place}: {dead.error}"
+        return KnownTask("", 0, FailedTaskRecord(failed_at_ms, 0, error))
     accepted_at_ms = parse_timestamp("created_at", dead.task.created_at)
-    return KnownTask.of_dead_letter(
-        dead.task.task_id, accepted_at_ms, failed_at_ms, dead.task.attempts, dead.error
-    )
+    failed = FailedTaskRecord(failed_at_ms, dead.task.attempts, dead.error)
+    return KnownTask(dead.task.task_id, accepted_at_ms, failed)

@@ -18,25 +18,16 @@ ANSWER_S: Final = 1.0
 
 
 class KnownTask(NamedTuple):
-    """What is known of a task; `outcome` is None while it waits."""
+    """What is known of a task; `outcome` is None while it waits.
+
+    One in the dead-letter place may have an ID of another program, an unreadable one has none.
+    """
 
     task_id: str
     accepted_at_ms: int
     outcome: AppliedTask | FailedTaskRecord | None
     attempts: int = 0
     error: str = ""
-
-    @classmethod
-    def of_dead_letter(
-        cls, task_id: str, accepted_at_ms: int, failed_at_ms: int, attempts: int, error: str
-    ) -> KnownTask:
-        """One in the dead-letter place; its ID may be from another program."""
-        return cls(task_id, accepted_at_ms, FailedTaskRecord(failed_at_ms, attempts, error))
-
-    @classmethod
-    def of_unreadable(cls, place: str, failed_at_ms: int, error: str) -> KnownTask:
-        """An unreadable one in the dead-letter place: it has no ID."""
-        return cls("", 0, FailedTaskRecord(failed_at_ms, 0, f"unreadable: {place}: {error}"))
 
 
 class TaskLedger(Protocol):
