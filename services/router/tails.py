@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth, peer_failures
 from libs.serving.peers.channels import Connection
 from libs.serving.requests.budget import ByteBudget
-from libs.storage.records.log_gaps import LogGap, LogIds
+from libs.storage.records.log_bounds import LogGap, LogIds
 from libs.storage.records.log_parts import PART_BYTES_MAX, PART_MESSAGES_MAX
 from services.router.entries import LogEntry
 from services.router.route import Route

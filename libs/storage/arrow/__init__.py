@@ -3,7 +3,6 @@
 In reading order; a file imports only files above it:
 
 `columns` Many values as columns: NumPy reads a field of all of them in one pass
-`keys`    The keys of active buckets
 `log`     The metadata log, and payload records
 `packs`   Payloads of records and of packs
 `queues`  The lists of a queue

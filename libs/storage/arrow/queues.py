@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from libs.storage.arrow import columns
-from libs.storage.arrow.columns import Column, Ints, Walk
-from libs.storage.arrow.keys import ActiveKeys, active_keys
+from libs.storage.arrow.columns import Column, Ints, Mask, Walk
 from libs.storage.database.binding import Row
 from libs.storage.errors import CorruptRecord
-from libs.storage.layout.buckets import MAX_ORDER
+from libs.storage.layout.buckets import MAX_ORDER, ORDER_BITS, BucketKind
+from libs.storage.layout.keys import RecordType, queue_head
 from libs.storage.records.archived_records import ARCHIVED_ROW, decode_archived
 from libs.storage.records.queues import (
     AVAILABLE_ROW,
@@ -149,6 +149,26 @@ class Place(NamedTuple):
     broker_shard: int
 
 
+class _Keys(NamedTuple):
+    """For each bucket: its order, whether it is timed, and its number, 0 unless it is timed."""
+
+    orders: Ints
+    timed: Mask
+    numbers: Ints
+
+    def at(self, places: Ints) -> _Keys:
+        return _Keys(self.orders[places], self.timed[places], self.numbers[places])
+
+
+def _keys(rows: Sequence[Row], queue: str) -> _Keys:
+    head = len(queue_head(RecordType.ACTIVE, queue))
+    # The key of a timed bucket has another number after the bucket number.
+    words = b"".join([key[head:].ljust(16, b"\x00") for key, _ in rows])
+    buckets, numbers = np.frombuffer(words, ">u8").astype(np.int64).reshape(-1, 2).T
+    timed = np.equal(buckets >> ORDER_BITS & 3, BucketKind.TIMED)
+    return _Keys(buckets & MAX_ORDER, timed, numbers)
+
+
 def active_batches(
     rows: Sequence[Row],
     place: Place,
@@ -168,7 +188,7 @@ def active_batches(
     consumers = walk.texts_beside(claimed_counts)
     walk.beside(claimed_counts, "<u8")  # leases are secret
     _finish(walk, rows, "active value", decode_active)
-    keys = active_keys(rows, place.queue)
+    keys = _keys(rows, place.queue)
     if head_offset and keys.orders[0] == head_order:
         taken = min(head_offset, int(counts[0]))
         counts = np.concatenate((counts[:1] - taken, counts[1:]))
@@ -183,7 +203,7 @@ def active_batches(
 
 
 def _available(
-    schema: pa.Schema, place: Place, keys: ActiveKeys, waiting: npt.NDArray[Any]
+    schema: pa.Schema, place: Place, keys: _Keys, waiting: npt.NDArray[Any]
 ) -> pa.RecordBatch:
     size = len(waiting)
     return _batch(
@@ -209,7 +229,7 @@ def _available(
 def _in_flight(
     schema: pa.Schema,
     place: Place,
-    keys: ActiveKeys,
+    keys: _Keys,
     claimed: npt.NDArray[Any],
     deadlines_ms: npt.NDArray[Any],
     lengths_ms: npt.NDArray[Any],

@@ -1,7 +1,8 @@
-"""Events that wait to be published, and their counter.
+"""Events that wait to be published, their counter, and how far the events of a log are published.
 
     events 0x5A   | after u64 | events u32 | JSON bytes u32 | type Utf8 | request ID Utf8 | JSON |
     counter 0x5B  | stream u64 | last number u64 |
+    cursor 0x58   | stream u64 | message ID u64 | lost count u64 |
 
 Little-endian. A row has the events of one type that a command of one request has caused, and is
 written in the batch of its change; it is removed once they are published. After: the last message
@@ -9,7 +10,12 @@ ID of the log when they happened, 0 in a broker. JSON: an array with `[when, {da
 event, where `when` is in milliseconds since 1970, UTC.
 
 Events are numbered from 1 without a gap; a row has the number of its first in its key. Stream: a
-random number, chosen with the first event. Both make the ID of an event, which never changes.
+random number, chosen with the first event, so that two instances never use one ID. Both make the ID
+of an event, which never changes.
+
+The cursor of a log has a stream of its own. Message ID: the last message whose event is published;
+it and those before it need no event any more. Lost count: messages that were purged before their
+events were published.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from libs.storage.layout.primitives import Fixed, Reader, utf8
 
 _HEAD = Fixed(after="Q", events="I", json_bytes="I")
 _COUNTER = Fixed(stream="Q", last_number="Q")
+_CURSOR = Fixed(stream="Q", message_id="Q", lost_count="Q")
 
 
 class EventsRecord(NamedTuple):
@@ -70,3 +77,17 @@ def encode_event_counter(counter: EventCounterRecord) -> bytes:
 
 def decode_event_counter(data: bytes) -> EventCounterRecord:
     return EventCounterRecord(*Reader("event counter", data).last("counter", _COUNTER))
+
+
+class EventCursorRecord(NamedTuple):
+    stream: int
+    message_id: int
+    lost_count: int = 0
+
+
+def encode_event_cursor(cursor: EventCursorRecord) -> bytes:
+    return _CURSOR.pack(*cursor)
+
+
+def decode_event_cursor(data: bytes) -> EventCursorRecord:
+    return EventCursorRecord(*Reader("event cursor", data).last("cursor", _CURSOR))

@@ -7,6 +7,7 @@
                            | retention deadline i64, left out where there is none |
     outbox counter 0x47    | last number u64 | first waiting number u64 | waiting bytes u64
                            | offset i64, left out where it is 0 |
+    refused push 0x51      | refused at i64 | outbox bytes u32 | reason Utf8 | outbox value |
     executed 0x4F          | Array<(request ID Utf8 | fingerprint 16 bytes)> |
 
 Little-endian; times in milliseconds since 1970, UTC, delay in milliseconds, retention in seconds.
@@ -15,6 +16,7 @@ the payload itself, also where an object holds it. A deadline stands in place of
 the message is older than the push. No row waits where the first waiting number is
 one above the last; the waiting bytes are those of the values of the rows that do. The offset is
 added to a row's number when it is sent: not 0 once people have settled numbers that differed.
+A refused push is one that an ingest has refused permanently; its outbox value is unchanged.
 
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
@@ -42,6 +44,7 @@ _PUSH = Fixed(pushed_at_ms="q", retention_s="q", delay_ms="q", visible_at_ms="q"
 _DEADLINE = Fixed(retention_deadline_ms="q")
 _COUNTER = Fixed(last_number="Q", first_waiting="Q", waiting_bytes="Q")
 _OFFSET = Fixed(offset="q")
+_REFUSED = Fixed(refused_at_ms="q", outbox_bytes="I")
 
 
 class OutboxRecord(NamedTuple):
@@ -153,3 +156,25 @@ def decode_executed(data: bytes) -> list[ExecutedRecord]:
     ]
     reader.finish()
     return found
+
+
+class RefusedPushRecord(NamedTuple):
+    """A push that was refused: when, why, and its outbox value."""
+
+    refused_at_ms: int
+    reason: str
+    outbox: bytes
+
+
+def encode_refused_push(push: RefusedPushRecord) -> bytes:
+    head = _REFUSED.pack(push.refused_at_ms, len(push.outbox))
+    return b"".join((head, utf8("reason", push.reason), push.outbox))
+
+
+def decode_refused_push(data: bytes) -> RefusedPushRecord:
+    reader = Reader("refused push", data)
+    refused_at_ms, outbox_bytes = reader.fixed("head", _REFUSED)
+    reason = reader.utf8("reason")
+    outbox = bytes(reader.take("outbox", outbox_bytes))
+    reader.finish()
+    return RefusedPushRecord(refused_at_ms, reason, outbox)

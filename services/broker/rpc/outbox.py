@@ -12,9 +12,8 @@ from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, ForeignUri, ObjectNotFound
 from libs.storage.layout.ids import MAX_SHARD
 from libs.storage.layout.own_keys import refused_push_key
-from libs.storage.records.execution_records import OutboxRecord, decode_outbox
+from libs.storage.records.execution_records import OutboxRecord, decode_outbox, decode_refused_push
 from libs.storage.records.payloads import PayloadUri
-from libs.storage.records.refused_pushes import decode_refused_push
 from services.broker.core.lists.outbox import RefusedPush
 from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import OutboxTarget

@@ -48,10 +48,13 @@ from libs.storage.layout.own_keys import (
 )
 from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.configs import decode_config
-from libs.storage.records.execution_records import decode_executed, decode_outbox_counter
+from libs.storage.records.execution_records import (
+    decode_executed,
+    decode_outbox_counter,
+    decode_refused_push,
+)
 from libs.storage.records.queues import FailedAttempt, decode_active, decode_attempts
 from libs.storage.records.redrive_records import decode_redrive
-from libs.storage.records.refused_pushes import decode_refused_push
 from libs.storage.records.replay_records import decode_replay
 from libs.storage.records.states import (
     QueueStateRecord,

@@ -24,12 +24,12 @@ from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.own_keys import EVENT_CURSOR_KEY
-from libs.storage.records.event_cursor import (
+from libs.storage.records.event_records import (
     EventCursorRecord,
     decode_event_cursor,
     encode_event_cursor,
 )
-from libs.storage.records.log_gaps import LogIds
+from libs.storage.records.log_bounds import LogIds
 from libs.storage.records.metadata import read_log_runs
 from services.ingest.shard import Shard
 from slatemq.events.catalogue import MessagePublished, make_event

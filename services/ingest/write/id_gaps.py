@@ -6,7 +6,7 @@ from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import encoding
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.own_keys import LOG_GAPS_KEY
-from libs.storage.records.log_gaps import GAPS_MAX, LogGap, decode_log_gaps, encode_log_gaps
+from libs.storage.records.log_bounds import GAPS_MAX, LogGap, decode_log_gaps, encode_log_gaps
 from services.ingest.read.tailing import MetadataLog
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.database.slate import Database
-from libs.storage.records.log_gaps import LogGap, LogIds
+from libs.storage.records.log_bounds import LogGap, LogIds
 from services.ingest.shard import Shard
 from services.ingest.write import id_gaps
 from tests.unit.ingest.shards import batch, opened

@@ -27,9 +27,14 @@ from libs.storage.layout.ids import (
 )
 from libs.storage.layout.own_keys import ID_BLOCK_KEY
 from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe, encode_dedupe_ends
-from libs.storage.records.event_cursor import EventCursorRecord, encode_event_cursor
-from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
-from libs.storage.records.log_gaps import GAPS_MAX, LogGap, encode_log_gaps
+from libs.storage.records.event_records import EventCursorRecord, encode_event_cursor
+from libs.storage.records.log_bounds import (
+    GAPS_MAX,
+    LogBoundsRecord,
+    LogGap,
+    encode_log_bounds,
+    encode_log_gaps,
+)
 from libs.storage.records.metadata import encode_headers, encode_log_columns
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, encode_inline, encode_uri
 from libs.storage.records.states import (

@@ -21,11 +21,12 @@ from libs.storage.layout.primitives import Row
 from libs.storage.records.execution_records import (
     OutboxCounter,
     OutboxRecord,
+    RefusedPushRecord,
     decode_outbox,
     encode_outbox,
     encode_outbox_counter,
+    encode_refused_push,
 )
-from libs.storage.records.refused_pushes import RefusedPushRecord, encode_refused_push
 from services.broker.core.lists.storable import storable
 from slatemq.errors import ResourceExhausted
 

@@ -24,11 +24,14 @@ from libs.storage.layout.own_keys import (
     replay_key,
     routing_cursor_key,
 )
-from libs.storage.records.execution_records import encode_outbox
+from libs.storage.records.execution_records import (
+    RefusedPushRecord,
+    encode_outbox,
+    encode_refused_push,
+)
 from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from libs.storage.records.payloads import PayloadUri, encode_inline, encode_uri
-from libs.storage.records.refused_pushes import RefusedPushRecord, encode_refused_push
 from libs.storage.records.replay_records import ReplayRange, encode_replay
 from libs.storage.records.states import encode_routing_cursor
 from services.broker.core.lists.replays import Replays

@@ -3,9 +3,8 @@
 from libs.storage.layout import keys, own_keys
 from libs.storage.records import (
     delayed_records,
-    event_cursor,
+    event_records,
     log_bounds,
-    log_gaps,
     states,
 )
 from tests.unit.storage.records.golden import Row
@@ -16,9 +15,9 @@ DELAYED = [
     delayed_records.DelayedMessage(43, 128, 4922899200000, 0, 0, 0),
 ]
 
-CURSOR = event_cursor.EventCursorRecord(0x0123456789ABCDEF, 0x1000000000007, 258)
+CURSOR = event_records.EventCursorRecord(0x0123456789ABCDEF, 0x1000000000007, 258)
 BOUNDS = log_bounds.LogBoundsRecord(42, 0x1000000000007, 0x1000000000009)
-GAPS = [log_gaps.LogGap(7, 1048577), log_gaps.LogGap(1048580, 2097153)]
+GAPS = [log_bounds.LogGap(7, 1048577), log_bounds.LogGap(1048580, 2097153)]
 
 KEYS = [
     Row(
@@ -69,18 +68,18 @@ VALUES = [
     Row(
         "log gaps value",
         "log gaps",
-        log_gaps.decode_log_gaps,
+        log_bounds.decode_log_gaps,
         GAPS,
         "02000700000000000000010010000000000004001000000000000100200000000000",
-        lambda: log_gaps.encode_log_gaps(GAPS),
+        lambda: log_bounds.encode_log_gaps(GAPS),
     ),
     Row(
         "event cursor value",
         "event cursor",
-        event_cursor.decode_event_cursor,
+        event_records.decode_event_cursor,
         CURSOR,
         "efcdab896745230107000000000001000201000000000000",
-        lambda: event_cursor.encode_event_cursor(CURSOR),
+        lambda: event_records.encode_event_cursor(CURSOR),
     ),
     Row(
         "forgotten revision value",

@@ -1,7 +1,7 @@
 """Golden bytes of what executed commands leave behind: the rule of golden.py holds here, too."""
 
 from libs.storage.layout import own_keys
-from libs.storage.records import execution_records, payloads, queues, refused_pushes
+from libs.storage.records import execution_records, payloads, queues
 from tests.unit.storage.records.golden import BLOB, DONE, Row
 
 PUSH = execution_records.OutboxRecord(
@@ -24,7 +24,7 @@ LARGE_PUSH = execution_records.OutboxRecord(
 OLD_PUSH = LARGE_PUSH._replace(retention_s=0, retention_deadline_ms=1767229200009)
 COUNTER = execution_records.OutboxCounter(last_number=9, first_waiting=7, waiting_bytes=300)
 OFFSET_COUNTER = COUNTER._replace(offset=-2)
-REFUSED = refused_pushes.RefusedPushRecord(1767225602000, "big", b"out")
+REFUSED = execution_records.RefusedPushRecord(1767225602000, "big", b"out")
 EXECUTED = [
     execution_records.ExecutedRecord("req-1", bytes(range(16))),
     execution_records.ExecutedRecord("req-2", b"\xff" * 16),
@@ -114,10 +114,10 @@ VALUES = [
     Row(
         "refused push",
         "refused push",
-        refused_pushes.decode_refused_push,
+        execution_records.decode_refused_push,
         REFUSED,
         "d0afda769b0100000300000003006269676f7574",
-        lambda: refused_pushes.encode_refused_push(REFUSED),
+        lambda: execution_records.encode_refused_push(REFUSED),
     ),
     Row(
         "executed",

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.storage.records.log_gaps import LogGap, LogIds
+from libs.storage.records.log_bounds import LogGap, LogIds
 
 lives = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), max_size=6)
 

@@ -14,7 +14,7 @@ from libs.storage.layout.buckets import BucketKind
 from libs.storage.records import (
     archived_records,
     configs,
-    log_gaps,
+    log_bounds,
     metadata,
     payloads,
     queues,
@@ -306,13 +306,13 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
             "log 1: -2 messages left",
         ),
         (
-            log_gaps.decode_log_gaps,
+            log_bounds.decode_log_gaps,
             "0100" + "05" + "00" * 7 + "05" + "00" * 7,
             "log gaps",
             "the gap after 5 ends at 5",
         ),
         (
-            log_gaps.decode_log_gaps,
+            log_bounds.decode_log_gaps,
             "0200" + "05" + "00" * 7 + "09" + "00" * 7 + "08" + "00" * 7 + "0a" + "00" * 7,
             "log gaps",
             "the gap after 8 begins before 9",
