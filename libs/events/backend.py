@@ -102,11 +102,12 @@ class QueueBackend(ABC):
     HEALTH_S: ClassVar[float] = 3.0
     """How long a server that is up may take to answer `health_check`."""
 
+    _translated: Callable[[], AbstractContextManager[None]]
+    """Turns the errors of a client library into ours."""
+
     measures = QueueMeasures("", NoOpMeter("slatemq"))
 
-    def __init__(self, translated: Callable[[], AbstractContextManager[None]]) -> None:
-        """Not connected. `translated` turns the errors of a client library into ours."""
-        self._translated = translated
+    def __init__(self) -> None:
         self._events: EventCarrier
         self._tasks: TaskCarrier
         self._is_composed = False

@@ -11,13 +11,10 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 
 
 class ActivemqBackend(QueueBackend):
-    """Events and tasks in ActiveMQ."""
-
     NAME = "ActiveMQ"
+    _translated = staticmethod(translated)
 
-    def __init__(self) -> None:
-        super().__init__(translated)
-        self._connection: Connection
+    _connection: Connection
 
     async def connect(self, config: ActivemqSettings) -> None:
         self._connection = Connection(config)

@@ -11,13 +11,12 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 
 
 class KafkaBackend(QueueBackend):
-    """Events and tasks in Kafka."""
-
     NAME = "Kafka"
+    _translated = staticmethod(translated)
     HEALTH_S = 5.0
 
     def __init__(self, *, is_sole_consumer: bool = False) -> None:
-        super().__init__(translated)
+        super().__init__()
         self._is_sole_consumer = is_sole_consumer
         self._kafka_tasks: Tasks
         self._connection: Connection

@@ -11,13 +11,10 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 
 
 class RabbitmqBackend(QueueBackend):
-    """Events and tasks in RabbitMQ."""
-
     NAME = "RabbitMQ"
+    _translated = staticmethod(translated)
 
-    def __init__(self) -> None:
-        super().__init__(translated)
-        self._connection: Connection
+    _connection: Connection
 
     async def connect(self, config: RabbitmqSettings) -> None:
         if not config.url.startswith(("amqp://", "amqps://")):

@@ -22,12 +22,11 @@ from slatemq.errors import FailedPrecondition, InvalidArgument
 
 
 class RedisBackend(QueueBackend):
-    """Events and tasks in Redis."""
-
     NAME = "Redis"
+    _translated = staticmethod(translated)
 
     def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
-        super().__init__(translated)
+        super().__init__()
         self._reading = TaskReading(is_sole_consumer=is_sole_consumer, gather_s=gather_ms / 1000)
         self._client: Any = None
 

@@ -24,8 +24,6 @@ Pipeline = Any
 
 
 class DeadLetters:
-    """The dead-letter stream."""
-
     def __init__(self, client: aioredis.Redis, prefix: str) -> None:
         self._client = client
         self.key = f"{prefix}:dead-letter"

@@ -15,13 +15,10 @@ CALL_S = 10.0
 
 
 class SlatemqBackend(QueueBackend):
-    """Events and tasks in SlateMQ."""
-
     NAME = "SlateMQ"
+    _translated = staticmethod(translated)
 
-    def __init__(self) -> None:
-        super().__init__(translated)
-        self._queues: Queues
+    _queues: Queues
 
     async def connect(self, config: SlatemqSettings) -> None:
         client = slatemq.connect(config.endpoint, call_timeout=CALL_S)

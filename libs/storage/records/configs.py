@@ -18,8 +18,6 @@ _FIXED = Fixed(max_attempts="H", done_retention_s="I")
 
 @dataclass(frozen=True, slots=True)
 class QueueConfigRecord:
-    """A queue's configuration as it is stored."""
-
     filter: str
     max_attempts: int
     done_retention_s: int

@@ -54,8 +54,6 @@ _TRACE: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-", re.ASCII)
 
 
 class _Logged(NamedTuple):
-    """A message in the log."""
-
     message_id: int
     received_at_ms: int
     visible_at_ms: int
