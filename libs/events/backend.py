@@ -24,8 +24,6 @@ from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
 from slatemq.errors import FailedPrecondition, SlateMQError
 from slatemq.events.envelope import Event
 
-__all__ = ["BackendStats", "EventCarrier", "QueueBackend", "TaskCarrier"]
-
 log = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from libs.events.settings import QueueSettings
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.events.envelope import Event
 
-__all__ = ["EventBatch", "EventSource", "Relay", "RelayCounts"]
-
 log = logging.getLogger(__name__)
 
 BATCH_EVENTS: Final = 128

@@ -23,8 +23,6 @@ from libs.events.backend import BackendStats, QueueBackend
 from libs.events.measures import BACKEND
 from slatemq.errors import SlateMQError
 
-__all__ = ["LOOK_S", "BackendWatch", "QueueHealth"]
-
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0

@@ -24,8 +24,6 @@ from libs.storage.layout.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
 from libs.storage.records.metadata import RECORD_HEAD, decode_log_entry, record_spans
 from libs.storage.records.payloads import decode_payload
 
-__all__ = ["LOG_SCHEMA", "PAYLOAD_SCHEMA", "log_batches", "payload_batch"]
-
 _HEAD: Final = columns.row_type(RECORD_HEAD)
 _RECEIVED: Final = 16
 """The offset of the time of receipt in a record."""

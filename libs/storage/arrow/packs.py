@@ -26,8 +26,6 @@ from libs.storage.records.payload_packs import (
     plain_pack,
 )
 
-__all__ = ["pack_batch", "stored_payloads"]
-
 _PACK: Final = key_head(RecordType.PAYLOAD_PACK)
 _HEAD: Final = np.dtype([("kind", "u1"), ("count", "<u2")])
 _SIZE: Final = np.dtype("<u4")

@@ -33,20 +33,6 @@ from libs.storage.records.queues import (
     decode_failed,
 )
 
-__all__ = [
-    "ACTIVE_SCHEMA",
-    "ARCHIVED_SCHEMA",
-    "ATTEMPTS_SCHEMA",
-    "DONE_SCHEMA",
-    "FAILED_SCHEMA",
-    "Place",
-    "active_batches",
-    "archived_batch",
-    "attempts_batch",
-    "done_batch",
-    "failed_batch",
-]
-
 AVAILABLE: Final = "available"
 IN_FLIGHT: Final = "in-flight"
 

@@ -42,8 +42,6 @@ from typing import Any, Final
 
 import slatedb.uniffi._slatedb_uniffi.slatedb as binding
 
-__all__ = ["CALLS", "Change", "Committer", "DirectCalls", "PublicCalls", "Row"]
-
 KNOWN_VERSION: Final = "0.17.0"
 
 Row = tuple[bytes, bytes]

@@ -12,8 +12,6 @@ from typing import Final
 from libs.storage.database.roots import Root
 from libs.storage.errors import ForeignUri
 
-__all__ = ["FOLDER", "Blobs"]
-
 FOLDER: Final = "blobs"
 """The folder of all blobs; it has 256 folders."""
 

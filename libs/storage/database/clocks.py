@@ -11,8 +11,6 @@ from typing import Final, Protocol
 from libs.storage.errors import ClockOutOfRange
 from libs.storage.layout.buckets import MAX_ORDER_MS
 
-__all__ = ["LAST_MS", "STEP_HOLD_S", "STEP_MS", "Clock", "HybridClock", "wait_until_past"]
-
 _LOOK_AGAIN_MS: Final = 1000
 
 log = logging.getLogger(__name__)

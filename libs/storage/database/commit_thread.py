@@ -14,8 +14,6 @@ from typing import Any
 
 from libs.storage.database.binding import Committer
 
-__all__ = ["CommitThread"]
-
 _Job = tuple[Any, "asyncio.Future[Any]"]
 
 

@@ -28,8 +28,6 @@ from libs.storage.layout.own_keys import (
 )
 from libs.storage.records.states import encode_clock
 
-__all__ = ["MAX_IN_FLIGHT", "GroupCommit", "Source"]
-
 MAX_IN_FLIGHT: Final = 2
 """Commits written and not yet durable: one being synced while the next is written."""
 

@@ -13,8 +13,6 @@ from libs.storage.errors import OtherFormat
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.records.states import decode_format, encode_format
 
-__all__ = ["FORMAT", "check_format", "settle_format"]
-
 FORMAT: Final = 2
 
 _FIRST_KEY: Final = b"\x00"

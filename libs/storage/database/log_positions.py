@@ -10,8 +10,6 @@ from libs.storage.layout.ids import sequence_of
 from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import read_log_entry_head
 
-__all__ = ["LogStore", "position_before"]
-
 
 class LogStore(Protocol):
     """A database or a snapshot."""

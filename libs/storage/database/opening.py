@@ -27,8 +27,6 @@ from slatedb.uniffi import Admin, Db, DbBuilder, DefaultMetricsRecorder, Error
 from libs.storage.errors import StorageError, StoreUnavailable
 from libs.storage.objects.small_objects import Objects
 
-__all__ = ["Opening"]
-
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0

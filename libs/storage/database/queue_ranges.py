@@ -31,20 +31,6 @@ from libs.storage.layout.primitives import KeyRange
 from libs.storage.records.payload_packs import pack_key
 from libs.storage.records.states import ArchivedRecord, QueueStateRecord
 
-__all__ = [
-    "LATE_MS",
-    "Run",
-    "Waiting",
-    "active_runs",
-    "archived_run",
-    "attempts_run",
-    "done_run",
-    "failed_run",
-    "log_run",
-    "pack_run",
-    "payload_run",
-]
-
 LATE_MS: Final = 60_000
 """The longest time from the end of a message to the row of the done or failed list that has it:
 commands may wait for the store, and so may commits."""

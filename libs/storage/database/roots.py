@@ -43,8 +43,6 @@ from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import Durability, durability_of
 from libs.storage.objects.small_objects import Objects, open_objects
 
-__all__ = ["Address", "Root", "open_root", "parse_root"]
-
 SILENCE_S: Final = 10.0
 """How long a store may not respond before it counts as unreachable. Opening a database may take far
 longer: see libs.storage.database.opening."""

@@ -15,8 +15,6 @@ from typing import Final
 
 from slatedb.uniffi import Settings
 
-__all__ = ["Kind", "ReplayBound", "Tuning", "slatedb_settings", "tuning_of"]
-
 MIB: Final = 1 << 20
 
 

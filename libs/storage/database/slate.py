@@ -47,17 +47,6 @@ from libs.storage.errors import (
 )
 from libs.storage.objects.durability import Durability, FolderSync
 
-__all__ = [
-    "READ_MEMORY",
-    "Batch",
-    "Change",
-    "Database",
-    "Row",
-    "scan_options",
-    "translate",
-    "translated",
-]
-
 _log = logging.getLogger(__name__)
 
 READ_AHEAD_BYTES: Final = 4 << 20

@@ -28,14 +28,6 @@ from libs.storage.database.slate import READ_MEMORY, Batch, Database, scan_optio
 from libs.storage.errors import SnapshotNotFound, StoreUnavailable
 from libs.storage.layout.own_keys import CLOCK_KEY
 
-__all__ = [
-    "READER_OPTIONS",
-    "SNAPSHOTS_MAX",
-    "SnapshotReader",
-    "Snapshots",
-    "TooManySnapshots",
-]
-
 SNAPSHOTS_MAX: Final = 64
 """Snapshots at a time: each is an entry in the manifest, and keeps the tables of its time."""
 

@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["Durability", "FileSync", "FolderSync", "NoSync", "durability_of", "full_disk"]
-
 _FULL_FSYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 """macOS only, where fsync alone leaves data in the drive's cache."""
 

@@ -19,8 +19,6 @@ from typing import Final, NamedTuple
 from libs.storage.errors import CorruptRecord
 from libs.storage.objects.small_objects import Objects
 
-__all__ = ["FOLDER", "InstanceRecord", "InstanceRecords"]
-
 FOLDER: Final = "instance"
 _NONCE_BYTES: Final = 8
 

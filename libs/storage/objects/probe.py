@@ -14,8 +14,6 @@ from typing import Final
 from libs.storage.errors import ClockAhead, UnsafeStore
 from libs.storage.objects.small_objects import Objects
 
-__all__ = ["MAX_AHEAD_MS", "probe_store"]
-
 MAX_AHEAD_MS: Final = 60_000
 """The clock of records never goes back, so one further ahead than this is refused."""
 

@@ -22,8 +22,6 @@ from typing import Final, NamedTuple
 from libs.storage.errors import CorruptRecord, ObjectNotFound
 from libs.storage.objects.small_objects import Objects
 
-__all__ = ["UNCLAIMED", "NameClaim", "QueueNames"]
-
 FOLDER: Final = "queue-names"
 _NONCE_BYTES: Final = 8
 

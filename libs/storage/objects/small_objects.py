@@ -17,8 +17,6 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectS
 from libs.storage.errors import ObjectNotFound, StoreUnavailable, readable
 from libs.storage.objects.durability import Durability, full_disk
 
-__all__ = ["ObjectInfo", "Objects", "open_objects"]
-
 _ATTEMPT_S: Final = 5
 _RETRY_S: Final = 10
 _RETRIES: Final = 2

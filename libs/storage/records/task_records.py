@@ -19,15 +19,6 @@ from typing import Final, NamedTuple
 
 from libs.storage.layout.primitives import Fixed, Reader, utf8
 
-__all__ = [
-    "AppliedTask",
-    "FailedTaskRecord",
-    "TaskRecord",
-    "WaitingTask",
-    "decode_task_record",
-    "encode_task_record",
-]
-
 _APPLIED: Final = 1
 _FAILED: Final = 2
 _WAITING: Final = 3

@@ -17,7 +17,8 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from libs.storage.database.slate import Database, Row
+from libs.storage.database.binding import Row
+from libs.storage.database.slate import Database
 from libs.storage.errors import StoreUnavailable
 from libs.storage.layout.buckets import MAX_ORDER, last_order, order_of, split_order
 from libs.storage.layout.own_keys import delayed_range, parse_delayed_key

@@ -10,10 +10,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from libs.storage.database.binding import Change
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
-from libs.storage.database.slate import Batch, Change, Database
+from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import SequenceExhausted, StorageError, encoding
 from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
 from libs.storage.layout.keys import log_key, payload_key
