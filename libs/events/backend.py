@@ -105,7 +105,10 @@ class QueueBackend(ABC):
 
     measures = QueueMeasures("", NoOpMeter("slatemq"))
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
+        """Not connected; `open_backend` says what the options mean to backends that have them."""
+        self._is_sole_consumer = is_sole_consumer
+        self._gather_ms = gather_ms
         self._events: EventCarrier
         self._tasks: TaskCarrier
         self._is_composed = False

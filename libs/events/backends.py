@@ -18,13 +18,6 @@ _CLASSES = {
 }
 
 
-_OPTIONS = {
-    "kafka": frozenset({"is_sole_consumer"}),
-    "redis": frozenset({"is_sole_consumer", "gather_ms"}),
-}
-"""The options that each backend has."""
-
-
 def open_backend(
     name: str,
     meter: Meter | None = None,
@@ -44,9 +37,7 @@ def open_backend(
     """
     module, kind = _CLASSES[name]
     make = getattr(import_module(module), kind)
-    options = {"is_sole_consumer": is_sole_consumer, "gather_ms": gather_ms}
-    known = _OPTIONS.get(name, frozenset())
-    backend: QueueBackend = make(**{key: options[key] for key in known})
+    backend: QueueBackend = make(is_sole_consumer=is_sole_consumer, gather_ms=gather_ms)
     if meter is not None:
         backend.measures = QueueMeasures(name, meter)
     return backend

@@ -14,6 +14,6 @@ address                                    what
 Messages are durable; a publish returns when the broker has accepted it. A prefetch count is the
 credit of a link. The forms of the addresses are settings.
 
-In reading order: `links` and `engine` (the protocol on asyncio), `connection` (errors, addresses,
-what is open), `events`, `tasks`, `backend`.
+In reading order: `engine` (the protocol on asyncio), `connection` (errors, addresses, what is
+open), `events`, `tasks`, `backend`.
 """

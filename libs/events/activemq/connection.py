@@ -12,8 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from proton import Link, Message, ProtonException
 
-from libs.events.activemq.engine import Engine
-from libs.events.activemq.links import ConnectionLost, Receiver, Refused
+from libs.events.activemq.engine import ConnectionLost, Engine, Receiver, Refused
 from libs.events.cancellations import keeping_cancellations
 from libs.events.settings import ActivemqSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument, Unavailable

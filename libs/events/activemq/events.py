@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from libs.events.activemq.connection import Connection, message_of, translated
-from libs.events.activemq.links import Received, Receiver
+from libs.events.activemq.engine import Received, Receiver
 from libs.events.deliveries import GroupEvents, Handler
 from slatemq.events.envelope import Event, encode_event
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
-from libs.events.activemq.links import Received, Receiver
+from libs.events.activemq.engine import Received, Receiver
 from libs.events.tasks import (
     FailedTask,
     HeldTasks,

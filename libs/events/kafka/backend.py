@@ -15,11 +15,8 @@ class KafkaBackend(QueueBackend):
     _translated = staticmethod(translated)
     HEALTH_S = 5.0
 
-    def __init__(self, *, is_sole_consumer: bool = False) -> None:
-        super().__init__()
-        self._is_sole_consumer = is_sole_consumer
-        self._kafka_tasks: Tasks
-        self._connection: Connection
+    _kafka_tasks: Tasks
+    _connection: Connection
 
     async def connect(self, config: KafkaSettings) -> None:
         self._connection = Connection(config)

@@ -38,6 +38,11 @@ COMPACTED: Final = {"cleanup.policy": "compact"}
 KEPT: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Topics whose records brokers never remove by themselves: by default they do after a week."""
 
+_REFUSED_SETTINGS: Final[Mapping[type[Exception], str]] = {
+    errors.InvalidReplicationFactorError: "replication_factor",
+    errors.InvalidPartitionsError: "partitions",
+}
+
 _DOWN = (
     errors.KafkaConnectionError,
     errors.KafkaTimeoutError,
@@ -57,14 +62,11 @@ def translated() -> Iterator[None]:
     try:
         with keeping_cancellations():
             yield
-    except errors.KafkaError as error:
+    except (errors.KafkaError, *_DOWN) as error:
         what = str(error) or type(error).__name__
-        if error.retriable or isinstance(error, _DOWN):
+        if isinstance(error, _DOWN) or error.retriable:
             raise Unavailable(f"Kafka cannot be reached: {what}", reason="BACKEND_DOWN") from error
         raise FailedPrecondition("REFUSED", f"Kafka refuses it: {what}") from error
-    except (OSError, TimeoutError) as error:
-        what = str(error) or type(error).__name__
-        raise Unavailable(f"Kafka cannot be reached: {what}", reason="BACKEND_DOWN") from error
 
 
 class Connection:
@@ -191,15 +193,11 @@ class Connection:
         answer = await admin.create_topics(wanted)
         for topic, code, *_ in answer.topic_errors:
             kind = errors.for_code(code)
-            if kind is errors.InvalidReplicationFactorError:
+            if kind in _REFUSED_SETTINGS:
+                key = _REFUSED_SETTINGS[kind]
+                refused = getattr(self.settings, key)
                 raise InvalidArgument(
-                    "queue.kafka.replication_factor",
-                    f"the brokers refuse {self.settings.replication_factor} for {topic}",
-                )
-            if kind is errors.InvalidPartitionsError:
-                raise InvalidArgument(
-                    "queue.kafka.partitions",
-                    f"the brokers refuse {self.settings.partitions} for {topic}",
+                    f"queue.kafka.{key}", f"the brokers refuse {refused} for {topic}"
                 )
             if kind not in (errors.NoError, errors.TopicAlreadyExistsError):
                 raise kind(topic)

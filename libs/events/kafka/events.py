@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
@@ -47,18 +47,17 @@ class Events(GroupEvents[Delivery]):
         self._offsets: Offsets
 
     async def publish(self, events: Sequence[Event]) -> None:
-        types = {event.type for event in events}
-        compacted = types.intersection(self._settings.compacted)
+        await self._ensure_topics({event.type for event in events})
+        await self._connection.send(map(self._record, events))
+
+    async def _ensure_topics(self, types: Set[str]) -> None:
+        compacted = types & {*self._settings.compacted}
         await self._connection.ensure_topics(map(self._topic, types - compacted))
         await self._connection.ensure_topics(map(self._topic, compacted), COMPACTED)
-        await self._connection.send(map(self._record, events))
 
     async def start(self, types: frozenset[str]) -> None:
         """Create the topics, and join the group."""
-        wanted = types or frozenset(CATALOGUE)
-        compacted = wanted.intersection(self._settings.compacted)
-        await self._connection.ensure_topics(map(self._topic, wanted - compacted))
-        await self._connection.ensure_topics(map(self._topic, compacted), COMPACTED)
+        await self._ensure_topics(types or frozenset(CATALOGUE))
         consumer = self._connection.consumer(self._settings.consumer_group)
         self._offsets = Offsets(consumer)
         if types:

@@ -175,7 +175,10 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     Raises InvalidArgument that names the key where the server has one with other properties.
     """
     names = Names(settings)
-    await _declare("exchange_type", _declare_exchange(channel, names.exchange, settings))
+    kind = aio_pika.ExchangeType(settings.exchange_type)
+    await _declare(
+        "exchange_type", channel.declare_exchange(names.exchange, kind, durable=settings.durable)
+    )
     dead = await _declare(
         "durable",
         channel.declare_exchange(names.dead_exchange, "fanout", durable=settings.durable),
@@ -191,12 +194,6 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     await _declare("durable", declare_queue(channel, names.retry, settings, back))
     queue = await _declare("durable", declare_queue(channel, names.dead, settings))
     await queue.bind(dead, names.dead)
-
-
-def _declare_exchange(channel: AbstractChannel, name: str, settings: RabbitmqSettings) -> Any:
-    return channel.declare_exchange(
-        name, aio_pika.ExchangeType(settings.exchange_type), durable=settings.durable
-    )
 
 
 async def declare_queue(

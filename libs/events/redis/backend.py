@@ -25,17 +25,15 @@ class RedisBackend(QueueBackend):
     NAME = "Redis"
     _translated = staticmethod(translated)
 
-    def __init__(self, *, is_sole_consumer: bool = False, gather_ms: int = 0) -> None:
-        super().__init__()
-        self._reading = TaskReading(is_sole_consumer=is_sole_consumer, gather_s=gather_ms / 1000)
-        self._client: Any = None
+    _client: Any
 
     async def connect(self, config: RedisSettings) -> None:
         client: Any = open_client(config)
         consumer = make_consumer_name()
         dead = DeadLetters(client, config.stream_prefix)
+        reading = TaskReading(self._is_sole_consumer, self._gather_ms / 1000)
         kind = ListTasks if config.task_structure == "lists" else StreamTasks
-        tasks = kind(client, config, consumer, dead, self._reading)
+        tasks = kind(client, config, consumer, dead, reading)
         self._client = client
         self._compose(EventStream(client, config, consumer, dead), tasks)
         try:

@@ -8,10 +8,9 @@ from typing import Any
 from redis import asyncio as aioredis
 
 from libs.events.deliveries import Handler, read_event, run_handler
-from libs.events.redis.appends import StreamAppends
 from libs.events.redis.connection import BLOCK_MS, translated
-from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters
+from libs.events.redis.streams import Delivery, Group, StreamAppends
 from libs.events.settings import RedisSettings
 from slatemq.events.envelope import Event, encode_event
 

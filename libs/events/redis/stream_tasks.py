@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from redis import asyncio as aioredis
 
-from libs.events.redis.appends import StreamAppends
-from libs.events.redis.consumer_group import Delivery, Group
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
 from libs.events.redis.delayed_tasks import DelayedTasks, TaskReading
+from libs.events.redis.streams import Delivery, Group, StreamAppends
 from libs.events.settings import RedisSettings
 
 

@@ -17,7 +17,7 @@ import grpc.aio
 
 from libs.serving.http.parts import HttpPost, HttpReply
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.dedupe_shards import dedupe_shard
@@ -86,12 +86,9 @@ class S3Events:
             # A shard was added meanwhile.
             return await self._publish_by(messages, await self._shards(max_age_ms=0))
 
-    async def _shards(self, max_age_ms: int | None = None) -> Sequence[int]:
+    async def _shards(self, max_age_ms: int = CACHE_MS) -> Sequence[int]:
         try:
-            if max_age_ms is None:
-                topology = await self._directory.read()
-            else:
-                topology = await self._directory.read(max_age_ms)
+            topology = await self._directory.read(max_age_ms)
         except StorageError as error:
             raise Unavailable(str(error), reason="STORE_UNAVAILABLE") from error
         shards = list(topology.ingests)

@@ -17,9 +17,9 @@ from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
 from libs.events.redis.backend import RedisBackend
 from libs.events.redis.connection import READ_COUNT
-from libs.events.redis.consumer_group import Group
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import SOLE_READ_COUNT
+from libs.events.redis.streams import Group
 from libs.events.tasks import FailedTask, WriteTask, encode_task
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import make_task_id
@@ -64,7 +64,7 @@ async def test_a_task_is_completed_by_the_call_that_repeats_one_in_an_outage(
 async def test_a_sole_consumer_takes_at_once_what_the_one_before_it_had(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("consumer_group", "list_tasks"):
+    for module in ("streams", "list_tasks"):
         monkeypatch.setattr(f"libs.events.redis.{module}.HOLD_MS", 3_600_000)
     killed = RedisBackend(is_sole_consumer=True)
     await killed.connect(server.settings("sole"))

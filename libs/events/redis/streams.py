@@ -1,9 +1,9 @@
-"""One consumer of a consumer group: reading entries, keeping them, taking over those of others."""
+"""One stream: appending entries together, and one consumer of a group that shares them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis import asyncio as aioredis
@@ -18,6 +18,33 @@ OWNED_COUNT = 1_000
 
 FORGET_CONSUMER_MS = 3_600_000
 """How long a consumer without entries must be silent to be removed from the group, in ms."""
+
+APPEND = """
+for at = 1, #ARGV, {step} do
+    redis.call('XADD', KEYS[1], '*', {entry})
+end
+"""
+"""Appends entries in order and answers once: redis-py takes 40 µs for each answer of a pipeline."""
+
+
+class StreamAppends:
+    """Appends entries with the same fields to one stream."""
+
+    def __init__(self, client: aioredis.Redis, key: str, fields: Sequence[str]) -> None:
+        self._client: Any = client
+        self._key = key
+        self._fields = fields
+        entry = ", ".join(f"'{name}', ARGV[at + {place}]" for place, name in enumerate(fields))
+        script = APPEND.format(step=len(fields), entry=entry)
+        self._script = self._client.register_script(script)
+
+    async def append(self, entries: Sequence[Sequence[str | bytes]]) -> None:
+        """Append entries, each the values of the fields, in order: all of them or none."""
+        if len(entries) == 1:
+            await self._client.xadd(self._key, dict(zip(self._fields, entries[0], strict=True)))
+        else:
+            values = [value for entry in entries for value in entry]
+            await self._script(keys=[self._key], args=values)
 
 
 class Delivery(NamedTuple):
