@@ -131,6 +131,9 @@ class GroupEvents(ABC, Generic[D]):
                 await asyncio.wait(self._retrying)
             self._held.clear()
 
+    async def stop(self) -> None:
+        """Nothing to do where what was not accepted goes back with the connection."""
+
     async def acknowledge(self, event_id: str) -> None:
         for delivery in self._held.pop(event_id, ()):
             await self._accept(delivery)

@@ -44,9 +44,6 @@ class Events(GroupEvents[Received]):
             message = await self._receiver.next()
             await self._deliver_one(message, message.body, types, handler)
 
-    async def stop(self) -> None:
-        """Nothing to do: what was not accepted goes back with the connection."""
-
     async def _accept(self, message: Received) -> None:
         message.accept()
 

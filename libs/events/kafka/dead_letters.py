@@ -79,25 +79,10 @@ class DeadLetters:
 
         Also each copy: one of them may be of an attempt that failed since.
         """
-        async with self._turn:  # two at a time would enqueue them twice
-            return await self._retry(enqueue)
-
-    async def commit_again(self) -> dict[TopicPartition, int]:
-        """Commit what was retried once more, before brokers forget it; returns the offsets."""
-        async with self._turn, self._reader() as consumer:
-            numbers = await self._connection.partitions(self._topic)
-            partitions = [TopicPartition(self._topic, number) for number in numbers]
-            known = {one: await consumer.committed(one) for one in partitions}
-            retried = {one: offset for one, offset in known.items() if offset}
-            if retried:
-                consumer.assign(list(retried))
-                await consumer.commit(retried)
-        return retried
-
-    async def _retry(self, enqueue: Callable[[WriteTask], Awaitable[None]]) -> int:
         retried: set[str] = set()
         done: dict[TopicPartition, int] = {}
-        async with self._reader() as consumer:
+        # Two at a time would enqueue them twice.
+        async with self._turn, self._reader() as consumer:
             async with aclosing(self._read(consumer, self._topic)) as dead_letters:
                 async for record in dead_letters:
                     dead = _dead_letter_of(record)
@@ -114,6 +99,18 @@ class DeadLetters:
                 consumer.assign(list(done))  # it read one partition after another
                 await consumer.commit(done)
         return len(retried)
+
+    async def commit_again(self) -> dict[TopicPartition, int]:
+        """Commit what was retried once more, before brokers forget it; returns the offsets."""
+        async with self._turn, self._reader() as consumer:
+            numbers = await self._connection.partitions(self._topic)
+            partitions = [TopicPartition(self._topic, number) for number in numbers]
+            known = {one: await consumer.committed(one) for one in partitions}
+            retried = {one: offset for one, offset in known.items() if offset}
+            if retried:
+                consumer.assign(list(retried))
+                await consumer.commit(retried)
+        return retried
 
     async def _read(self, consumer: Any, topic: str) -> AsyncGenerator[Any, None]:
         """The records that are in a topic now; one partition after another."""

@@ -95,9 +95,6 @@ class Events(GroupEvents[AbstractIncomingMessage]):
             except (Unavailable, FailedPrecondition) as error:
                 log.info("the channel was lost: %s", error)
 
-    async def stop(self) -> None:
-        """Nothing to do: what was not acknowledged goes back with the connection."""
-
     async def _accept(self, message: AbstractIncomingMessage) -> None:
         await acknowledge(message)
 

@@ -13,7 +13,7 @@ are ours: in the order of the records, and read as "no delay", 0 bytes and empty
 
 import struct
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, compress, repeat
 from typing import Any, NamedTuple, TypeVar
@@ -70,29 +70,8 @@ class MessageMetadata(NamedTuple):
 
 def encode_metadata_record(message: MessageMetadata) -> bytes:
     """One record, without delay and payload size; ValueError naming what does not fit."""
-    headers = message.headers
-    if len(headers) > MAX_HEADERS:
-        raise ValueError(f"headers: {len(headers)}, at most {MAX_HEADERS} fit")
-    head = RECORD_HEAD.pack(
-        message.message_id,
-        message.created_at_ms,
-        message.received_at_ms,
-        message.visible_at_ms,
-        message.retention_s,
-        len(headers),
-    )
-    if not headers:
-        return head
-    try:
-        parts = [head]
-        for key, value in headers.items():
-            raw_key, raw_value = key.encode(), value.encode()
-            parts += (_U16.pack(len(raw_key)), raw_key, _U16.pack(len(raw_value)), raw_value)
-        return b"".join(parts)
-    except (struct.error, UnicodeEncodeError):
-        # Slowly, for the name of the header that does not fit.
-        pairs = ((utf8("header key", k), utf8(f"header {k[:64]!r}", v)) for k, v in headers.items())
-        return head + b"".join(part for pair in pairs for part in pair)
+    headers = encode_headers(message.headers, keeps_order=True)
+    return RECORD_HEAD.pack(*message[:5], headers[0]) + headers[1:]
 
 
 def encode_log_entry(messages: Sequence[MessageMetadata]) -> bytes:
@@ -109,12 +88,16 @@ def encode_log_entry(messages: Sequence[MessageMetadata]) -> bytes:
     return b"".join(parts)
 
 
-def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """The end of a record, from its header count on, keys ascending; ValueError as for a record."""
+def encode_headers(headers: Mapping[str, str], *, keeps_order: bool = False) -> bytes:
+    """The end of a record, from its header count on; ValueError as for a record.
+
+    Keys ascend, so that equal headers have equal bytes, unless it `keeps_order`.
+    """
     if len(headers) > MAX_HEADERS:
         raise ValueError(f"headers: {len(headers)}, at most {MAX_HEADERS} fit")
     parts = [len(headers).to_bytes(1, "little")]
-    pairs = sorted(headers.items())
+    pairs: Iterable[tuple[str, str]]
+    pairs = headers.items() if keeps_order else sorted(headers.items())
     try:
         for key, value in pairs:
             raw_key, raw_value = key.encode(), value.encode()
