@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import slatemq
 from libs.events.deliveries import NOT_ACKNOWLEDGED, Handler, read_event, run_handler
 from libs.events.slatemq.headers import EVENTS_HEADER
 from libs.events.slatemq.queues import PREFETCH, TYPE_HEADER, Queues, finish, release
+from slatemq.errors import NotFound
 from slatemq.events.envelope import Event, encode_event
+
+log = logging.getLogger(__name__)
 
 
 class Events:
@@ -43,10 +47,14 @@ class Events:
         self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
         consumer = self._queues.client.consume(self._queues.events, prefetch=PREFETCH)
-        async with consumer as messages:
-            async for message in messages:
-                note_up()
-                await self._deliver_one(message, handler)
+        try:
+            async with consumer as messages:
+                async for message in messages:
+                    note_up()
+                    await self._deliver_one(message, handler)
+        except NotFound as error:
+            log.error("the queue of events was deleted: %s", error)
+            raise
 
     async def _deliver_one(self, message: slatemq.Received, handler: Handler) -> None:
         event = read_event(self._queues.events, message.payload)
