@@ -57,11 +57,17 @@ if TYPE_CHECKING:
     )
     from slatemq._admin.tasks import Task, TaskState
     from slatemq._admin.watching import DelayedWatch
+    from slatemq._commands.command_calls import QueueCommand, QueueCommands, TransferToken
     from slatemq._commands.message_refs import MessageLease, MessageRefs, MessageToken, MessageView
-    from slatemq._commands.queue_commands import QueueCommand, QueueCommands, TransferToken
     from slatemq._commands.queue_file_store import TextQueueStore
-    from slatemq._commands.queue_store import MemoryQueue, QueueStore, QueueView
-    from slatemq._commands.ref_set import ItemLease, RefSet, RefToken
+    from slatemq._commands.ref_set import (
+        ItemLease,
+        MemoryQueue,
+        QueueStore,
+        QueueView,
+        RefSet,
+        RefToken,
+    )
     from slatemq._consume.batches import Batch, BatchConsumer
     from slatemq._consume.commands import (
         CommandContext,
@@ -169,10 +175,9 @@ _HOMES = (
     "_admin.settling",
     "_admin.tasks",
     "_admin.watching",
-    "_commands.message_refs",
-    "_commands.queue_commands",
-    "_commands.queue_store",
     "_commands.ref_set",
+    "_commands.message_refs",
+    "_commands.command_calls",
     "_consume.batches",
     "_consume.commands",
     "_consume.consumer",

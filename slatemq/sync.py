@@ -20,10 +20,9 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from slatemq import client as asynchronous
 from slatemq._admin import watching
 from slatemq._admin.entry_models import Entry
-from slatemq._commands import message_refs, queue_commands
-from slatemq._commands.command_calls import TRY_S
+from slatemq._commands import command_calls, message_refs
+from slatemq._commands.command_calls import TRY_S, QueueCommand
 from slatemq._commands.message_refs import MessageToken
-from slatemq._commands.queue_commands import QueueCommand
 from slatemq._consume import batches as batching
 from slatemq._consume import consumer as consuming
 from slatemq._consume import delivered
@@ -221,7 +220,7 @@ class QueueView(Face[message_refs.MessageView[T]], Generic[T]):
         return self._loop.run(self._inner.try_next)
 
 
-class TransferToken(Face[queue_commands.TransferToken[T]], Generic[T]):
+class TransferToken(Face[command_calls.TransferToken[T]], Generic[T]):
     """Items that are complete, released to go elsewhere; see slatemq.TransferToken."""
 
     @property
@@ -241,7 +240,7 @@ class TransferToken(Face[queue_commands.TransferToken[T]], Generic[T]):
         self._loop.run(self._inner.commit)
 
 
-class QueueCommands(Face[queue_commands.QueueCommands[T]], Generic[T]):
+class QueueCommands(Face[command_calls.QueueCommands[T]], Generic[T]):
     """Changes of a queue that wait to be executed together; see slatemq.QueueCommands."""
 
     def complete(self, tokens: Sequence[MessageToken[T]]) -> TransferToken[T]:

@@ -121,21 +121,9 @@ class SearchProgress(NamedTuple):
     rows_read_count: int
 
 
-_STATES = {
-    EntryState.AVAILABLE: queue_pb2.ENTRY_STATE_AVAILABLE,
-    EntryState.DELAYED: queue_pb2.ENTRY_STATE_DELAYED,
-    EntryState.IN_FLIGHT: queue_pb2.ENTRY_STATE_IN_FLIGHT,
-    EntryState.DONE: queue_pb2.ENTRY_STATE_DONE,
-    EntryState.FAILED: queue_pb2.ENTRY_STATE_FAILED,
-    EntryState.ARCHIVED: queue_pb2.ENTRY_STATE_ARCHIVED,
-}
+_STATES = {one: queue_pb2.EntryState.Value(f"ENTRY_STATE_{one.name}") for one in EntryState}
 _STATE_OF = {wire: state for state, wire in _STATES.items()}
-_VIEWS = {
-    EntryView.BASIC: entry_pb2.ENTRY_VIEW_BASIC,
-    EntryView.ATTEMPTS: entry_pb2.ENTRY_VIEW_ATTEMPTS,
-    EntryView.HEADERS: entry_pb2.ENTRY_VIEW_HEADERS,
-    EntryView.FULL: entry_pb2.ENTRY_VIEW_FULL,
-}
+_VIEWS = {one: entry_pb2.EntryView.Value(f"ENTRY_VIEW_{one.name}") for one in EntryView}
 
 
 def state_wire(state: EntryState | str, field: str = "state") -> queue_pb2.EntryState.ValueType:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from slatemq._checks import check_text, fields_of, message_of
+from slatemq._checks import fields_of, message_of
 from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.errors import NotFound
 from slatemq.v1 import outbox_pb2
@@ -137,11 +137,9 @@ class OutboxCalls(Calls):
     async def _ask_push(
         self, push: RefusedPush | str, method: Method[Q, R], request_type: Callable[..., Q]
     ) -> tuple[R, int]:
-        shard = push.broker_shard if isinstance(push, RefusedPush) else None
-        push_id = push.push_id if isinstance(push, RefusedPush) else push
-        check_text("push_id", push_id)
-        request = request_type(push_id=push_id)
-        return await self._locations.ask_owner_of("refused push", push_id, method, request, shard)
+        return await self._locations.ask_owner_of(
+            "refused push", "push_id", push, method, request_type
+        )
 
 
 def _push_of(

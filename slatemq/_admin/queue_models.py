@@ -89,12 +89,7 @@ def _max_ms(longest: Duration | None) -> int:
     return milliseconds(longest, "max") if longest is not None else BACKOFF_MS_MAX
 
 
-_KINDS = {
-    BackoffKind.FIXED: queue_pb2.Backoff.KIND_FIXED,
-    BackoffKind.LINEAR: queue_pb2.Backoff.KIND_LINEAR,
-    BackoffKind.EXPONENTIAL: queue_pb2.Backoff.KIND_EXPONENTIAL,
-    BackoffKind.NONE: queue_pb2.Backoff.KIND_NONE,
-}
+_KINDS = {one: queue_pb2.Backoff.Kind.Value(f"KIND_{one.name}") for one in BackoffKind}
 _KIND_OF = {wire: kind for kind, wire in _KINDS.items()}
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import grpc.aio
 
-from slatemq._checks import check_text, fields_of, message_of
+from slatemq._checks import fields_of, message_of
 from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
@@ -173,11 +173,9 @@ class RedriveCalls(Calls):
     async def _ask_redrive(
         self, redrive: Redrive | str, method: Method[Q, R], request_type: Callable[..., Q]
     ) -> tuple[R, int]:
-        shard = redrive.broker_shard if isinstance(redrive, Redrive) else None
-        redrive_id = redrive.redrive_id if isinstance(redrive, Redrive) else redrive
-        check_text("redrive_id", redrive_id)
-        request = request_type(redrive_id=redrive_id)
-        return await self._locations.ask_owner_of("redrive", redrive_id, method, request, shard)
+        return await self._locations.ask_owner_of(
+            "redrive", "redrive_id", redrive, method, request_type
+        )
 
 
 def _list_redrives(

@@ -23,8 +23,7 @@ from typing import Generic, TypeVar, cast
 
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._checks import wrong
-from slatemq._commands.queue_store import QueueView
-from slatemq._commands.ref_set import ItemLease, RefSet, RefToken, Slot, used
+from slatemq._commands.ref_set import ItemLease, QueueView, RefSet, RefToken, Slot, used
 from slatemq._consume.batches import claim, claim_request
 from slatemq._consume.commands import Command, CommandResult, Extend
 from slatemq._consume.delivered import Claimed, Lease, LeaseKeeper, seconds_from_claim

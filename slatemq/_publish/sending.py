@@ -19,10 +19,9 @@ from uuid import uuid4
 import grpc.aio
 
 from slatemq._publish.published import Published, published
-from slatemq._publish.shards import IngestShards
+from slatemq._publish.shards import IngestShards, Liveness
 from slatemq._publish.streams import ATTEMPT_S, PublishStream, PublishStreams
 from slatemq._publish.wire import Runs
-from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.peers import NOT_TAKEN, Peers, connect_s, connected, errors_translated
 from slatemq.errors import (
     DeadlineExceeded,

@@ -17,9 +17,8 @@ import grpc
 import grpc.aio
 
 from slatemq._publish.published import Published, published
-from slatemq._publish.shards import IngestShards
+from slatemq._publish.shards import IngestShards, Liveness
 from slatemq._publish.wire import numbered
-from slatemq._rpc.liveness import Liveness
 from slatemq._rpc.peers import (
     HOPELESS,
     NOT_CONNECTED,

@@ -15,12 +15,8 @@ In reading order; a file imports only files above it:
                   they answer
 `blocking`        Coroutines for programs without asyncio: an event loop in a thread, and faces of
                   objects
-`byte_semaphore`  A bound on the bytes that are outstanding; who comes when it is reached waits in
-                  line
 `endpoints`       The addresses that a client is given: `host:port`, several of them in a list or
                   with commas
-`liveness`        Whether a server answers now: asked before it gets what cannot be sent elsewhere
-                  afterwards
 `outages`         Outages of servers that a client waits for: in the log, and bounded where that is
                   wanted
 `queue_locations` Which broker has a queue, and questions to all brokers: those that are down hide

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
 import grpc.aio
 
+from slatemq._checks import check_text
 from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Peers, errors_translated
 from slatemq._rpc.topology_cache import first_answer
 from slatemq.errors import INCOMPLETE, SHARDS, DeadlineExceeded, NotFound, SlateMQError, Unavailable
@@ -118,16 +119,21 @@ class QueueLocations:
     async def ask_owner_of(
         self,
         resource: str,
-        name: str,
+        field: str,
+        named: Any,
         method: Method[Q, R],
-        request: Q,
-        shard: int | None = None,
+        request_type: Callable[..., Q],
     ) -> tuple[R, int]:
-        """The response of the one broker that has the resource of this name, and its shard.
+        """The response of the one broker that has a resource, and its shard.
 
-        Asks all of them where the shard is None. Raises NotFound when no broker has it, Unavailable
-        (BROKER_DOWN) when none of those that answer has it.
+        `named` is the resource, with its `broker_shard`, or its name, with which all brokers are
+        asked; `field` has the name, in the resource as in the request. Raises NotFound when no
+        broker has it, Unavailable (BROKER_DOWN) when none of those that answer has it.
         """
+        name: str = getattr(named, field, named)
+        check_text(field, name)
+        request = request_type(**{field: name})
+        shard: int | None = getattr(named, "broker_shard", None)
 
         async def answer_of(shard: int) -> tuple[R, int]:
             return await self.peers.ask_broker(shard, method, request), shard

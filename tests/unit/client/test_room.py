@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from slatemq._rpc.byte_semaphore import ByteSemaphore
+from slatemq._publish.gathering import ByteSemaphore
 from slatemq.errors import Unavailable
 
 
