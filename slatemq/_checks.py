@@ -32,13 +32,9 @@ def message_of(kind: Callable[..., M], **values: Any) -> M:
     for name, value in values.items():
         if isinstance(value, Iterator):
             values[name] = list(value)  # Looked at again when a field is wrong.
-        elif isinstance(value, str) and _is_list(kind, name):
-            check_field(kind, name, value)
-        elif isinstance(value, bytes) and _is_text(kind, name):
-            raise wrong(name, "text", value)  # protobuf would take it.
-        elif isinstance(value, Mapping) and _is_mapping(kind, name):
-            check_texts(name, value)
     try:
+        for name, value in values.items():
+            _refuse(kind, name, value, name)
         return kind(**values)
     except (TypeError, ValueError):
         pass  # The loop finds which field it is.
@@ -74,12 +70,7 @@ def _plain_fields(wire: Descriptor, kind: Any) -> list[tuple[str, bool]]:
 def check_field(kind: Callable[..., Message], name: str, value: object, field: str = "") -> None:
     """Raises InvalidArgument, about `field` (else `name`), when the field cannot hold the value."""
     try:
-        if isinstance(value, str) and _is_list(kind, name):
-            raise TypeError("text is not a list")
-        if isinstance(value, bytes) and _is_text(kind, name):
-            raise TypeError("bytes are not text")
-        if isinstance(value, Mapping) and _is_mapping(kind, name):
-            check_texts(field or name, value)
+        _refuse(kind, name, value, field or name)
         kind(**{name: value})
     except UnicodeEncodeError as error:
         raise InvalidArgument(field or name, f"must be UTF-8 text: {error}") from None
@@ -87,6 +78,16 @@ def check_field(kind: Callable[..., Message], name: str, value: object, field: s
         # What an iterator of the caller's raises says more than this.
         cause = error if isinstance(value, Iterator) else None
         raise InvalidArgument(field or name, _rule(kind, name, value)) from cause
+
+
+def _refuse(kind: Callable[..., Message], name: str, value: object, field: str) -> None:
+    """Raises TypeError, or InvalidArgument about `field`, for what protobuf alone would take."""
+    if isinstance(value, str) and _field(kind, name).is_repeated:
+        raise TypeError("text is not a list")
+    if isinstance(value, bytes) and _field(kind, name).type == FieldDescriptor.TYPE_STRING:
+        raise TypeError("bytes are not text")
+    if isinstance(value, Mapping) and _is_mapping(kind, name):
+        check_texts(field, value)
 
 
 def check_texts(field: str, headers: Mapping[str, str]) -> None:
@@ -133,14 +134,6 @@ def moved(error: InvalidArgument, field: str) -> InvalidArgument:
 def wrong(field: str, expected: str, value: object) -> InvalidArgument:
     """The error about a value of a wrong type."""
     return InvalidArgument(field, f"must be {expected}, not {type(value).__name__}")
-
-
-def _is_list(kind: Callable[..., Message], name: str) -> bool:
-    return bool(_field(kind, name).is_repeated)
-
-
-def _is_text(kind: Callable[..., Message], name: str) -> bool:
-    return _field(kind, name).type == FieldDescriptor.TYPE_STRING
 
 
 def _is_mapping(kind: Callable[..., Message], name: str) -> bool:

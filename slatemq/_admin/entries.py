@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from slatemq._admin.entry_models import (
     Entry,
@@ -26,7 +26,7 @@ from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.watching import DelayedWatch
 from slatemq._checks import check_text, check_whole, iterable, message_of
 from slatemq._consume.handles import queue_of_handle
-from slatemq._rpc.peers import ATTEMPT_S
+from slatemq._rpc.peers import ATTEMPT_S, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import DataLoss, DeadlineExceeded, NotFound, SlateMQError
@@ -35,10 +35,6 @@ from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub, EntryServiceStub
 from slatemq.v1.ingest_pb2 import BatchGetMessagesRequest
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
-
-if TYPE_CHECKING:
-    from slatemq._rpc.peers import Method
-
 
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from slatemq._checks import fields_of, message_of
+from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.errors import NotFound
 from slatemq.v1 import outbox_pb2
 from slatemq.v1.outbox_pb2_grpc import OutboxServiceStub
-
-if TYPE_CHECKING:
-    from slatemq._rpc.peers import Method
 
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -6,19 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import grpc.aio
 
 from slatemq._checks import fields_of, message_of
+from slatemq._rpc.peers import Method
 from slatemq._rpc.queue_locations import Answers, Calls
 from slatemq.models import Duration, seconds
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
-
-if TYPE_CHECKING:
-    from slatemq._rpc.peers import Method
 
 Q = TypeVar("Q")
 R = TypeVar("R")

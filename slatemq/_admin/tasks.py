@@ -12,20 +12,17 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar, Unpack
+from typing import Final, TypeVar, Unpack
 
 from slatemq._admin.task_ids import parse_task_id
 from slatemq._checks import check_text, check_whole, fields_of
 from slatemq._publish.published import Published, published
-from slatemq._rpc.peers import CallOptions
+from slatemq._rpc.peers import CallOptions, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import SlateMQError
 from slatemq.models import Duration, seconds
 from slatemq.v1 import task_pb2
 from slatemq.v1.task_pb2_grpc import TaskServiceStub
-
-if TYPE_CHECKING:
-    from slatemq._rpc.peers import Method
 
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -142,20 +142,6 @@ class MessageLease(ItemLease[T]):
         """Whether the lease was lost: another consumer may have the item."""
         return self._claimed.ended
 
-    def __enter__(self) -> MessageLease[T]:
-        self.begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    async def __aenter__(self) -> MessageLease[T]:
-        self.begin()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.end()
-
     def begin(self) -> None:
         """Begins to keep it. Raises FailedPrecondition (TOKEN_USED, LEASE_ENDED, LEASE_OPEN)."""
         self.token.check()

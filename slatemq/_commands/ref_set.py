@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from slatemq._checks import wrong
 from slatemq.errors import AlreadyExists, FailedPrecondition
@@ -97,17 +97,25 @@ class ItemLease(Generic[T]):
         """Whether another consumer may have the item by now."""
         return False
 
-    def __enter__(self) -> ItemLease[T]:
+    def begin(self) -> None:
+        """Begins the use; an item in memory needs nothing for it."""
+
+    def end(self) -> None:
+        """Ends the use."""
+
+    def __enter__(self) -> Self:
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.end()
 
-    async def __aenter__(self) -> ItemLease[T]:
+    async def __aenter__(self) -> Self:
+        self.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        pass
+        self.end()
 
 
 class RefSet(Generic[T]):

@@ -37,9 +37,7 @@ class Publisher:
         self._telemetry = telemetry
         self._sender = Sender(peers)
         self._singles = Gatherer(peers, settings, self._sender, telemetry)
-
-    async def publish(self, message: OutgoingMessage) -> Published:
-        return await self._singles.publish(message)
+        self.publish = self._singles.publish
 
     # --- Batches ------------------------------------------------------------
 

@@ -229,11 +229,7 @@ def _waited_for(shard: int, error: Unavailable | DeadlineExceeded) -> SlateMQErr
         f"it does not answer: {error.message}"
     )
     metadata = {**error.metadata, "ingest_shard": str(shard)}
-    if isinstance(error, Unavailable):
-        return Unavailable(
-            message,
-            retry_after_ms=error.retry_after_ms,
-            reason=error.reason,
-            metadata=metadata,
-        )
-    return DeadlineExceeded(message, reason=error.reason, metadata=metadata)
+    waited = type(error)(message, reason=error.reason, metadata=metadata)
+    if isinstance(waited, Unavailable) and isinstance(error, Unavailable):
+        waited.retry_after_ms = error.retry_after_ms
+    return waited

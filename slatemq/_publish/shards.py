@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -85,7 +86,7 @@ class IngestShards:
         self._turn = random.randrange(1 << 14)  # Clients begin at different shards.
         self._avoided_until: dict[int, float] = {}
         self._outages: dict[int, OutageWatch] = {}
-        self._liveness: dict[int, Liveness] = {}
+        self._liveness = defaultdict[int, Liveness](Liveness)
 
     # --- By dedupe key --------------------------------------------------------
 
@@ -178,10 +179,7 @@ class IngestShards:
         watch.begin(problem, began_s)
 
     def liveness(self, shard: int) -> Liveness:
-        liveness = self._liveness.get(shard)
-        if liveness is None:
-            liveness = self._liveness[shard] = Liveness()
-        return liveness
+        return self._liveness[shard]
 
     def close(self) -> None:
         """Forgets the outages."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -31,9 +31,8 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
 
-if TYPE_CHECKING:
-    Method = Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Q, R]]
-    """A method of a service: `lambda channel: QueueServiceStub(channel).GetQueue`."""
+Method: TypeAlias = "Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Q, R]]"
+"""A method of a service: `lambda channel: QueueServiceStub(channel).GetQueue`."""
 
 
 class CallOptions(TypedDict, total=False):

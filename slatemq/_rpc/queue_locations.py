@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 import grpc.aio
 
 from slatemq._checks import check_text
-from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Peers, errors_translated
+from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Method, Peers, errors_translated
 from slatemq._rpc.topology_cache import first_answer
 from slatemq.errors import INCOMPLETE, SHARDS, DeadlineExceeded, NotFound, SlateMQError, Unavailable
 from slatemq.v1.queue_pb2 import GetQueueRequest
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
-
-if TYPE_CHECKING:
-    from slatemq._rpc.peers import Method
 
 Q = TypeVar("Q")
 R = TypeVar("R")
