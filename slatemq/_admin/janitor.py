@@ -7,15 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from slatemq._checks import check_text, fields_of, iterable, message_of
-from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Method, errors_translated
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import NotFound, Unavailable
 from slatemq.models import Duration, Time, optional_ms, whole_seconds
 from slatemq.v1 import janitor_pb2
 from slatemq.v1.janitor_pb2_grpc import JanitorServiceStub
+
+Q = TypeVar("Q")
 
 PAGE_SIZE = 200
 
@@ -127,18 +130,12 @@ class JanitorCalls(Calls):
             failed_until_ms=optional_ms(failed_until, "failed_until"),
             request_id=request_id or str(uuid4()),
         )
-        response = await self._peers.ask(
-            self._peers.janitor, lambda channel: JanitorServiceStub(channel).RunJob, request
-        )
-        return _run_of(response.run)
+        return await self._ask_run(lambda channel: JanitorServiceStub(channel).RunJob, request)
 
     async def get_job_run(self, run: JobRun | str) -> JobRun:
         """The run as it is now. Raises NotFound."""
         request = janitor_pb2.GetRunRequest(run_id=_id_of(run))
-        response = await self._peers.ask(
-            self._peers.janitor, lambda channel: JanitorServiceStub(channel).GetRun, request
-        )
-        return _run_of(response.run)
+        return await self._ask_run(lambda channel: JanitorServiceStub(channel).GetRun, request)
 
     async def cancel_job_run(self, run: JobRun | str) -> JobRun:
         """Ends a run within seconds; what it has removed stays removed.
@@ -146,10 +143,7 @@ class JanitorCalls(Calls):
         Raises NotFound, FailedPrecondition (RUN_ENDED), Unavailable (its janitor is down).
         """
         request = janitor_pb2.CancelRunRequest(run_id=_id_of(run))
-        response = await self._peers.ask(
-            self._peers.janitor, lambda channel: JanitorServiceStub(channel).CancelRun, request
-        )
-        return _run_of(response.run)
+        return await self._ask_run(lambda channel: JanitorServiceStub(channel).CancelRun, request)
 
     async def list_job_runs(self, job: str = "") -> AsyncIterator[JobRun]:
         """The runs of a job, or of all, the newest first."""
@@ -201,6 +195,10 @@ class JanitorCalls(Calls):
             if one.ended:
                 return one
         raise NotFound("run", _id_of(run))
+
+    async def _ask_run(self, method: Method[Q, Any], request: Q) -> JobRun:
+        """The run that a method of any janitor responds with."""
+        return _run_of((await self._peers.ask(self._peers.janitor, method, request)).run)
 
     async def _stream_run(
         self, request: janitor_pb2.WatchRunRequest

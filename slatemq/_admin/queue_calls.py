@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from heapq import heappop, heappush
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import grpc.aio
 
@@ -18,7 +18,7 @@ from slatemq._admin.queue_models import (
     queue_of,
 )
 from slatemq._checks import check_field, iterable, message_of, wrong
-from slatemq._rpc.peers import NOT_TAKEN, errors_translated
+from slatemq._rpc.peers import NOT_TAKEN, CallOptions, Method, errors_translated
 from slatemq._rpc.queue_locations import ANSWER_S, Calls
 from slatemq.errors import (
     AlreadyExists,
@@ -39,6 +39,8 @@ from slatemq.models import (
 from slatemq.v1 import queue_pb2, router_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from slatemq.v1.router_pb2_grpc import RouterServiceStub
+
+Q = TypeVar("Q")
 
 Start = Time | Literal["now", "beginning"]
 """The time from which a new queue gets messages."""
@@ -113,10 +115,9 @@ class QueueCalls(Calls):
     async def get_queue(self, queue_id: str) -> Queue:
         """Reads a queue, with the counts of its messages. Raises NotFound."""
         request = message_of(queue_pb2.GetQueueRequest, queue_id=queue_id)
-        response = await self._locations.ask(
+        return await self._ask_queue(
             queue_id, lambda channel: QueueServiceStub(channel).GetQueue, request
         )
-        return queue_of(response.queue)
 
     def list_queues(self, prefix: str = "") -> AsyncIterator[Queue]:
         """All queues whose ID begins with `prefix`, by ID.
@@ -183,14 +184,19 @@ class QueueCalls(Calls):
         _fill(wire, settings)
         request = queue_pb2.UpdateQueueRequest(queue=wire)
         request.update_mask.paths.extend(_FIELDS[name] for name in settings)
-        response = await self._locations.ask(
+        return await self._ask_queue(
             queue_id,
             lambda channel: QueueServiceStub(channel).UpdateQueue,
             request,
             # With an etag a repeat would be refused for the change that the first try made.
             repeat_unknown=not etag,
         )
-        return queue_of(response.queue)
+
+    async def _ask_queue(
+        self, queue_id: str, method: Method[Q, Any], request: Q, **options: Unpack[CallOptions]
+    ) -> Queue:
+        """The queue that a method of its broker responds with."""
+        return queue_of((await self._locations.ask(queue_id, method, request, **options)).queue)
 
     async def delete_queue(self, queue_id: str, *, etag: str = "") -> None:
         """Deletes a queue with everything in it. Raises NotFound, Aborted."""
@@ -215,18 +221,16 @@ class QueueCalls(Calls):
     async def pause_queue(self, queue_id: str) -> Queue:
         """Stops deliveries: consumers wait. Does nothing to a paused queue. Raises NotFound."""
         request = message_of(queue_pb2.PauseQueueRequest, queue_id=queue_id)
-        response = await self._locations.ask(
+        return await self._ask_queue(
             queue_id, lambda channel: QueueServiceStub(channel).PauseQueue, request
         )
-        return queue_of(response.queue)
 
     async def resume_queue(self, queue_id: str) -> Queue:
         """Ends a pause; does nothing without one. Raises NotFound."""
         request = message_of(queue_pb2.ResumeQueueRequest, queue_id=queue_id)
-        response = await self._locations.ask(
+        return await self._ask_queue(
             queue_id, lambda channel: QueueServiceStub(channel).ResumeQueue, request
         )
-        return queue_of(response.queue)
 
     async def lift_quarantine(self, queue_id: str) -> Queue:
         """Routes a queue again whose filter took too long; does nothing to others.
@@ -235,10 +239,9 @@ class QueueCalls(Calls):
         quarantine, too. Raises NotFound.
         """
         request = message_of(queue_pb2.LiftQuarantineRequest, queue_id=queue_id)
-        response = await self._locations.ask(
+        return await self._ask_queue(
             queue_id, lambda channel: QueueServiceStub(channel).LiftQuarantine, request
         )
-        return queue_of(response.queue)
 
     async def purge_queue(
         self, queue_id: str, states: Iterable[EntryState | StateName] = ()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc.aio
@@ -19,7 +19,6 @@ from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
 
 Q = TypeVar("Q")
-R = TypeVar("R")
 
 
 class RedriveState(StrEnum):
@@ -96,33 +95,30 @@ class RedriveCalls(Calls):
 
     async def get_redrive(self, redrive: Redrive | str) -> Redrive:
         """The redrive as it is now. A bare ID is looked for on every broker. Raises NotFound."""
-        response, shard = await self._ask_redrive(
+        return await self._ask_redrive(
             redrive,
             lambda channel: DeadLetterServiceStub(channel).GetRedrive,
             entry_pb2.GetRedriveRequest,
         )
-        return _redrive_of(response.redrive, shard)
 
     async def cancel_redrive(self, redrive: Redrive | str) -> Redrive:
         """Stops it after the current message; it can be resumed.
 
         Raises NotFound, FailedPrecondition (REDRIVE_DONE).
         """
-        response, shard = await self._ask_redrive(
+        return await self._ask_redrive(
             redrive,
             lambda channel: DeadLetterServiceStub(channel).CancelRedrive,
             entry_pb2.CancelRedriveRequest,
         )
-        return _redrive_of(response.redrive, shard)
 
     async def resume_redrive(self, redrive: Redrive | str) -> Redrive:
         """Resumes a cancelled or failed one. Raises as `cancel_redrive`."""
-        response, shard = await self._ask_redrive(
+        return await self._ask_redrive(
             redrive,
             lambda channel: DeadLetterServiceStub(channel).ResumeRedrive,
             entry_pb2.ResumeRedriveRequest,
         )
-        return _redrive_of(response.redrive, shard)
 
     async def list_redrives(self, queue_id: str = "") -> AsyncIterator[Redrive]:
         """The redrives of a queue, or of all; those of each broker the newest first.
@@ -169,11 +165,13 @@ class RedriveCalls(Calls):
             await asyncio.sleep(seconds(every, "every"))
 
     async def _ask_redrive(
-        self, redrive: Redrive | str, method: Method[Q, R], request_type: Callable[..., Q]
-    ) -> tuple[R, int]:
-        return await self._locations.ask_owner_of(
+        self, redrive: Redrive | str, method: Method[Q, Any], request_type: Callable[..., Q]
+    ) -> Redrive:
+        """The redrive that a method of its broker responds with."""
+        response, shard = await self._locations.ask_owner_of(
             "redrive", "redrive_id", redrive, method, request_type
         )
+        return _redrive_of(response.redrive, shard)
 
 
 def _list_redrives(

@@ -58,6 +58,11 @@ _CODES: dict[type[errors.SlateMQError], code_pb2.Code] = {
     errors.Internal: code_pb2.INTERNAL,
 }
 
+_KINDS: dict[int, type[errors.SlateMQError]] = {
+    **{code: kind for kind, code in _CODES.items()},
+    code_pb2.CANCELLED: errors.Unavailable,
+}
+
 _M = TypeVar("_M", bound=Message)
 
 _GRPC_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -198,35 +203,19 @@ class _Reader:
                 return errors.FailedPrecondition(
                     reason, message, subject=subject, metadata=metadata
                 )
-            case code_pb2.ABORTED:
-                return errors.Aborted(message, reason=reason, metadata=metadata)
-            case code_pb2.RESOURCE_EXHAUSTED:
-                if (
-                    not reason and "larger than max" in message
-                ):  # gRPC's own refusal, on either side
-                    reason = "MESSAGE_TOO_LARGE"
-                retry_after_ms = self._retry_after_ms()
-                return errors.ResourceExhausted(
-                    message, retry_after_ms=retry_after_ms, reason=reason, metadata=metadata
-                )
-            case code_pb2.UNAVAILABLE | code_pb2.CANCELLED:
-                if status.code == code_pb2.CANCELLED:
-                    reason = reason or "CANCELLED"
-                retry_after_ms = self._retry_after_ms()
-                return errors.Unavailable(
-                    message, retry_after_ms=retry_after_ms, reason=reason, metadata=metadata
-                )
-            case code_pb2.DEADLINE_EXCEEDED:
-                if message == "Deadline Exceeded":  # gRPC's own, which says for what no more
-                    message = "no answer came in time"
-                return errors.DeadlineExceeded(message, reason=reason, metadata=metadata)
-            case code_pb2.UNIMPLEMENTED:
-                return errors.Unimplemented(message, reason=reason, metadata=metadata)
-            case code_pb2.DATA_LOSS:
-                return errors.DataLoss(message, reason=reason, metadata=metadata)
-            case _:
-                reason = reason or grpc_code(status).name
-                return errors.Internal(message, reason=reason, metadata=metadata)
+            case code_pb2.RESOURCE_EXHAUSTED if "larger than max" in message:
+                reason = reason or "MESSAGE_TOO_LARGE"  # gRPC's own refusal, on either side
+            case code_pb2.CANCELLED:
+                reason = reason or "CANCELLED"
+            case code_pb2.DEADLINE_EXCEEDED if message == "Deadline Exceeded":
+                message = "no answer came in time"  # gRPC's own, which says for what no more
+        kind = _KINDS.get(status.code, errors.Internal)
+        if issubclass(kind, errors.ResourceExhausted | errors.Unavailable):
+            retry_after_ms = self._retry_after_ms()
+            return kind(message, retry_after_ms=retry_after_ms, reason=reason, metadata=metadata)
+        if kind is errors.Internal:
+            reason = reason or grpc_code(status).name
+        return kind(message, reason=reason, metadata=metadata)
 
     def _detail(self, kind: type[_M]) -> _M:
         found = kind()

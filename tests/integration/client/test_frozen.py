@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 import slatemq
+from slatemq._publish import shards as liveness
 from slatemq._rpc import outages, peers
-from slatemq._rpc import shards as liveness
 from slatemq.errors import Unavailable
 from tests.integration.client.outage_lines import Lines, lines
 from tests.integration.stack.processes import Service
