@@ -143,27 +143,22 @@ class OutgoingMessages(Protocol):
 
 
 class DeliveredMessage(Protocol):
-    """What telemetry reads of a message that a consumer has."""
+    """What telemetry reads of a message that a consumer has; its headers have the trace context."""
 
     @property
-    def queue_id(self) -> str:
-        """The queue that delivered it."""
+    def queue_id(self) -> str: ...
 
     @property
-    def message_id(self) -> int:
-        """Its ID."""
+    def message_id(self) -> int: ...
 
     @property
-    def payload(self) -> bytes:
-        """Its content."""
+    def payload(self) -> bytes: ...
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers, trace context included."""
+    def headers(self) -> Mapping[str, str]: ...
 
     @property
-    def attempts_count(self) -> int:
-        """How often it was delivered, this time included."""
+    def attempts_count(self) -> int: ...
 
 
 class Processing:

@@ -21,16 +21,15 @@ from slatemq import client as asynchronous
 from slatemq._admin import watching
 from slatemq._admin.entry_models import Entry
 from slatemq._commands import command_calls, message_refs
-from slatemq._commands.command_calls import TRY_S, QueueCommand
+from slatemq._commands.command_calls import QueueCommand
 from slatemq._commands.message_refs import MessageToken
 from slatemq._consume import batches as batching
 from slatemq._consume import consumer as consuming
 from slatemq._consume import delivered
 from slatemq._consume.commands import Command
-from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, maker_of, method_of
+from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, list_of, maker_of, method_of
 from slatemq._rpc.forks import check_can_connect
 from slatemq._rpc.peers import CALL_S
-from slatemq.codecs import Codec
 from slatemq.errors import Unavailable
 from slatemq.models import BatchSettings, Duration, Time
 
@@ -347,49 +346,9 @@ class SyncClient(Face[asynchronous.Client]):
     watch_delayed = maker_of(asynchronous.Client.watch_delayed, DelayedWatch)
     consume = maker_of(asynchronous.Client.consume, Consumer)
     consume_batches = maker_of(asynchronous.Client.consume_batches, BatchConsumer)
-
-    def claim(
-        self,
-        queue_id: str,
-        max_messages: int = 1,
-        *,
-        wait: Duration = 0,
-        lease: Duration | None = None,
-        consumer_id: str = "",
-        max_bytes: int = 0,
-    ) -> list[Received]:
-        """See slatemq.Client.claim."""
-        claimed = self._loop.run(
-            lambda: self._inner.claim(
-                queue_id,
-                max_messages,
-                wait=wait,
-                lease=lease,
-                consumer_id=consumer_id,
-                max_bytes=max_bytes,
-            )
-        )
-        return [Received(self._loop, message) for message in claimed]
-
-    def queue_view(
-        self,
-        queue_id: str,
-        codec: Codec[T],
-        *,
-        lease: Duration | None = None,
-        consumer_id: str = "",
-        hold: Duration = consuming.HOLD_S,
-        timeout: Duration = TRY_S,
-    ) -> QueueView[T]:
-        """See slatemq.Client.queue_view."""
-        inner = self._inner.queue_view(
-            queue_id, codec, lease=lease, consumer_id=consumer_id, hold=hold, timeout=timeout
-        )
-        return QueueView(self._loop, inner)
-
-    def queue_commands(self, queue_id: str, codec: Codec[T]) -> QueueCommands[T]:
-        """See slatemq.Client.queue_commands."""
-        return QueueCommands(self._loop, self._inner.queue_commands(queue_id, codec))
+    claim = list_of(asynchronous.Client.claim, Received)
+    queue_view = maker_of(asynchronous.Client.queue_view, QueueView)
+    queue_commands = maker_of(asynchronous.Client.queue_commands, QueueCommands)
 
     def close(self) -> None:
         """See slatemq.Client.close; again does nothing."""

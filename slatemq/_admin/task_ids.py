@@ -40,13 +40,11 @@ class TaskIds:
     """Makes IDs; of one process, none twice."""
 
     def __init__(self, shard: int) -> None:
-        """For tasks of this ingest shard."""
         self._shard = shard
         self._at_ms = 0
         self._number = 0
 
     def make(self, now_ms: int) -> str:
-        """A new ID."""
         if now_ms > self._at_ms:
             self._at_ms = now_ms
             # Half of the numbers are left to count on in this millisecond.

@@ -42,7 +42,6 @@ class ClaimedItem(Slot[T]):
     """A message that was claimed, whose payload is decoded when it is wanted."""
 
     def __init__(self, claimed: Claimed, codec: Codec[T]) -> None:
-        """Of the one message that was claimed."""
         (self.run,) = claimed.runs
         (self.lease_token,) = claimed.lease_tokens
         (payload,) = claimed.payloads

@@ -294,7 +294,6 @@ class BatchConsumer(QueueConsumer):
         return bool(self._ready)
 
     def _failed(self, error: SlateMQError) -> None:
-        """A claim failed that is repeated."""
         if error.reason == INGEST_AWAY:
             self._watch.end()
             self._ingests.begin(error)

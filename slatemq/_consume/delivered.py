@@ -40,7 +40,6 @@ def has_failed(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a nack says of an exception."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -187,7 +186,6 @@ class LeaseKeeper:
                 self._held.pop(token, None)
 
     async def close(self) -> None:
-        """Stops extending."""
         self._closed = True
         self._held.clear()
         if self._task is not None:

@@ -69,7 +69,6 @@ class ByteSemaphore:
         self._let_in()
 
     def refuse(self, error: Exception) -> None:
-        """Fails all waiting callers with this error."""
         line, self._line = self._line, deque()
         for _, turn in line:
             if not turn.done():

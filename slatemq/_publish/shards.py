@@ -40,7 +40,6 @@ class Liveness:
     """
 
     def __init__(self) -> None:
-        """Not heard of yet."""
         self._answered_s = float("-inf")
 
     @property
@@ -49,7 +48,6 @@ class Liveness:
         return time.monotonic() - self._answered_s < FRESH_S
 
     def answered(self) -> None:
-        """An answer came."""
         self._answered_s = time.monotonic()
 
     async def prove(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
@@ -182,7 +180,6 @@ class IngestShards:
         return self._liveness[shard]
 
     def close(self) -> None:
-        """Forgets the outages."""
         for watch in self._outages.values():
             watch.close()
         self._outages.clear()

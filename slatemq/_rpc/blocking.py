@@ -168,6 +168,20 @@ def maker_of(
     return made
 
 
+def list_of(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, list[T]]],
+    face: Callable[[Loop, T], F],
+) -> Callable[Concatenate[Face[A], P], list[F]]:
+    """The same method, giving faces of the items that it waits for."""
+
+    @wraps(method)
+    def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> list[F]:
+        items = self._loop.run(lambda: method(self._inner, *args, **kwargs))
+        return [face(self._loop, item) for item in items]
+
+    return waiting
+
+
 def method_of(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Face[A], P], T]:

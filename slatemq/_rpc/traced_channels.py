@@ -14,13 +14,17 @@ Carried = Callable[[], Sequence[tuple[str, str]]]
 """The metadata of a call that begins now; empty where there is no context."""
 
 
+_MAKERS = frozenset({"unary_unary", "unary_stream", "stream_unary", "stream_stream"})
+"""The methods of a channel that make calls."""
+
+
 def traced_channel(channel: grpc.aio.Channel, carried: Carried) -> grpc.aio.Channel:
     """The same channel for stubs, which adds `carried()` to the metadata of every call."""
     return cast("grpc.aio.Channel", _TracedChannel(channel, carried))
 
 
 class _TracedChannel:
-    """What stubs and clients use of a channel.
+    """A channel, whose calls are traced.
 
     gRPC's interceptors could do so, at several times the cost of a call.
     """
@@ -29,26 +33,15 @@ class _TracedChannel:
         self._channel = channel
         self._carried = carried
 
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._traced(self._channel.unary_unary(*args, **kwargs))
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._channel, name)
+        if name not in _MAKERS:
+            return found
 
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._traced(self._channel.unary_stream(*args, **kwargs))
+        def make(*args: Any, **kwargs: Any) -> Any:
+            return self._traced(found(*args, **kwargs))
 
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._traced(self._channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._traced(self._channel.stream_stream(*args, **kwargs))
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
-        await self._channel.wait_for_state_change(last)
-
-    async def close(self) -> None:
-        await self._channel.close()
+        return make
 
     def _traced(self, call: Any) -> Any:
         carried = self._carried

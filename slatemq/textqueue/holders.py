@@ -92,11 +92,9 @@ class Holders:
         self._write(place, holder)
 
     def drop(self, holder: Holder) -> None:
-        """Free its slot."""
         self._write(self._slots.index(holder), None)
 
     def change(self, holder: Holder, *, offset: int | None = None, deadline_ms: int = 0) -> None:
-        """Change the offset or deadline of a claim."""
         changed = replace(
             holder,
             offset=holder.offset if offset is None else offset,
