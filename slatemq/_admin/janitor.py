@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from slatemq._checks import check_text, fields_of, iterable, message_of
-from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Method, errors_translated
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, Method
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import NotFound, Unavailable
 from slatemq.models import Duration, Time, optional_ms, whole_seconds
@@ -172,8 +171,10 @@ class JanitorCalls(Calls):
         until, pause = loop.time() + self._peers.call_s, BACKOFF_S
         while True:
             try:
-                async with aclosing(self._stream_run(request)) as runs:
-                    async for one in runs:
+                call = JanitorServiceStub(await self._peers.janitor()).WatchRun(request)
+                async with self._peers.answers(call) as answers:
+                    async for answer in answers:
+                        one = _run_of(answer.run)
                         until, pause = loop.time() + self._peers.call_s, BACKOFF_S
                         yield one
                         if one.ended:
@@ -199,18 +200,6 @@ class JanitorCalls(Calls):
     async def _ask_run(self, method: Method[Q, Any], request: Q) -> JobRun:
         """The run that a method of any janitor responds with."""
         return _run_of((await self._peers.ask(self._peers.janitor, method, request)).run)
-
-    async def _stream_run(
-        self, request: janitor_pb2.WatchRunRequest
-    ) -> AsyncGenerator[JobRun, None]:
-        call = JanitorServiceStub(await self._peers.janitor()).WatchRun(request)
-        answers = aiter(call)
-        try:
-            with errors_translated():
-                while (answer := await self._peers.unless_closed(anext(answers, None))) is not None:
-                    yield _run_of(answer.run)
-        finally:
-            call.cancel()
 
 
 def _id_of(run: JobRun | str) -> str:

@@ -267,16 +267,13 @@ class QueueCalls(Calls):
         """The queues of a broker shard, then every change, without end."""
         stub = QueueServiceStub(await self._peers.broker(broker_shard))
         call = stub.WatchQueues(queue_pb2.WatchQueuesRequest())
-        try:
-            with errors_translated():
-                async for answer in call:
-                    for change in answer.changes:
-                        if change.HasField("queue"):
-                            yield queue_of(change.queue)
-                        else:
-                            yield DeletedQueue(change.deleted_queue_id)
-        finally:
-            call.cancel()
+        async with self._peers.answers(call) as answers:
+            async for answer in answers:
+                for change in answer.changes:
+                    if change.HasField("queue"):
+                        yield queue_of(change.queue)
+                    else:
+                        yield DeletedQueue(change.deleted_queue_id)
 
     async def explain(
         self,

@@ -14,7 +14,6 @@ from uuid import uuid4
 from slatemq._admin.entry_models import Archived, Entry, entry_of
 from slatemq._checks import iterable, message_of, moved, wrong
 from slatemq._consume.handles import queue_of_handle
-from slatemq._rpc.peers import errors_translated
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
 from slatemq.models import Time, cut_reason, optional_ms, outgoing
@@ -147,13 +146,9 @@ class SettlingCalls(Calls):
             max_entries=limit,
         )
         call = JanitorServiceStub(await self._peers.janitor()).ReadArchived(request)
-        answers = aiter(call)
-        try:
-            with errors_translated():
-                while (answer := await self._peers.unless_closed(anext(answers, None))) is not None:
-                    yield entry_of(answer.entry)
-        finally:
-            call.cancel()
+        async with self._peers.answers(call) as answers:
+            async for answer in answers:
+                yield entry_of(answer.entry)
 
     async def redrive_archived(
         self, dead_letters: Iterable[ArchivedDeadLetter], *, into: str = ""

@@ -7,8 +7,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -309,6 +309,23 @@ class Peers:
                 raise problem
             await asyncio.sleep(pause)
             backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    @asynccontextmanager
+    async def answers(
+        self, call: grpc.aio.UnaryStreamCall[Q, R]
+    ) -> AsyncGenerator[AsyncIterator[R], None]:
+        """Within it the responses of a streaming call, which is cancelled at the end."""
+
+        async def each() -> AsyncIterator[R]:
+            responses = aiter(call)
+            while (response := await self.unless_closed(anext(responses, None))) is not None:
+                yield response
+
+        try:
+            with errors_translated():
+                yield each()
+        finally:
+            call.cancel()
 
     async def unless_closed(self, work: Awaitable[T]) -> T:
         """The result; closing the channels cancels calls, which must not look like a cancel."""
