@@ -12,8 +12,7 @@ As in::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -353,8 +352,10 @@ class SyncClient(Face[asynchronous.Client]):
     def close(self) -> None:
         """See slatemq.Client.close; again does nothing."""
         try:
-            with suppress_closed():
-                self._loop.run(self._inner.close)
+            self._loop.run(self._inner.close)
+        except Unavailable as error:
+            if error.reason != "CLIENT_CLOSED":
+                raise
         finally:
             self._loop.close()
 
@@ -368,16 +369,6 @@ class SyncClient(Face[asynchronous.Client]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def suppress_closed() -> Iterator[None]:
-    """Ignores the error about a closed client."""
-    try:
-        yield
-    except Unavailable as error:
-        if error.reason != "CLIENT_CLOSED":
-            raise
 
 
 def connect(

@@ -17,7 +17,7 @@ from slatemq._admin.queue_models import (
     backoff_of,
     queue_of,
 )
-from slatemq._checks import check_field, iterable, message_of, wrong
+from slatemq._checks import check_field, fields_of, iterable, message_of, wrong
 from slatemq._rpc.peers import NOT_TAKEN, CallOptions, Method, errors_translated
 from slatemq._rpc.queue_locations import ANSWER_S, Calls
 from slatemq.errors import (
@@ -304,10 +304,7 @@ class QueueCalls(Calls):
         response = await self._peers.ask(
             self._peers.router, lambda channel: RouterServiceStub(channel).Explain, request
         )
-        return [
-            Explanation(queue.queue_id, queue.matched, queue.priority, queue.reason)
-            for queue in response.queues
-        ]
+        return [Explanation(**fields_of(queue, Explanation)) for queue in response.queues]
 
 
 def _list_queues(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from slatemq._checks import wrong
 from slatemq._commands.ref_set import RefSet, RefToken
@@ -125,7 +125,7 @@ class TextQueueStore(Generic[T]):
         """
         await self._finish(tokens, Claim.release)
 
-    async def _finish(self, tokens: Iterable[RefToken[T]], finish: _Finish) -> None:
+    async def _finish(self, tokens: Iterable[RefToken[T]], finish: Callable[[Claim], None]) -> None:
         for place, token in enumerate(tokens):
             if not isinstance(token, RefToken):
                 raise wrong(f"tokens[{place}]", "a RefToken", token)
@@ -149,7 +149,3 @@ async def _to_its_end(call: Callable[[], R]) -> R:
     except asyncio.CancelledError:
         await asyncio.wait([work])
         raise
-
-
-class _Finish(Protocol):
-    def __call__(self, claim: Claim, /) -> None: ...
