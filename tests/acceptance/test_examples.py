@@ -45,8 +45,9 @@ def test_the_demo_accounts_for_every_entry_and_leaves_nothing_behind(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_demo_fails_when_one_delivery_is_dropped_from_the_notes(tmp_path: Path) -> None:
+    """Its short form is that of the judge, in tests/unit/examples/test_demo_judge.py."""
     code, result = demo(tmp_path, "--messages", "200", "--sabotage")
 
     assert (code, result["ok"], result["lost"]) == (1, False, 1)

@@ -132,6 +132,7 @@ class Terminal:
         self._there = there
         self._arguments = arguments
         self._slave = slave
+        self._closed = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -151,15 +152,15 @@ class Terminal:
             self.shown += os.read(self._master, 4096).decode()
         except OSError:  # The other side has closed it.
             asyncio.get_running_loop().remove_reader(self._master)
+            self._closed.set()
 
     def write(self, text: str) -> None:
         os.write(self._master, text.encode())
 
     async def ended(self) -> int:
         assert self.process is not None
-        code = await asyncio.wait_for(self.process.wait(), 30)
-        await asyncio.sleep(0.1)
-        asyncio.get_running_loop().remove_reader(self._master)
+        code = await asyncio.wait_for(self.process.wait(), RUN_SECONDS)
+        await asyncio.wait_for(self._closed.wait(), RUN_SECONDS)
         os.close(self._master)
         return code
 

@@ -63,7 +63,9 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
             assert (code, out) == (1, "")
             assert "`nothing` cannot be resolved" in err
             assert "at org.apache" not in err
-        nowhere = await sql("SELECT 1", "--master", "nowhere")
+            code, out, err = await sql("SELECT 1", "--master", "nowhere")
+            assert (code, out) == (1, "")
+            assert err.splitlines()[-1].startswith("Spark does not start on nowhere: ")
 
     code, out, err = answered
     assert code == 0, err
@@ -73,8 +75,6 @@ async def test_questions_are_answered_on_stdout_on_a_machine_without_java(
         "queue": "orders",
         "at": "2026-07-01T12:00:00.000Z",
     }
-    assert nowhere[:2] == (1, "")
-    assert nowhere[2].splitlines()[-1].startswith("Spark does not start on nowhere: ")
 
 
 def test_the_root_is_taken_from_the_environment_and_missed_where_it_is_nowhere(
