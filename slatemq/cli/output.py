@@ -169,6 +169,12 @@ def line_width() -> int:
     return shutil.get_terminal_size().columns
 
 
+def width_beside(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """Columns of the terminal that a table with these columns leaves for another."""
+    cells = [list(columns), *(map(str, row) for row in rows)]
+    return line_width() - sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
+
+
 def cut(text: str, width: int) -> str:
     """Text of at most `width` columns; where some is left out, it ends with …."""
     from rich.cells import cell_len, set_cell_size

@@ -213,7 +213,7 @@ class FromNow(int):
 
 def _when(text: str) -> int:
     if text.startswith("+"):
-        return FromNow(_now_ms() + _duration_ms(text[1:], text))
+        return FromNow(now_ms() + _duration_ms(text[1:], text))
     return parse_time(text, "or +5m for 5 minutes from now")
 
 
@@ -223,7 +223,7 @@ def _start(text: str) -> int | Literal["now", "beginning"]:
     if text == "beginning":
         return "beginning"
     if text.startswith("-"):
-        return max(_now_ms() - _duration_ms(text[1:], text), 0)
+        return max(now_ms() - _duration_ms(text[1:], text), 0)
     return parse_time(text, "or now, beginning, or -2h for 2 hours ago")
 
 
@@ -364,5 +364,5 @@ def _duration_ms(text: str, whole: str) -> int:
         raise ValueError(f"{whole!r}: {error}") from None
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

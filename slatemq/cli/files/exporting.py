@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.queue_files import exported, head
 from slatemq.cli.output import progress
-from slatemq.cli.parameters import flag, queue_argument
+from slatemq.cli.parameters import flag, now_ms, queue_argument
 from slatemq.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ async def write_export(
     """Write a queue file, with a page of messages in memory; return messages and bytes."""
     counts = (await client.get_queue(queue)).counts
     total = getattr(counts, f"{state.value}_count")
-    buffer = bytearray(head(queue, state.value, text, name or uuid4().hex[:12], _now_ms()))
+    buffer = bytearray(head(queue, state.value, text, name or uuid4().hex[:12], now_ms()))
     count = size = 0
     entries = _entries(client, queue, state, limit, bounds)
     with progress(not session.json, "export", min(total, limit or total)) as update:
@@ -196,7 +195,3 @@ def _opened(out: str, force: bool) -> Iterator[BinaryIO]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -26,7 +25,7 @@ from slatemq.cli.failures import BadInput
 from slatemq.cli.files.import_journal import REPEATABLE_MS, Journal, Sending
 from slatemq.cli.files.queue_files import Content, content_of
 from slatemq.cli.output import note, progress
-from slatemq.cli.parameters import QUEUE, flag
+from slatemq.cli.parameters import QUEUE, flag, now_ms
 from slatemq.cli.publish.runs import Run
 from slatemq.cli.session import Session, command, in_thread
 from slatemq.cli.tq.entries import STDIN, marked, name_of, translated_errors
@@ -228,7 +227,7 @@ class Importer:
                 sending = Sending(
                     [item.entry.offset for item in batch],
                     request_id(self._target, batch, self._secret),
-                    time.time_ns() // 1_000_000,
+                    now_ms(),
                 )
                 journal.sending = sending
                 journal.store()
@@ -370,7 +369,7 @@ class Importer:
             journal.sending = None
             journal.store()
             return
-        age_ms = time.time_ns() // 1_000_000 - sending.at_ms
+        age_ms = now_ms() - sending.at_ms
         if not 0 <= age_ms <= REPEATABLE_MS:
             self._doubt(journal, f"from line {self._line(sending)} on, over 9 minutes ago")
         if self._unsure != "skip" or 0 <= age_ms <= REPEATABLE_MS:

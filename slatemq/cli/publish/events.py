@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
@@ -163,24 +163,16 @@ def import_(session: Session, file: str) -> None:
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
     """The file, or a copy of stdin, which can be read twice; and its name for messages."""
-    if file != STDIN:
-        with open(file, "rb") as stream:
-            if stream.seekable():
-                yield stream, file
-                return
-            with _copied(stream) as copy:
-                yield copy, file
-        return
-    with _copied(sys.stdin.buffer) as copy:
-        yield copy, "stdin"
-
-
-@contextmanager
-def _copied(stream: BinaryIO) -> Iterator[BinaryIO]:
-    with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(stream, copy)
-        copy.flush()
-        yield copy
+    with ExitStack() as stack:
+        stream: BinaryIO = sys.stdin.buffer
+        if file != STDIN:
+            stream = stack.enter_context(open(file, "rb"))
+        if file == STDIN or not stream.seekable():
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(stream, copy)
+            copy.flush()
+            stream = copy
+        yield stream, "stdin" if file == STDIN else file
 
 
 def _check(stream: BinaryIO, name: str) -> None:

@@ -47,7 +47,7 @@ class Run:
         self.secret = str(uuid4())
         self.shards = list(shards)
         key = hashlib.sha256(json.dumps([source, options]).encode()).hexdigest()[:32]
-        self._path = _folder() / f"{key}.json"
+        self._path = state_folder("publish") / f"{key}.json"
         self._file: BinaryIO | None = None
         self._is_continued = False
         with suppress(OSError):
@@ -122,10 +122,11 @@ class Run:
         file.flush()
 
 
-def _folder() -> Path:
+def state_folder(name: str) -> Path:
+    """Where commands keep what outlasts them."""
     state = os.environ.get(STATE_VARIABLE)
-    home = Path(os.path.expanduser("~"))
-    return (Path(state) if state else home / ".local" / "state") / "slatemq" / "publish"
+    home = Path(state) if state else Path(os.path.expanduser("~")) / ".local" / "state"
+    return home / "slatemq" / name
 
 
 def _sweep(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.groups import Group
-from slatemq.cli.output import CUT_WIDTH, cut, line_width, printable, say, write_json, write_table
+from slatemq.cli.output import CUT_WIDTH, cut, printable, say, width_beside, write_json, write_table
 from slatemq.cli.parameters import QUEUE, START, WORDS, confirm, etag_option, yes_option
 from slatemq.cli.queue_options import (
     COUNTS,
@@ -174,17 +174,10 @@ def _show_queues(queues: Sequence[Queue]) -> None:
         state = state_of(one)
         rows.append(["" if state == OPEN else f" ({state})", *count_cells(one)[: len(counts)]])
     heads = ("queue", *counts)
-
-    def taken(places: range) -> int:
-        return sum(
-            max(len(heads[place]), *(len(str(row[place])) for row in rows), 0) + 2
-            for place in places
-        )
-
-    left = line_width() - taken(range(1, len(heads)))
+    left = width_beside(counts, [row[1:] for row in rows])
     for one, row in zip(queues, rows, strict=True):
         row[0] = cut(one.queue_id, max(left - len(str(row[0])), CUT_WIDTH)) + str(row[0])
-    left -= taken(range(1))
+    left = width_beside(heads, rows)
     if left >= FILTER_WIDTH:
         heads = (*heads, "filter")
         for one, row in zip(queues, rows, strict=True):

@@ -17,10 +17,10 @@ from slatemq.cli.groups import Group, Place
 from slatemq.cli.output import (
     CUT_WIDTH,
     cut,
-    line_width,
     note,
     progress,
     say,
+    width_beside,
     write_json,
     write_table,
 )
@@ -228,10 +228,7 @@ def _show_redrives(found: Sequence[Redrive]) -> None:
         ]
         for one in found
     ]
-    left = line_width() - sum(
-        max(len(heads[place]), *(len(str(row[place])) for row in rows), 0) + 2
-        for place in range(len(heads) - 1)
-    )
+    left = width_beside(heads[:-1], rows)
     for one, row in zip(found, rows, strict=True):
         names = [one.queue_id]
         if one.target_queue_id != one.queue_id:

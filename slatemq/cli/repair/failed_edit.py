@@ -24,7 +24,7 @@ from slatemq.cli.files.exporting import is_bounded, write_export
 from slatemq.cli.files.windows_lines import expect_none_in, has_any, remove_mark, restore_unix_lines
 from slatemq.cli.output import note, remark, say
 from slatemq.cli.parameters import flag, queue_argument
-from slatemq.cli.publish.runs import STATE_VARIABLE
+from slatemq.cli.publish.runs import state_folder
 from slatemq.cli.repair.archive_settling import ArchiveSettler
 from slatemq.cli.repair.dead_letter_plans import session_of, steps
 from slatemq.cli.repair.dead_letter_settling import DeadLetterSettler, review
@@ -264,9 +264,7 @@ def _open_editor(path: Path, is_unix: bool) -> None:
 
 
 def _new_file(queue: str) -> Path:
-    state = os.environ.get(STATE_VARIABLE)
-    home = Path(state) if state else Path(os.path.expanduser("~")) / ".local" / "state"
-    folder = home / "slatemq" / "edit"
+    folder = state_folder("edit")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return folder / f"{queue}-{moment}-{uuid4().hex[:12]}.tq"

@@ -42,7 +42,7 @@ def test_a_list_of_queues_with_long_names_fits_a_terminal_and_is_whole_in_a_pipe
     whole = capfdbinary.readouterr().out.decode()
     assert LONG in whole
 
-    monkeypatch.setattr(queues, "line_width", lambda: 80)
+    monkeypatch.setattr(output, "line_width", lambda: 80)
     queues._show_queues(found)
     lines = capfdbinary.readouterr().out.decode().splitlines()
     assert max(map(len, lines)) <= 80
@@ -59,7 +59,7 @@ def test_a_list_of_redrives_with_long_names_fits_a_terminal_and_is_whole_in_a_pi
     dead_letters._show_redrives(found)
     assert f"{LONG} into {LONG}.again" in capfdbinary.readouterr().out.decode()
 
-    monkeypatch.setattr(dead_letters, "line_width", lambda: 80)
+    monkeypatch.setattr(output, "line_width", lambda: 80)
     dead_letters._show_redrives(found)
     lines = capfdbinary.readouterr().out.decode().splitlines()
     assert max(map(len, lines)) <= 80
