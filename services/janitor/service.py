@@ -22,7 +22,6 @@ from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
-from services.janitor.jobs.contract import JobOptions
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.rpc.janitor import JanitorServicer, NamedQueues
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
@@ -173,17 +172,12 @@ class JanitorProcess(Service[JanitorConfig]):
             "log_format": config.log_format,
             "trace": dict(self._telemetry.carrier() if self._telemetry.carrier is not None else ()),
             "options": {
-                "dry_run": ask.dry_run,
+                # What is not asked for is as JobOptions has it.
+                **{name: value for name, value in vars(ask).items() if value and name != "job"},
                 "run": run.run_id,
                 "grace_s": config.instance.purge_grace_s,
                 "replay_window_s": config.instance.replay_window_s,
                 "older_than_s": older_than_s,
-                "queues": list(ask.queue_ids) or None,
-                "target": ask.target_queue_id,
-                "message_ids": list(ask.message_ids) or None,
-                "failed_from_ms": ask.failed_from_ms or None,
-                "failed_until_ms": ask.failed_until_ms or None,
-                "days": ask.days or JobOptions.days,
                 "reports_kept": config.reports_kept,
                 "master": config.spark_master,
                 "memory": config.spark_memory,

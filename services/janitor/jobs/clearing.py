@@ -71,7 +71,7 @@ def retention(work: Work) -> Counter[str]:
         ordered = in_list_order(dead_letters)
         counts.update(_removed(work, dead_letters, ordered, task, failed_removed=_ONE))
     with work.phase("messages"):
-        if work.options.queues is None:  # a message is in others, too
+        if work.options.queue_ids is None:  # a message is in others, too
             logged, few = work.table("messages", *EXPIRING), work.has_few_entries()
             messages = expired_messages(logged, active, failed, now_ms, grace_ms, few=few)
             counts.update(_purged(work, messages, purge_pb2.PURGE_REASON_EXPIRED))

@@ -37,8 +37,8 @@ class JobOptions:
         replay_window_s: `unreferenced`: how far back new queues may start, as the brokers and the
             ingests have it; 0: without limit, so nothing is ever unreferenced.
         older_than_s: `dead-letters`: how long ago a message must have failed.
-        queues: These queues only; None: all. `unreferenced` is always about all.
-        target: `restore`: the queue that gets the messages; empty: the one that they failed in.
+        queue_ids: These queues only; None: all. `unreferenced` is always about all.
+        target_queue_id: `restore`: the queue that gets them; empty: the one that they failed in.
         message_ids: `restore`: these only; None: all.
         failed_from_ms: `restore`: what failed then or later.
         failed_until_ms: `restore`: what failed before.
@@ -55,8 +55,8 @@ class JobOptions:
     now_ms: int | None = None
     replay_window_s: int = 7 * 24 * 3600
     older_than_s: int = 7 * 24 * 3600
-    queues: Sequence[str] | None = None
-    target: str = ""
+    queue_ids: Sequence[str] | None = None
+    target_queue_id: str = ""
     message_ids: Sequence[int] | None = None
     failed_from_ms: int | None = None
     failed_until_ms: int | None = None

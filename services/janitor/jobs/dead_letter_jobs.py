@@ -92,7 +92,9 @@ def restore(work: Work) -> Counter[str]:
         if options.dry_run:
             counts.update(totals_by_queue(rows, letters_restored="1"))
         else:
-            counts.update(counted(_in_days(rows), DeadLetterRestore(work.url, options.target)))
+            counts.update(
+                counted(_in_days(rows), DeadLetterRestore(work.url, options.target_queue_id))
+            )
     return counts
 
 

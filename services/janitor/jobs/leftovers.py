@@ -30,7 +30,7 @@ from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.batches import counts_batch
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName, opened
 
 _PROBES: Final = "janitor/probe"
 _PROBE_AGE_MS: Final = 3600 * 1000
@@ -128,17 +128,13 @@ class _PushUris:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                uris = asyncio.run(self._read(row["database"], row["snapshot_id"]))
+                uris = asyncio.run(self._read(SnapshotName(**row)))
                 yield pa.RecordBatch.from_pydict({"uri": uris}, schema=_URIS)
 
-    async def _read(self, database: str, snapshot_id: str) -> list[str]:
+    async def _read(self, name: SnapshotName) -> list[str]:
         root = open_root(self.root)
-        blobs = Blobs(root)
-        reader = await root.open_snapshot(database, snapshot_id)
-        try:
-            return [blobs.uri_of(path) async for path in _pushed_paths(reader)]
-        finally:
-            await reader.close()
+        async with opened(root, name) as reader:
+            return [Blobs(root).uri_of(path) async for path in _pushed_paths(reader)]
 
 
 @dataclass(frozen=True)

@@ -208,18 +208,26 @@ def page(
 """
 
 
-def _cards(rows: Iterable[Row], now: datetime) -> str:
+_NUMBERS: Final = ("published", "bytes", "acked", "failed", "waiting", "oldest waits for")
+
+
+def _numbers(rows: Iterable[Row], now: datetime) -> tuple[str, ...]:
+    """What _NUMBERS names, of these rows together."""
     rows = list(rows)
-    items = [
-        (f"{_sum(rows, 'published_count'):,}", "published"),
-        (f"{_sum(rows, 'acked_count'):,}", "acked"),
-        (f"{_sum(rows, 'failed_count'):,}", "failed"),
-        (f"{_sum(rows, 'waiting_count'):,}", "waiting"),
-        (_waited(rows, now), "oldest waits for"),
-        (size(_sum(rows, "published_bytes")), "published"),
-    ]
+    return (
+        f"{_sum(rows, 'published_count'):,}",
+        size(_sum(rows, "published_bytes")),
+        f"{_sum(rows, 'acked_count'):,}",
+        f"{_sum(rows, 'failed_count'):,}",
+        f"{_sum(rows, 'waiting_count'):,}",
+        _waited(rows, now),
+    )
+
+
+def _cards(rows: Iterable[Row], now: datetime) -> str:
     return "".join(
-        f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in items
+        f'<div class="card"><b>{value}</b><span>{name}</span></div>'
+        for value, name in zip(_numbers(rows, now), _NUMBERS, strict=True)
     )
 
 
@@ -261,19 +269,8 @@ def _charts(
 
 
 def _table(queues: Mapping[str, Sequence[Row]], now: datetime) -> str:
-    heads = ("queue", "published", "bytes", "acked", "failed", "waiting", "oldest waits for")
-    lines_ = [
-        (
-            escape(queue),
-            f"{_sum(rows, 'published_count'):,}",
-            size(_sum(rows, "published_bytes")),
-            f"{_sum(rows, 'acked_count'):,}",
-            f"{_sum(rows, 'failed_count'):,}",
-            f"{_sum(rows, 'waiting_count'):,}",
-            _waited(rows, now),
-        )
-        for queue, rows in sorted(queues.items())
-    ]
+    heads = ("queue", *_NUMBERS)
+    lines_ = [(escape(queue), *_numbers(rows, now)) for queue, rows in sorted(queues.items())]
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines_)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

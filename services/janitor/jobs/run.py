@@ -148,8 +148,8 @@ def _check(job: str, options: JobOptions) -> None:
     for name in ("days", "reports_kept"):
         if getattr(options, name) < 1:
             raise ValueError(f"{name}: must be at least 1")
-    if options.queues is not None:
+    if options.queue_ids is not None:
         if job == "unreferenced":
-            raise ValueError("queues: what no queue needs is known only of all of them")
-        if not options.queues:
-            raise ValueError("queues: name at least one, or leave them out")
+            raise ValueError("queue_ids: what no queue needs is known only of all of them")
+        if not options.queue_ids:
+            raise ValueError("queue_ids: name at least one, or leave them out")

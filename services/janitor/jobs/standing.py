@@ -23,7 +23,7 @@ from libs.storage.records.metadata import last_message_id
 from libs.storage.records.replay_records import decode_replay
 from libs.storage.records.states import decode_routing_cursor
 from services.janitor.jobs.removable import judged_positions
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.spark.planning import SnapshotName, opened
 
 
 async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:
@@ -46,8 +46,7 @@ async def read_last_ids(root: Root, names: Sequence[SnapshotName]) -> dict[int, 
 
 
 async def _last_id(root: Root, name: SnapshotName) -> int:
-    reader = await root.open_snapshot(name.database, name.snapshot_id)
-    try:
+    async with opened(root, name) as reader:
         result = await reader.get(LOG_BOUNDS_KEY)
         last_id = 0 if result is None else decode_log_bounds(result).last_message_id
         span = log_range(message_id(name.shard, 1), message_id(name.shard, MAX_SEQUENCE))
@@ -58,15 +57,12 @@ async def _last_id(root: Root, name: SnapshotName) -> int:
             except CorruptRecord:
                 last_id = max(last_id, parse_log_key(key))
         return last_id
-    finally:
-        await reader.close()
 
 
 async def _read(
     root: Root, name: SnapshotName
 ) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
-    reader = await root.open_snapshot(name.database, name.snapshot_id)
-    try:
+    async with opened(root, name) as reader:
         cursors = {
             parse_routing_cursor_key(key): decode_routing_cursor(value)
             async for rows in reader.scan(*routing_cursor_range())
@@ -79,5 +75,3 @@ async def _read(
             for one in decode_replay(value)
         ]
         return cursors, replays
-    finally:
-        await reader.close()

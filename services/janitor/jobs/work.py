@@ -96,7 +96,7 @@ class Work:
     def of_queues(self, name: str, *columns: str) -> DataFrame:
         """A table of entries or queues, of the queues that the job is about."""
         frame = self.table(name, *columns)
-        queues = self.options.queues
+        queues = self.options.queue_ids
         return frame if queues is None else frame.where(frame["queue"].isin(*queues))
 
     def has_few_entries(self) -> bool:

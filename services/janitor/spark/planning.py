@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +25,7 @@ from libs.storage.database.queue_ranges import (
     pack_run,
     payload_run,
 )
+from libs.storage.database.roots import Root
 from libs.storage.database.snapshots import BATCH_ROWS_MAX, SnapshotReader
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.layout.keys import (
@@ -67,6 +69,15 @@ class SnapshotName:
     @property
     def shard(self) -> int:
         return int(self.database.partition("/")[2])
+
+
+@asynccontextmanager
+async def opened(root: Root, name: SnapshotName) -> AsyncIterator[SnapshotReader]:
+    reader = await root.open_snapshot(name.database, name.snapshot_id)
+    try:
+        yield reader
+    finally:
+        await reader.close()
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from libs.storage.database.roots import open_root
-from libs.storage.database.snapshots import SnapshotReader
-from services.janitor.spark.planning import Piece, SnapshotName, plan, read_queues
+from services.janitor.spark.planning import Piece, SnapshotName, opened, plan, read_queues
 from services.janitor.spark.scans import keep_scans_apart
 from services.janitor.spark.tables import TABLES, Table, queues_batch
 from services.janitor.spark.wanted import EVERYTHING, RowFilter, wanted_by
@@ -141,18 +140,12 @@ class SlateMQReader(DataSourceReader):
         return [InputPartition(piece) for piece in asyncio.run(self._plan(names))]
 
     async def _plan(self, names: Sequence[SnapshotName]) -> list[Piece]:
-        share = max(1, self._options.partitions // len(names))
+        root, share = open_root(self._options.root), max(1, self._options.partitions // len(names))
         pieces: list[Piece] = []
         for name in names:
-            reader = await self._open(name)
-            try:
+            async with opened(root, name) as reader:
                 pieces += await plan(reader, name, self._options.table, self.wanted, share)
-            finally:
-                await reader.close()
         return pieces
-
-    async def _open(self, name: SnapshotName) -> SnapshotReader:
-        return await open_root(self._options.root).open_snapshot(name.database, name.snapshot_id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         piece: Piece | None = partition.value
@@ -185,20 +178,17 @@ class SlateMQReader(DataSourceReader):
 
     async def _batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch, None]:
         table = self._options.table
-        reader = await self._open(piece.name)
-        try:
+        async with opened(open_root(self._options.root), piece.name) as reader:
             if table.decode is None:
                 queues = await read_queues(reader, self.wanted)
                 columns = queues_batch(queues, piece.name.shard).select(table.schema.names).columns
                 yield pa.RecordBatch.from_arrays(columns, schema=table.schema)
-                return
-            for part in piece.parts:
-                async for rows in reader.scan(*part.run.span, rows_max=part.rows_max):
-                    for batch in table.decode(rows, part.of, table.schema):
-                        yield batch
-        finally:
+            else:
+                for part in piece.parts:
+                    async for rows in reader.scan(*part.run.span, rows_max=part.rows_max):
+                        for batch in table.decode(rows, part.of, table.schema):
+                            yield batch
             self.rows_read += reader.rows_read
-            await reader.close()
 
 
 class NarrowingReader(SlateMQReader):

@@ -150,7 +150,7 @@ JOBS: dict[str, Callable[[str, JobOptions, Report], JobResult]] = {
 
 
 def run_job(job: str, root: str, options: JobOptions, report: Report) -> JobResult:
-    named = [one for one in options.queues or () if one in OWN_JOBS]
+    named = [one for one in options.queue_ids or () if one in OWN_JOBS]
     return JOBS[named[0] if named else "quick"](root, options, report)
 
 
