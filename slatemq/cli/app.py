@@ -26,9 +26,8 @@ from slatemq.cli.failures import (
     exit_code,
     sentence,
 )
-from slatemq.cli.groups import Group, Place
 from slatemq.cli.output import note
-from slatemq.cli.session import SESSION_OPTIONS, Session
+from slatemq.cli.session import SESSION_OPTIONS, Group, Place, Session
 from slatemq.errors import SlateMQError
 from slatemq.variables import unknown_variables
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.shell_completion import CompletionItem
 
-from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import Parsed, flag, format_duration, format_time, parse_duration
-from slatemq.cli.session import Session
+from slatemq.cli.session import Group, Session
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Instance

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.failures import EXIT_REFUSED, Interrupted
-from slatemq.cli.groups import Group
 from slatemq.cli.output import note, progress, say, write_items, write_json
 from slatemq.cli.parameters import (
     QUEUE,
@@ -24,7 +23,7 @@ from slatemq.cli.parameters import (
     ids_option,
     queues_option,
 )
-from slatemq.cli.session import Session
+from slatemq.cli.session import Group, Session
 from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:

@@ -142,11 +142,7 @@ _LEASES = click.argument("leases", type=WORDS, nargs=-1, required=True, metavar=
 @_LEASES
 def ack(session: Session, leases: tuple[str, ...]) -> None:
     """Mark claimed messages as done; they are not delivered again."""
-
-    async def work(client: Client, tokens: Sequence[str]) -> Sequence[SlateMQError | None]:
-        return await client.ack(tokens)
-
-    _finish(session, leases, work, "acked")
+    _finish(session, leases, lambda client, tokens: client.ack(tokens), "acked")
 
 
 @command("nack", epilog="Example:\n  slatemq nack LEASE --reason 'no such customer' --delay 10m")
@@ -166,11 +162,12 @@ def nack(
     release: bool,
 ) -> None:
     """Return claimed messages to their queue; without attempts left they fail."""
-
-    async def work(client: Client, tokens: Sequence[str]) -> Sequence[SlateMQError | None]:
-        return await client.nack(tokens, reason, delay, release=release)
-
-    _finish(session, leases, work, "released" if release else "nacked")
+    _finish(
+        session,
+        leases,
+        lambda client, tokens: client.nack(tokens, reason, delay, release=release),
+        "released" if release else "nacked",
+    )
 
 
 @command("extend", epilog="Example:\n  slatemq extend LEASE --lease 5m")
@@ -180,11 +177,7 @@ def nack(
 )
 def extend(session: Session, leases: tuple[str, ...], lease: timedelta | None) -> None:
     """Extend the leases of claimed messages."""
-
-    async def work(client: Client, tokens: Sequence[str]) -> Sequence[int | SlateMQError]:
-        return await client.extend(tokens, lease)
-
-    _finish(session, leases, work, "extended")
+    _finish(session, leases, lambda client, tokens: client.extend(tokens, lease), "extended")
 
 
 def _finish(session: Session, leases: Sequence[str], work: Work, done: str) -> None:

@@ -19,10 +19,9 @@ import msgspec
 
 import slatemq
 from slatemq.cli.failures import EXIT_UNREACHABLE, BadInput
-from slatemq.cli.groups import Group
 from slatemq.cli.output import Update, note, progress, say, write_items, write_json
 from slatemq.cli.parameters import flag
-from slatemq.cli.session import Session, in_thread, run
+from slatemq.cli.session import Group, Session, in_thread, run
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.events import Notifications, message_of, read_notifications
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq.cli.groups import Group
 from slatemq.cli.output import note, say, write_items, write_json
 from slatemq.cli.parameters import DURATION, WORDS, format_time
-from slatemq.cli.session import Session, write_listing
+from slatemq.cli.session import Group, Session, write_listing
 from slatemq.errors import DeadlineExceeded, FailedPrecondition
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq.cli.groups import Group
 from slatemq.cli.output import CUT_WIDTH, cut, printable, say, width_beside, write_json, write_table
 from slatemq.cli.parameters import QUEUE, START, WORDS, confirm, etag_option, yes_option
 from slatemq.cli.queue_options import (
@@ -21,7 +20,7 @@ from slatemq.cli.queue_options import (
     settings_rows,
     state_of,
 )
-from slatemq.cli.session import Session, write_listing
+from slatemq.cli.session import Group, Session, write_listing
 
 if TYPE_CHECKING:
     from slatemq._admin.entry_models import StateName

@@ -13,7 +13,6 @@ import click
 from slatemq._admin.entry_models import EntryState
 from slatemq.cli.entry_output import listing_options
 from slatemq.cli.failures import EXIT_REFUSED, error_fields
-from slatemq.cli.groups import Group, Place
 from slatemq.cli.output import (
     CUT_WIDTH,
     cut,
@@ -37,7 +36,7 @@ from slatemq.cli.parameters import (
 )
 from slatemq.cli.queue.queues import purge_states
 from slatemq.cli.repair.messages import list_entries, show_message
-from slatemq.cli.session import Session, write_listing
+from slatemq.cli.session import Group, Place, Session, write_listing
 from slatemq.errors import NotFound, SlateMQError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from slatemq.cli.entry_output import (
     show_entry,
     write_entries,
 )
-from slatemq.cli.groups import Group
 from slatemq.cli.output import note, progress
 from slatemq.cli.parameters import (
     HEADER,
@@ -29,7 +28,7 @@ from slatemq.cli.parameters import (
     search_option,
 )
 from slatemq.cli.publish.publishing import STDIN, read_all
-from slatemq.cli.session import Session, in_thread
+from slatemq.cli.session import Group, Session, in_thread
 from slatemq.errors import FailedPrecondition, NotFound
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq.cli.entry_output import shown
-from slatemq.cli.groups import Group
 from slatemq.cli.output import payload_fields, say, write_items, write_json
 from slatemq.cli.parameters import WORDS, confirm, format_time, yes_option
-from slatemq.cli.session import Session, write_listing
+from slatemq.cli.session import Group, Session, write_listing
 
 if TYPE_CHECKING:
     from slatemq._admin.outbox import OutboxLine, RefusedPush

@@ -3,6 +3,5 @@
 In reading order; a file imports only files above it:
 
 `entries`  What the commands share: options, entries of files and stdin, and their errors
-`marking`  `slatemq tq done`, `fail`, `release` and `set`: changes of single messages, in place
 `commands` `slatemq tq`: queue files that people read and edit
 """

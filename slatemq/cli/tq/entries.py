@@ -18,10 +18,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from slatemq.cli.failures import BadInput
-from slatemq.cli.groups import Group
 from slatemq.cli.output import note, printable
 from slatemq.cli.parameters import flag
-from slatemq.cli.session import JSON_OPTION, Command
+from slatemq.cli.session import JSON_OPTION, Command, Group
 from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from slatemq.textqueue import (
     AlreadyMarked,

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from slatemq.cli.app import COMMANDS, slatemq
-from slatemq.cli.groups import Group
+from slatemq.cli.session import Group
 from slatemq.textqueue import TextQueue
 
 LOADED = """
