@@ -182,9 +182,6 @@ def _run(arguments: Sequence[str], session: Session) -> int:
         sys.stdout.flush()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else EXIT_REFUSED
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return EXIT_USAGE
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.UsageError as error:

@@ -236,7 +236,6 @@ def day_path(queue: str, day: date) -> str:
 
 
 def is_part(info: ObjectInfo) -> bool:
-    """Whether it is a part, and not some other file."""
     return _PART.fullmatch(_name(info)) is not None
 
 

@@ -172,7 +172,6 @@ class ArchivedDeadLetters:
 
 
 def _with_content(entry: entry_pb2.Entry, dead_letter: dict[str, Any]) -> entry_pb2.Entry:
-    """The entry, with the content that the archive has of it."""
     entry.reason = dead_letter["reason"]
     for one in dead_letter["history"] or ():
         entry.attempts.add(

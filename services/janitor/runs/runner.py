@@ -216,9 +216,7 @@ class Runner:
 
     def cancel(self, run_id: str) -> Run:
         """Begin to end a run of this process. Raises KeyError."""
-        active = self._active.get(run_id)
-        if active is None:
-            raise KeyError(run_id)
+        active = self._active[run_id]
         self._end(active, State.CANCELLED)
         return active.run
 

@@ -154,9 +154,7 @@ class LineError(BadInput):
 
 
 class TooFewLines(BadInput):
-    def __init__(self, count: int, asked: int) -> None:
-        super().__init__(f"--skip {asked} is beyond the end: there are only {count} lines")
-        self.count = count
+    """The file ends before the line to continue from."""
 
 
 class Batch(NamedTuple):
@@ -202,7 +200,9 @@ class LineReader:
         while self.position < count:
             part = self.stream.readline(SKIP_BYTES)
             if not part:
-                raise TooFewLines(self.position, count)
+                raise TooFewLines(
+                    f"--skip {count} is beyond the end: there are only {self.position} lines"
+                )
             passed += len(part)
             while not part.endswith(b"\n") and (part := self.stream.readline(SKIP_BYTES)):
                 passed += len(part)

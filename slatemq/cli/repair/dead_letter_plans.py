@@ -103,15 +103,8 @@ def note_text(text: str) -> str:
 
 def with_note(settlement: Settlement | None, content: Content, note: str) -> Settlement | None:
     """The settlement with a note; without a settlement, one that only notes."""
-    match settlement:
-        case RedriveDeadLetter():
-            return RedriveDeadLetter(settlement.handle, note)
-        case DropDeadLetter():
-            return DropDeadLetter(settlement.handle, note)
-        case ReplaceDeadLetter():
-            return ReplaceDeadLetter(
-                settlement.handle, settlement.payload, settlement.headers, note
-            )
+    if settlement is not None:
+        return replace(settlement, note=note)
     return NoteDeadLetter(content.handle, note) if note else None
 
 
