@@ -157,7 +157,7 @@ def plain(value: Any, kind: DataType) -> Any:
             return {field.name: plain(one, field.dataType) for field, one in columns}
         case Mapping(), MapType():
             return {
-                _key(plain(key, kind.keyType)): plain(one, kind.valueType)
+                str(plain(key, kind.keyType)): plain(one, kind.valueType)
                 for key, one in value.items()
             }
         case list(), ArrayType():
@@ -176,10 +176,6 @@ def plain(value: Any, kind: DataType) -> Any:
         case bool() | int() | str() | None, _:
             return value
     return str(value)
-
-
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(key)
 
 
 def _rfc_3339(moment: datetime) -> str:
