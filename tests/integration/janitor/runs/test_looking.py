@@ -189,7 +189,7 @@ async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_
                 return [run for run in listed.runs if run.ended_at_ms]
 
             # When it is due, a run is begun, and not again for what was seen
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not await runs():
                     await asyncio.sleep(0.05)
             await until(lambda: there.log.read_text().count("nothing to do for report") >= 2)
@@ -199,7 +199,7 @@ async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_
 
             # But it is when there is something new
             assert (await ingest.send(b"2"))[-1] > sent
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(await runs()) < 2:
                     await asyncio.sleep(0.05)
 
@@ -217,7 +217,7 @@ async def test_work_begins_a_run_by_the_schedule_and_the_same_work_no_other(tmp_
 async def test_settings_that_mean_nothing_end_it_at_once(
     tmp_path: Path, flag: str, value: str, said: str
 ) -> None:
-    there = Janitor(tmp_path, flag, value, own_jobs=False)
+    there = Janitor(tmp_path, flag, value)
 
     assert await there.refused() == 2
     assert said in there.log.read_text()
