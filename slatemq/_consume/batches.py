@@ -224,7 +224,8 @@ class BatchConsumer(QueueConsumer):
 
     async def __anext__(self) -> Batch:
         """The next batch, never empty; ends when the consumer is closed. Raises NotFound."""
-        self._begin()
+        if self._task is None:
+            self._begin()
         began_ns = time.time_ns()
         while True:
             async with self._changed:

@@ -148,8 +148,8 @@ class QueueConsumer(ABC):
         self._error = error
 
     def _begin(self) -> None:
-        """Starts fetching, where that was not done."""
-        if self._task is None and not self._closed:
+        """Starts fetching, unless this is closed."""
+        if not self._closed:
             self._peers.check_home()
             self._task = asyncio.create_task(self._run())
 
@@ -202,7 +202,8 @@ class Consumer(QueueConsumer):
         Raises NotFound when the queue does not exist or is deleted, InvalidArgument when the
         server refuses the options; so does every later try.
         """
-        self._begin()
+        if self._task is None:
+            self._begin()
         began_ns = time.time_ns() if self._origin.telemetry is not None else 0
         while True:
             while not self._buffer or self._closed:
