@@ -20,7 +20,6 @@ NEVER: Condition = frozenset()
 
 
 def necessary(node: Node) -> Condition | None:
-    """The necessary condition of a checked filter."""
     if node.kind == "literal" and node.value is False:
         return NEVER
     if node.kind == "or":

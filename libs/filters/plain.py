@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from libs.filters.conditions import Condition, compared, is_exact, key_of, necessary
+from libs.filters.conditions import compared, is_exact, key_of, necessary
 from libs.filters.syntax import Node
 
 Test: TypeAlias = Callable[[Mapping[str, str]], bool]
@@ -49,11 +49,8 @@ def parts_of(node: Node) -> tuple[Part, ...]:
 def _part(node: Node) -> Part:
     outcomes = _outcomes(node)
     condition = necessary(node) if is_exact(node) else None
-    return Part(outcomes and outcomes.true, None if condition is None else _single(condition))
-
-
-def _single(condition: Condition) -> frozenset[tuple[str, str]]:
-    return frozenset(pair for pairs in condition for pair in pairs)
+    pairs = None if condition is None else frozenset[tuple[str, str]]().union(*condition)
+    return Part(outcomes and outcomes.true, pairs)
 
 
 def _outcomes(node: Node) -> _Outcomes | None:

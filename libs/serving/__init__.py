@@ -7,7 +7,7 @@ Its rooms, from the ground up:
 `telemetry`  traces and metrics, W3C context in headers
 `recording`  the SDK behind it, loaded where something is recorded
 `process`    settings, logs, memory, health, the shard that a process owns, its end
-`instance`   what all processes have alike: InstanceService, and which changes it permits
+`instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `http`       the HTTP port: /health and /metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors
 `reflection` both versions of it

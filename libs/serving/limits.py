@@ -86,13 +86,20 @@ CALL_DEADLINE_MS = 10_000
 """Of a call between services that states none of its own."""
 
 
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
 def message_bytes_max(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> int:
     """The largest gRPC message: any legal message fits, in a request and in a response."""
     return payload_bytes_max + HEADERS_BYTES_MAX + HEADROOM_BYTES
 
 
 def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str, int]]:
-    """Channel arguments of a server."""
     size = message_bytes_max(payload_bytes_max)
     return [
         # Over the limit, so that what is a little too large gets an answer that says so (the guard
@@ -106,25 +113,18 @@ def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str
         ("grpc.compression_enabled_algorithms_bitset", 1),
         # Without this Linux lets two processes share a port, each getting half of the calls.
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *_KEEPALIVE,
         ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
     ]
 
 
 def channel_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str, int]]:
-    """Channel arguments of a channel to another service."""
     size = message_bytes_max(payload_bytes_max)
     return [
         ("grpc.max_receive_message_length", size),
         ("grpc.max_send_message_length", size),
-        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *_KEEPALIVE,
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MIN),
         ("grpc.min_reconnect_backoff_ms", CONNECT_MS_MAX),

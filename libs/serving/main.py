@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -52,8 +52,6 @@ def main(
     name: str,
     config_type: type[C],
     build: Callable[[C, telemetry.Telemetry, Root], Service[Any]],
-    argv: Sequence[str] | None = None,
-    environ: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Read the settings, run the service, exit with the code of its end (see `exits`).
 
@@ -62,14 +60,10 @@ def main(
         config_type: Its settings.
         build: Makes the service, with the settings of the instance in its config; called on the
             running loop. Raises FatalError to name the exit.
-        argv: The arguments without the program's name; the process's own by default.
-        environ: The environment; the process's own by default.
     """
-    environ = os.environ if environ is None else environ
-    argv = sys.argv[1:] if argv is None else argv
-    config = load(config_type, f"python -m services.{name}", argv, environ)
+    config = load(config_type, f"python -m services.{name}", sys.argv[1:], os.environ)
     logs.configure(name, config.log_level, config.log_format)
-    if unknown := unknown_variables(environ):
+    if unknown := unknown_variables(os.environ):
         logging.getLogger(__name__).warning("%s", unknown)
     bound_arenas()
     calm_collector()

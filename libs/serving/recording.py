@@ -46,7 +46,6 @@ def recording(
     *measures: MetricReader,
     sample_percent: int = 100,
 ) -> Telemetry:
-    """Telemetry that exports to these."""
     resource = _resource(service, instance)
     sampler = ParentBased(TraceIdRatioBased(sample_percent / 100))
     tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)

@@ -41,8 +41,7 @@ from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.requests.late_handlers import LateHandlers
-from libs.serving.service import Service
+from libs.serving.service import LateHandlers, Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import parse_root
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
@@ -202,7 +201,6 @@ class RunningService:
         return {"http_address": self.http_address} if self.http_address else {}
 
     async def _serve(self, signals: Signals) -> ExitCause:
-        """Start, then serve until something ends it."""
         asked = asyncio.ensure_future(signals.first.wait())
         try:
             started = asyncio.ensure_future(self._service.start(self.address))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+import grpc
 import grpc.aio
 
+from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
-from libs.serving.instance.servicer import InstanceServicer
+from libs.serving.instance_servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY
 from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
@@ -18,6 +20,40 @@ from libs.serving.process.exits import ExitCause
 from libs.serving.process.ownership import Announcement
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+
+
+class LateHandlers(grpc.GenericRpcHandler):
+    """The handlers of a server that have been registered so far.
+
+    A servicer needs what the start of its service opens, so it is built and registered after that.
+    Until then the guard answers its calls with STARTING.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: list[grpc.GenericRpcHandler] = []
+
+    @property
+    def registry(self) -> grpc.aio.Server:
+        """The argument of the generated `add_…_to_server` functions, in place of the server."""
+        return cast("grpc.aio.Server", self)
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        found = (handler.service(handler_call_details) for handler in self._handlers)
+        return next((one for one in found if one is not None), None)
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._handlers += handlers
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Called by generated code with what it has added by `add_generic_rpc_handlers`."""
+
+
+if TYPE_CHECKING:
+    from libs.serving.events.relay import ProcessRelay
 
 C = TypeVar("C", bound=ServingConfig)
 
@@ -51,6 +87,7 @@ class Service(Generic[C]):
             carrier=telemetry.carrier,
         )
         self.announcement: Announcement | None = None
+        self._relay: ProcessRelay | None = None
 
     @property
     def grpc_services(self) -> Sequence[str]:
@@ -67,7 +104,7 @@ class Service(Generic[C]):
 
     @property
     def http_parts(self) -> HttpParts:
-        return HttpParts()
+        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
     async def start(self, address: str) -> None:
         """Open what is owned and become ready to serve under this advertised `host:port`.
@@ -83,11 +120,13 @@ class Service(Generic[C]):
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register its servicers, and those that every process has."""
-        for servicer in (
-            *self.servicers(),
+        shared: list[object] = [
             InstanceServicer(self._root.objects, self.directory, self._config),
             TopologyServicer(self.directory),
-        ):
+        ]
+        if self.kind in SERVED_BY["EventsService"]:
+            shared.append(EventsServicer(self._relay))
+        for servicer in (*self.servicers(), *shared):
             _register(servicer, server)
 
     async def wait_fatal(self) -> ExitCause:

@@ -48,6 +48,7 @@ class Telemetry:
         traces: Whether spans are.
         tracer: For spans of the service's own.
         meter: For instruments of the service's own.
+        call_duration: Of calls served, in ms.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Telemetry:
         self.meter: metrics.Meter = (
             meters.get_meter(SCOPE_NAME) if meters else metrics.NoOpMeter(SCOPE_NAME)
         )
-        self._call_duration = self.meter.create_histogram(
+        self.call_duration = self.meter.create_histogram(
             "rpc.server.duration", unit="ms", description="Duration of calls served"
         )
 
@@ -126,13 +127,6 @@ class Telemetry:
 
         return traced
 
-    def record_call(self, method: str, duration_ms: float, failed: bool) -> None:
-        service, _, name = method.strip("/").rpartition("/")
-        self._call_duration.record(
-            duration_ms,
-            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name, "failed": failed},
-        )
-
 
 class _Call:
     """One served call: a span under the caller's, and its duration."""
@@ -140,13 +134,14 @@ class _Call:
     def __init__(
         self, telemetry: Telemetry, method: str, context: Any, *, current: bool = True
     ) -> None:
-        self._telemetry, self._method = telemetry, method
         service, _, name = method.strip("/").rpartition("/")
+        self._duration = telemetry.call_duration
+        self._attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
         self._span = telemetry.tracer.start_span(
             method.strip("/"),
             context=extract(dict(context.invocation_metadata() or ())),
             kind=trace.SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+            attributes=self._attributes,
         )
         self._scope = trace.use_span(self._span, end_on_exit=False) if current else None
         self._began = time.monotonic()
@@ -163,7 +158,7 @@ class _Call:
             self._span.set_status(trace.StatusCode.ERROR, str(error))
         self._span.end()
         duration_ms = (time.monotonic() - self._began) * 1000
-        self._telemetry.record_call(self._method, duration_ms, failed=error is not None)
+        self._duration.record(duration_ms, {**self._attributes, "failed": error is not None})
 
 
 def configure(

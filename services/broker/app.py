@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from libs.serving.events.servicer import EventsServicer
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.requests.budget import AnswerBudget
@@ -49,9 +48,6 @@ from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
 from services.broker.shard.unique_names import UniqueNames
 
-if TYPE_CHECKING:
-    from services.broker.events.relay import BrokerRelay
-
 
 class Peers(NamedTuple):
     """How a broker reaches the others; tests put their own ingests and target in."""
@@ -74,7 +70,6 @@ class Broker:
         database: Database,
         last_ms: int,
         budget: AnswerBudget,
-        relay: BrokerRelay | None,
     ) -> None:
         """`last_ms` is the time of the last commit before the start."""
         shard, instance = config.shard, config.instance
@@ -122,7 +117,6 @@ class Broker:
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), Archiver(mover)),
             QueueNameServicer(shard, names),
             _snapshots(root, database, starts, owner),
-            EventsServicer(relay),
         )
 
     def works(self) -> list[Coroutine[Any, Any, object]]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from libs.serving.http.parts import HttpParts
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.exits import ExitCause, first_cause
@@ -69,11 +68,6 @@ class BrokerService(Service[BrokerConfig]):
         self.broker: Broker | None = None
 
     @property
-    def http_parts(self) -> HttpParts:
-        """What it adds to the HTTP port: the state of the backend of events."""
-        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
-
-    @property
     def note(self) -> str:
         return "" if self.broker is None else self.broker.delivery.in_flight.note
 
@@ -99,7 +93,6 @@ class BrokerService(Service[BrokerConfig]):
             database,
             last_ms,
             self._budget,
-            self._relay,
         )
         measure(self._telemetry, owner.shard)
         measure_outbox(self._telemetry, owner.shard.outbox)

@@ -2,10 +2,10 @@
 
 One process owns one shard's database. How a publish goes:
 
-    rpc.ingest ─▶ wire.publishes ─▶ write.publishing ─▶ (blobs) ─▶ waiting ──drain──▶ commit
-                  validate,         request IDs,                   IDs, log entry,    │
-                  into columns      bounds                         time of receipt    ▼ durable
-                                                 answers, payload cache, metadata log (tailers)
+    rpc.ingest ─▶ wire ─▶ write.publishing ─▶ (blobs) ─▶ waiting ──drain──▶ commit
+                  check,  request IDs,                   IDs, log entry,    │
+                  columns bounds                         time of receipt    ▼ durable
+                                       answers, payload cache, metadata log (tailers)
 
 Its rooms, from the ground up:
 

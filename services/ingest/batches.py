@@ -8,11 +8,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import xxhash
 
 from libs.storage.records.states import FINGERPRINT_BYTES
+
+T = TypeVar("T")
 
 NOT_SET: Final = -1
 """Stands for "created when received" in the column of creation times."""
@@ -28,6 +30,13 @@ HASH_INLINE_BYTES_MAX: Final = 4 << 20
 
 MESSAGE_OVERHEAD_BYTES: Final = 256
 """About what a message costs in memory and on disk beyond payload and headers."""
+
+
+def select(column: Sequence[T], offsets: Sequence[int]) -> list[T]:
+    """The items of a list at these offsets."""
+    if isinstance(offsets, range):
+        return cast("list[T]", column[offsets.start : offsets.stop])
+    return list(map(column.__getitem__, offsets))
 
 
 @dataclass(slots=True)
@@ -79,7 +88,7 @@ class Columns:
         start, count = 0, len(self)
         while start < count:
             end = self._entry_end(start)
-            yield start, self if end - start == count else self._between(start, end)
+            yield start, self if end - start == count else self.only(range(start, end))
             start = end
 
     def _entry_end(self, start: int) -> int:
@@ -91,31 +100,18 @@ class Columns:
         fitting = bisect_right(list(accumulate(sizes)), ENTRY_HEADERS_BYTES_MAX)
         return start + max(1, fitting)
 
-    def _between(self, start: int, end: int) -> Columns:
-        few = (
-            {at - start: value for at, value in values.items() if start <= at < end}
-            for values in self._few()
-        )
-        return Columns(
-            self.headers[start:end],
-            self.header_bytes[start:end],
-            self.created_at_ms[start:end],
-            self.retention_s[start:end],
-            self.payload_bytes[start:end],
-            *few,
-        )
-
     def only(self, kept: Sequence[int]) -> Columns:
         """The messages at these ascending offsets."""
         few = (
-            {to: values[at] for to, at in enumerate(kept) if at in values} for values in self._few()
+            {to: values[at] for to, at in enumerate(kept) if at in values} if values else {}
+            for values in self._few()
         )
         return Columns(
-            [self.headers[at] for at in kept],
-            [self.header_bytes[at] for at in kept],
-            [self.created_at_ms[at] for at in kept],
-            [self.retention_s[at] for at in kept],
-            [self.payload_bytes[at] for at in kept],
+            select(self.headers, kept),
+            select(self.header_bytes, kept),
+            select(self.created_at_ms, kept),
+            select(self.retention_s, kept),
+            select(self.payload_bytes, kept),
             *few,
         )
 
@@ -137,6 +133,7 @@ class Accepted:
         size_bytes: What it costs until it is durable.
         keyed_runs: Of the runs with dedupe keys the offset of the first message, and the run's
             number in the request, in ascending order: for errors about keys.
+        request: What it was made of, where it is to become a task.
     """
 
     payloads: list[bytes]
@@ -147,6 +144,7 @@ class Accepted:
     dedupe_keys: dict[int, str] = field(default_factory=dict)
     elsewhere: list[int] = field(default_factory=list)
     keyed_runs: list[tuple[int, int]] = field(default_factory=list)
+    request: Any = None
 
     @property
     def is_plain(self) -> bool:

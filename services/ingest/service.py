@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
 from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, first_cause
@@ -18,7 +17,7 @@ from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.objects.probe import probe_store
 from services.ingest.config import IngestConfig
-from services.ingest.rpc.ingest import IngestServicer
+from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
 from services.ingest.shard import Shard, open_shard
 from services.ingest.tasks.bodies import warn_of_stranded
@@ -45,8 +44,9 @@ class IngestProcess(Service[IngestConfig]):
         self._tasks: Tasks | None = None
         if config.queue is not None and config.queue.consistency in QUEUED:
             # Loaded only here: a direct ingest needs nothing of it.
-            queued = import_module("services.ingest.rpc.queued")
-            self._tasks = queued.open_tasks(config, root.objects, telemetry)
+            queued = import_module("services.ingest.tasks.queued")
+            rules = rules_of(config)
+            self._tasks = queued.Tasks(config.queue, config.shard, root.objects, rules, telemetry)
         self._relay: IngestRelay | None = None
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it. What tasks store has events
@@ -85,12 +85,10 @@ class IngestProcess(Service[IngestConfig]):
                 shard.prove_ownership,
                 purge_epoch=lambda: shard.purge_epoch.durable,
             ),
-            EventsServicer(self._relay),
             TaskServicer(self._tasks),
         ]
 
     async def start(self, address: str) -> None:
-        """Probe the store, open the shard, announce the address."""
         await probe_store(self._root.objects)
         config = self._config
         shard = self._shard = await open_shard(self._root, config)
@@ -128,7 +126,7 @@ class IngestProcess(Service[IngestConfig]):
     async def drain(self) -> None:
         """End the streams; publishes in flight complete."""
         if self._servicer is not None:
-            self._servicer.streams.drain()
+            self._servicer.drain()
         if self._tasks is not None:
             self._tasks.drain()
         if self._shard is not None:

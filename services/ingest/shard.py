@@ -86,8 +86,7 @@ class Shard:
     async def _clean_up(self) -> None:
         while True:
             await asyncio.sleep(TIDY_S)
-            self.publisher.clean_up()
-            await self.publisher.clean_up_keys()
+            await self.publisher.clean_up()
 
     def drain(self) -> None:
         """End the tailers; publishes in flight complete."""

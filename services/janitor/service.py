@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from libs.serving.events.servicer import EventsServicer
-from libs.serving.http.parts import HttpParts
 from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
@@ -99,17 +97,10 @@ class JanitorProcess(Service[JanitorConfig]):
         )
         self._works: list[asyncio.Task[None]] = []
 
-    @property
-    def http_parts(self) -> HttpParts:
-        return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
-
     def servicers(self) -> Iterable[object]:
-        return [
-            JanitorServicer(
-                self.runner, self._store, self._archived, self._queues, self.channels, _now_ms
-            ),
-            EventsServicer(self._relay),
-        ]
+        yield JanitorServicer(
+            self.runner, self._store, self._archived, self._queues, self.channels, _now_ms
+        )
 
     async def start(self, address: str) -> None:
         """Take the place of an earlier process of this number, and begin."""

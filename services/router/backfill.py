@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -155,23 +155,13 @@ class LogReader:
     """Reads a log on, piece by piece, from one stream for as long as pieces follow one another."""
 
     def __init__(self, log: Log, stub: ingest_pb2_grpc.IngestServiceAsyncStub) -> None:
-        """Read from this ingest; see `open`."""
+        """Read from this ingest. Methods raise PeerFailed."""
         self._log = log
         self._stub = stub
         self._call: Any = None
         self._position = 0
         self._entries: deque[LogEntry] = deque()
         self._counted_bytes = 0
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, log: Log) -> AsyncIterator[LogReader]:
-        """A reader of this log. Raises PeerFailed, here and in all it does."""
-        reader = cls(log, await log.open())
-        try:
-            yield reader
-        finally:
-            reader.close()
 
     def close(self) -> None:
         self._hold(())
@@ -223,8 +213,6 @@ class LogReader:
 
 
 class Backfills:
-    """The replays of one broker shard's queues."""
-
     def __init__(
         self,
         broker_shard: int,
@@ -252,7 +240,6 @@ class Backfills:
         self._running: set[int] = set()
 
     def add_log(self, log: Log) -> None:
-        """Bring in what this log has, too."""
         self._logs[log.ingest_shard] = log
         self._see_to(log.ingest_shard)
 
@@ -315,24 +302,25 @@ class Backfills:
         queue may have changed since.
         """
         shard = log.ingest_shard
-        async with log.backfills, LogReader.open(log) as reader:
-            for _ in range(TURN_PIECES):
-                queues = self._waiting(shard)
-                turn = next((queue for queue in queues if queue.queue_id == queue_id), None)
-                if turn is None:
-                    return None
-                cursor = turn.spans[shard].cursor
-                group = [queue for queue in queues if queue.spans[shard].cursor == cursor]
-                began = asyncio.get_running_loop().time()
-                piece = SharedPiece(group, shard, self._limits)
-                try:
-                    await self._fill(piece, reader)
-                except TooSlow as slow:
-                    return slow, next(q.revision for q in group if q.queue_id == slow.queue_id)
-                for queue, columns in zip(group, piece.columns, strict=True):
-                    await self._send(log, queue, piece, columns)
-                # As long as it took: half of the time is left to other work.
-                await asyncio.sleep(asyncio.get_running_loop().time() - began)
+        async with log.backfills:
+            with closing(LogReader(log, await log.open())) as reader:
+                for _ in range(TURN_PIECES):
+                    queues = self._waiting(shard)
+                    turn = next((queue for queue in queues if queue.queue_id == queue_id), None)
+                    if turn is None:
+                        return None
+                    cursor = turn.spans[shard].cursor
+                    group = [queue for queue in queues if queue.spans[shard].cursor == cursor]
+                    began = asyncio.get_running_loop().time()
+                    piece = SharedPiece(group, shard, self._limits)
+                    try:
+                        await self._fill(piece, reader)
+                    except TooSlow as slow:
+                        return slow, next(q.revision for q in group if q.queue_id == slow.queue_id)
+                    for queue, columns in zip(group, piece.columns, strict=True):
+                        await self._send(log, queue, piece, columns)
+                    # As long as it took: half of the time is left to other work.
+                    await asyncio.sleep(asyncio.get_running_loop().time() - began)
         return None
 
     async def _fill(self, piece: SharedPiece, reader: LogReader) -> None:
@@ -372,9 +360,8 @@ class Backfills:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
-            queue.spans.pop(
-                ingest_shard, None
-            )  # The queue is gone, or was created again without a replay.
+            # The queue is gone, or was created again without a replay.
+            queue.spans.pop(ingest_shard, None)
             return
         if not isinstance(response, assignment_pb2.BackfillResponse):
             raise PeerFailed("an answer that cannot be read")

@@ -101,7 +101,6 @@ class LogEntry:
         return part
 
     def parts(self, messages_max: int) -> list[LogEntry]:
-        """Its messages in parts of at most `messages_max`."""
         return self._cut([*range(0, self.messages_count, messages_max), self.messages_count])
 
     def _cut(self, places: Sequence[int]) -> list[LogEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -20,40 +21,34 @@ Lags = Callable[[], Iterable[tuple[int, int, int]]]
 
 
 class Metrics:
-    """Counters of judged, routed and unmatched messages; a gauge of what waits."""
-
     def __init__(self, telemetry: Telemetry, lags: Lags) -> None:
         """Make the instruments; `lags` is asked whenever they are collected."""
         meter = telemetry.meter
         self._enabled = telemetry.enabled
-        self._routed = meter.create_counter(
+        counter = partial(meter.create_counter, unit="{message}")
+        self._routed = counter(
             "slatemq.router.routed.messages",
-            unit="{message}",
             description="Matches assigned to queues; a message counts once per queue it reached",
         )
-        self._judged = meter.create_counter(
+        self._judged = counter(
             "slatemq.router.judged.messages",
-            unit="{message}",
             description="Messages judged for a broker shard, and assigned or passed over",
         )
-        self._unmatched = meter.create_counter(
+        self._unmatched = counter(
             "slatemq.router.unmatched.messages",
-            unit="{message}",
             description="Of those judged, the ones that reached no queue of the broker shard",
         )
-        self._refused = meter.create_counter(
+        self._refused = counter(
             "slatemq.router.refused.ranges",
             unit="{range}",
             description="Ranges that a broker refused, to be judged again or dropped",
         )
-        self._backfilled = meter.create_counter(
+        self._backfilled = counter(
             "slatemq.router.backfilled.messages",
-            unit="{message}",
             description="Matches brought into queues that start before their creation",
         )
-        self._fallbacks = meter.create_counter(
+        self._fallbacks = counter(
             "slatemq.router.priority.fallbacks",
-            unit="{message}",
             description="Messages that got a queue's fallback priority, since its priority gave an "
             "error or no integer",
         )
@@ -65,7 +60,6 @@ class Metrics:
         )
 
     def answered(self, broker: int, ingest: int, piece: Piece, *, applied: bool) -> None:
-        """A piece came back."""
         if not self._enabled:
             return
         where = {"slatemq.broker.shard": broker, "slatemq.ingest.shard": ingest}
@@ -78,7 +72,6 @@ class Metrics:
         self._assigned(piece.columns)
 
     def backfilled(self, broker: int, ingest: int, columns: Columns) -> None:
-        """A piece of a replay was applied."""
         if not self._enabled:
             return
         count = sum(len(column.message_ids) for column in columns.values())

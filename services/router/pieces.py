@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from libs.filters import Rest
 from services.router.entries import ENTRY_BYTES, LogEntry
-from services.router.routing import Columns, Judgement
-
-
-class Rules(Protocol):
-    """The queues of one broker shard, as far as judging goes."""
-
-    @property
-    def revision(self) -> int:
-        """The config revision of the shard by which `judge` judges."""
-
-    @property
-    def queues_count(self) -> int:
-        """How many queues there are."""
-
-    def judge(
-        self, entry: LogEntry, columns: Columns, begin: int = 0, rest: Rest | None = None
-    ) -> Judgement:
-        """Add the matches of an entry's messages to the columns of the queues, from `begin` on.
-
-        It may stop before the end; see `Judgement.left_at` and `rest`. Raises TooSlow.
-        """
-
-    def changed_after(self, revision: int) -> Sequence[str]:
-        """The queues that are judged otherwise, or not at all, since this revision."""
-
-    def only(self, queue_ids: Iterable[str]) -> Rules:
-        """The same, of these queues alone."""
+from services.router.routing import BrokerRules, Columns
 
 
 class Seen(NamedTuple):
@@ -57,7 +30,7 @@ class _CatchUp:
 
     __slots__ = ("columns", "entries_count", "left_at", "rest", "revision", "rules")
 
-    def __init__(self, revision: int, rules: Rules) -> None:
+    def __init__(self, revision: int, rules: BrokerRules) -> None:
         self.revision = revision
         self.rules = rules
         self.columns: Columns = {}
@@ -240,7 +213,7 @@ class Piece:
         """The config revision by which `step` judges; None: it is not catching up."""
         return None if self._catch_up is None else self._catch_up.revision
 
-    def catch_up(self, rules: Rules) -> None:
+    def catch_up(self, rules: BrokerRules) -> None:
         """Have the queues that changed since it was judged judge it again, in steps."""
         changed = rules.changed_after(self.revision)
         self.is_caught_up = True
@@ -276,7 +249,7 @@ class Piece:
             self._catch_up = None
         return count
 
-    def add(self, entry: LogEntry, rules: Rules) -> bool:
+    def add(self, entry: LogEntry, rules: BrokerRules) -> bool:
         """Judge an entry, or go on with it, and put it at the end once all of it is judged.
 
         Returns whether it is: if not, it must be the next one again. Raises TooSlow, after which

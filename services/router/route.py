@@ -30,7 +30,8 @@ from collections.abc import Iterable, Sequence
 
 from libs.serving.requests.budget import ByteBudget
 from services.router.entries import LogEntry
-from services.router.pieces import Piece, PieceLimits, Rules, Seen
+from services.router.pieces import Piece, PieceLimits, Seen
+from services.router.routing import BrokerRules
 
 
 class Route:
@@ -79,7 +80,6 @@ class Route:
 
     @property
     def waiting_count(self) -> int:
-        """How many of its messages are not judged."""
         judged = [piece for piece in (self.judged, self.in_flight) if piece is not None]
         return self.pending_count - sum(piece.messages_count for piece in judged)
 
@@ -131,7 +131,7 @@ class Route:
         pieces = [piece.revision for piece in (self.in_flight, self.judged) if piece is not None]
         return min(pieces, default=None)
 
-    def judge(self, rules: Rules, now_ms: int, limits: PieceLimits) -> int:
+    def judge(self, rules: BrokerRules, now_ms: int, limits: PieceLimits) -> int:
         """Judge a step of what catches up, or else of what waits.
 
         Returns how many messages were judged. Raises TooSlow: call `judge_anew`.
@@ -141,7 +141,7 @@ class Route:
         finally:
             self._count_memory()
 
-    def _judge(self, rules: Rules, now_ms: int, limits: PieceLimits) -> int:
+    def _judge(self, rules: BrokerRules, now_ms: int, limits: PieceLimits) -> int:
         catching_up = self._catching_up()
         if catching_up is not None:
             count = catching_up.step(limits.step_max)
@@ -167,7 +167,7 @@ class Route:
             self._take_first().release()
         return piece.messages_count - begin
 
-    def judging_revision(self, rules: Rules) -> int:
+    def judging_revision(self, rules: BrokerRules) -> int:
         """Of the configs by which `judge` goes on: a piece that catches up keeps to those then."""
         piece = self._catching_up()
         revision = None if piece is None else piece.catching_up_to
@@ -181,7 +181,7 @@ class Route:
             self.in_flight, self.is_outdated = None, False
         self._count_memory()
 
-    def refresh_held(self, rules: Rules, limits: PieceLimits) -> None:
+    def refresh_held(self, rules: BrokerRules, limits: PieceLimits) -> None:
         """What waits for its first match catches up with new configs, unless it is much."""
         piece = self.next_piece
         if piece is None or piece is self.in_flight or piece.columns or piece.is_catching_up:
@@ -191,7 +191,7 @@ class Route:
         if piece.revision < rules.revision and piece.messages_count <= limits.step_max:
             self.catch_up(rules)
 
-    def catch_up(self, rules: Rules) -> None:
+    def catch_up(self, rules: BrokerRules) -> None:
         """Have the next piece, if there is one, catch up with these rules."""
         piece = self.next_piece
         if piece is not None:
@@ -263,7 +263,7 @@ class Route:
             return None
         return seen
 
-    def outdated(self, rules: Rules) -> None:
+    def outdated(self, rules: BrokerRules) -> None:
         """The piece in flight was refused for changes, which these rules have: it catches up."""
         if self.in_flight is not None:
             self.is_outdated = True

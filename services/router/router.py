@@ -29,8 +29,6 @@ REFRESH_SECONDS = 2.0
 
 
 class Progress(NamedTuple):
-    """How far one log is routed to one broker shard."""
-
     ingest_shard: int
     broker_shard: int
     cursor: int

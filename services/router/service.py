@@ -30,8 +30,6 @@ READY_LOOK_SECONDS = 0.02
 
 
 class RouterProcess(Service[RouterConfig]):
-    """A router as `libs.serving.server` runs it."""
-
     kind = "router"
 
     def __init__(self, config: RouterConfig, telemetry: Telemetry, root: Root) -> None:

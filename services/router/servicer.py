@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from libs.filters import Facts, QueueOutcome, facts
-from libs.serving.limits import HEADER_TEXT_BYTES_MAX, HEADERS_COUNT_MAX
+from libs.serving.requests.headers import encoded_headers
 from services.router.router import Router
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import router_pb2, router_pb2_grpc
@@ -60,8 +61,6 @@ _OF_A_MESSAGE = ("visible_at_ms", "delay_ms", "retention_s", "message_id")
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """Answers what the router does and would do."""
-
     def __init__(
         self,
         router: Router,
@@ -84,15 +83,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         message = _message(request, self._now_ms())
         outcomes = await self._explainer.explain(message, request.queue_ids)
         return router_pb2.ExplainResponse(
-            queues=[
-                router_pb2.QueueExplanation(
-                    queue_id=outcome.queue_id,
-                    matched=outcome.matched,
-                    priority=outcome.priority,
-                    reason=outcome.reason,
-                )
-                for outcome in outcomes
-            ]
+            queues=[router_pb2.QueueExplanation(**asdict(outcome)) for outcome in outcomes]
         )
 
     async def GetRoutingStatus(  # noqa: N802 - the RPC's name
@@ -103,13 +94,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             raise Unavailable("no log or no broker is known yet", reason="TOPOLOGY_UNKNOWN")
         return router_pb2.GetRoutingStatusResponse(
             routes=[
-                router_pb2.RouteProgress(
-                    ingest_shard=progress.ingest_shard,
-                    broker_shard=progress.broker_shard,
-                    cursor=progress.cursor,
-                    durable_sequence=progress.durable_sequence,
-                    pending_count=progress.pending_count,
-                )
+                router_pb2.RouteProgress(**progress._asdict())
                 for progress in self._router.progress()
             ]
         )
@@ -117,15 +102,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Facts:
     headers = dict(request.headers)
-    if len(headers) > HEADERS_COUNT_MAX:
-        raise InvalidArgument("headers", f"{len(headers)} headers; at most {HEADERS_COUNT_MAX}")
-    for key, value in headers.items():
-        if not 1 <= len(key.encode()) <= HEADER_TEXT_BYTES_MAX:
-            raise InvalidArgument("headers", f"a key must have 1-{HEADER_TEXT_BYTES_MAX} bytes")
-        if len(value.encode()) > HEADER_TEXT_BYTES_MAX:
-            raise InvalidArgument(
-                f'headers["{key[:64]}"]', f"a value has at most {HEADER_TEXT_BYTES_MAX} bytes"
-            )
+    encoded_headers("headers", 0, headers)
     for field in ("created_at_ms", "received_at_ms", "payload_bytes", *_OF_A_MESSAGE):
         if getattr(request, field) < 0:
             raise InvalidArgument(field, "may not be negative")

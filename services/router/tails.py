@@ -158,7 +158,6 @@ class Log:
         return stub
 
     def advance(self, durable_sequence: int) -> None:
-        """Ingest said where its log stands."""
         self.durable_sequence = max(self.durable_sequence, durable_sequence)
 
     @asynccontextmanager

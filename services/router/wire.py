@@ -50,7 +50,6 @@ def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:
 
 
 def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
-    """A queue as it is now, as far as routing goes."""
     return QueueRule(
         queue.queue_id,
         queue.filter if queue.HasField("filter") else None,
@@ -90,7 +89,6 @@ def backfill_request(
     message_count: int,
     left_count: int,
 ) -> assignment_pb2.BackfillRequest:
-    """The call that sends a queue's part of a judged piece of its replay."""
     return assignment_pb2.BackfillRequest(
         queue_id=queue_id,
         queue_revision=queue_revision,

@@ -64,7 +64,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def report(line: str) -> None:
-    """Print a line for people, on stderr."""
     with suppress(OSError):  # stderr is closed; the services go on all the same.
         print(f"slatemq: {line}", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -44,7 +44,6 @@ def choose_ports(
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now."""
     with socket.socket() as probe:
         # As gRPC does: connections of a process that has just ended do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,12 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
+from libs.serving.process.healthprobe import probe
 
 STARTS_MAX = 10
 """A service that ends this often before it has ever served will not serve. Lives are counted, not
@@ -42,8 +39,6 @@ HEALTHY_SECONDS = 60.0
 
 HEALTH_LOOK_SECONDS = 0.05
 """Between two questions whether a starting service serves yet."""
-
-HEALTH_DEADLINE_SECONDS = 1.0
 
 HURRIED_SECONDS = 2.0
 """For a service that was asked twice to end."""
@@ -122,7 +117,6 @@ class Supervised:
 
     @property
     def pid(self) -> int | None:
-        """ID of its process; None while there is none."""
         return self._process.pid if self._process else None
 
     @property
@@ -227,27 +221,8 @@ class Supervised:
 
 async def until_serving(address: str) -> None:
     """Ask a server for its health until it says SERVING. Never gives up: cancel it."""
-    serving = health_pb2.HealthCheckResponse.SERVING
-    async with grpc.aio.insecure_channel(address, options=_LOOK_OPTIONS) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        while True:
-            try:
-                answer = await stub.Check(
-                    health_pb2.HealthCheckRequest(), timeout=HEALTH_DEADLINE_SECONDS
-                )
-                if answer.status == serving:
-                    return
-            except grpc.aio.AioRpcError:
-                pass  # Not listening yet.
-            await asyncio.sleep(HEALTH_LOOK_SECONDS)
-
-
-_LOOK_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 100),
-    ("grpc.use_local_subchannel_pool", 1),
-)
+    while await asyncio.to_thread(probe, address):  # noqa: ASYNC110
+        await asyncio.sleep(HEALTH_LOOK_SECONDS)
 
 
 def last_line(path: Path | None, since_bytes: int = 0) -> str:

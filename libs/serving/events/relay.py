@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -22,8 +23,6 @@ from slatemq.v1.events_pb2 import GetEventsStatusResponse
 
 
 class CountedSource(EventSource, Protocol):
-    """An event source that counts."""
-
     @property
     def lost_count(self) -> int:
         """Events that can no longer be made."""
@@ -74,23 +73,24 @@ class ProcessRelay:
         self._is_measured = telemetry.enabled and not beside_tasks
         self._attributes = {BACKEND: settings.backend}
         self._begun: _Begun | None = None
-        meter = telemetry.meter
-        meter.create_observable_gauge(
-            "slatemq.queue.lag",
-            callbacks=[self._observe_lag],
-            description="Events that are not published yet",
-        )
-        meter.create_observable_gauge(
-            "slatemq.queue.lag_ms",
-            callbacks=[self._observe_age],
-            description="ms since the change of the first of these",
-        )
-        meter.create_observable_gauge(
-            "slatemq.queue.lost",
-            callbacks=[self._observe_lost],
-            description="Events that were lost: messages purged before, or given up "
-            "(fire-and-forget)",
-        )
+        measures: dict[str, tuple[str, Callable[[_Begun], int]]] = {
+            "slatemq.queue.lag": (
+                "Events that are not published yet",
+                lambda begun: begun.source.lag,
+            ),
+            "slatemq.queue.lag_ms": (
+                "ms since the change of the first of these",
+                lambda begun: begun.lag_ms,
+            ),
+            "slatemq.queue.lost": (
+                "Events that were lost: messages purged before, or given up (fire-and-forget)",
+                lambda begun: begun.source.lost_count + begun.relay.counts.dropped,
+            ),
+        }
+        for name, (description, measure) in measures.items():
+            telemetry.meter.create_observable_gauge(
+                name, callbacks=[partial(self._observe, measure)], description=description
+            )
 
     def begin(self, source: CountedSource, now_ms: Callable[[], int]) -> None:
         """Begin to publish the source's events; `now_ms` is the clock of its changes."""
@@ -152,20 +152,10 @@ class ProcessRelay:
             await self.health()
             await asyncio.sleep(LOOK_S)
 
-    def _observe_lag(self, _: CallbackOptions) -> list[Observation]:
-        return [] if self._begun is None else [self._observation(self._begun.source.lag)]
-
-    def _observe_age(self, _: CallbackOptions) -> list[Observation]:
-        return [] if self._begun is None else [self._observation(self._begun.lag_ms)]
-
-    def _observe_lost(self, _: CallbackOptions) -> list[Observation]:
+    def _observe(self, measure: Callable[[_Begun], int], _: CallbackOptions) -> list[Observation]:
         if self._begun is None:
             return []
-        lost = self._begun.source.lost_count + self._begun.relay.counts.dropped
-        return [self._observation(lost)]
-
-    def _observation(self, value: int) -> Observation:
-        return Observation(value, self._attributes)
+        return [Observation(measure(self._begun), self._attributes)]
 
 
 class _Begun:

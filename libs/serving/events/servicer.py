@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slatemq.v1 import events_pb2, events_pb2_grpc
 
-
-class Relay(Protocol):
-    """The publisher of a process's events: `libs.serving.events.relay.ProcessRelay`."""
-
-    async def status(self) -> events_pb2.GetEventsStatusResponse:
-        """How far they are published."""
+if TYPE_CHECKING:
+    from libs.serving.events.relay import ProcessRelay
 
 
 class EventsServicer(events_pb2_grpc.EventsServiceServicer):
-    def __init__(self, relay: Relay | None) -> None:
+    def __init__(self, relay: ProcessRelay | None) -> None:
         """`relay` is None where the process publishes no events."""
         self._relay = relay
 

@@ -2,11 +2,8 @@
 
 In reading order; a file imports only files above it:
 
-`calls`     Calling other processes: what counts as a failure of theirs, backoff, what is logged of
-            it
-`topology`  Who serves what, and where: one small JSON object per process, below `topology/` in the
-            root
+`calls`     Calls of other processes: what counts as a failure of theirs, backoff, what is logged
+`topology`  Who serves what, and where: one small JSON object per process
 `channels`  Channels to other services: one per peer for the whole process
-`elsewhere` Calls of services that this process does not have: which process has them, and where it
-            is
+`elsewhere` Calls of services that this process does not have: which process has them, and where
 """

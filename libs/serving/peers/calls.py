@@ -81,11 +81,9 @@ class Backoff:
         self._next_ms = BACKOFF_MS_MIN
 
     def reset(self) -> None:
-        """Begin with the shortest wait again."""
         self._next_ms = BACKOFF_MS_MIN
 
     def next_seconds(self) -> float:
-        """The next wait."""
         wait_ms = self._next_ms
         self._next_ms = min(2 * wait_ms, self._ms_max)
         return random.uniform(0.5, 1.0) * wait_ms / 1000
@@ -101,7 +99,6 @@ class PeerHealth:
         self._is_up: bool | None = None
 
     def mark_up(self) -> None:
-        """The peer answered."""
         if self._is_up is not True:
             log.info("%s is up", self._peer)
         self._is_up = True

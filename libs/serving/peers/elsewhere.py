@@ -54,7 +54,6 @@ class Elsewhere:
         self._own = own
 
     def is_ours(self, method: str) -> bool:
-        """Whether this process has the method's service."""
         return _service_of(method) in self._own
 
     async def refusal(self, method: str) -> Unimplemented:

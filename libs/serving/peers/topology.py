@@ -18,7 +18,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -95,14 +95,6 @@ class Topology:
     def brokers(self) -> Mapping[int, str]:
         return self.shards("broker")
 
-    @property
-    def routers(self) -> Mapping[int, str]:
-        return self.shards("router")
-
-    @property
-    def janitors(self) -> Mapping[int, str]:
-        return self.shards("janitor")
-
     @cached_property
     def _by_service(self) -> dict[str, dict[int, Peer]]:
         found: dict[str, dict[int, Peer]] = {}
@@ -128,11 +120,9 @@ class TopologyDirectory:
 
     async def announce(self, peer: Peer) -> None:
         """Announce the address of this process; replaces its predecessor's."""
+        optional = {"peer_address": peer.peer_address, "payload_bytes_max": peer.payload_bytes_max}
         fields = {"service": peer.service, "shard": peer.shard, "address": peer.address}
-        if peer.peer_address:
-            fields["peer_address"] = peer.peer_address
-        if peer.payload_bytes_max:
-            fields["payload_bytes_max"] = peer.payload_bytes_max
+        fields |= {name: value for name, value in optional.items() if value}
         await self._objects.put(peer.path, json.dumps(fields).encode())
         self._read_at = float("-inf")
 
@@ -185,14 +175,11 @@ class TopologyDirectory:
 
     async def _read_all(self) -> Topology:
         paths = [path for path in await self._objects.list(FOLDER) if path.endswith(".json")]
-        peers: list[Peer] = []
+        found: list[Peer | None] = []
         for begin in range(0, len(paths), READS_AT_ONCE):
-            peers.extend(await self._read_some(paths[begin : begin + READS_AT_ONCE]))
-        return Topology(tuple(sorted(peers)))
-
-    async def _read_some(self, paths: Iterable[str]) -> list[Peer]:
-        found = await asyncio.gather(*(self._read_one(path) for path in paths))
-        return [peer for peer in found if peer is not None]
+            some = paths[begin : begin + READS_AT_ONCE]
+            found += await asyncio.gather(*map(self._read_one, some))
+        return Topology(tuple(sorted(peer for peer in found if peer is not None)))
 
     async def _read_one(self, path: str) -> Peer | None:
         try:
@@ -224,15 +211,11 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """The processes known now. Raises StoreUnavailable."""
         topology = await self._directory.read()
 
-        def endpoints(service: str) -> list[topology_pb2.Endpoint]:
-            return [
+        endpoints = {
+            f"{service}s": [
                 topology_pb2.Endpoint(shard=shard, address=address)
                 for shard, address in topology.advertised(service).items()
             ]
-
-        return topology_pb2.GetTopologyResponse(
-            ingests=endpoints("ingest"),
-            brokers=endpoints("broker"),
-            routers=endpoints("router"),
-            janitors=endpoints("janitor"),
-        )
+            for service in ("ingest", "broker", "router", "janitor")
+        }
+        return topology_pb2.GetTopologyResponse(**endpoints)

@@ -2,26 +2,21 @@
 
 In reading order; a file imports only files above it:
 
-`event_settings` The `queue` section in the settings of a process; without one, nothing of it is
-                 loaded
+`event_settings` The `queue` section in the settings of a process; nothing of it is loaded without
+                 one
 `exits`          Why a service process ends, and with which exit code
 `settings`       One setting: a field of a frozen dataclass, with its text, bounds, flag and
                  variable
 `instance`       The settings of the instance: what must be the same in every process
 `config`         Settings: frozen dataclasses, read once at start from flags and environment
 `health`         The health of a process, and why it does not serve
-`healthprobe`    `python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else
-                 1
+`healthprobe`    `python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else 1
 `logs`           Structured logs on stderr: one line per event, as text or as JSON
-`memory`         How a process treats its memory: what glibc holds on to, and how often Python
-                 looks for cycles
-`ownership`      One process's hold of its shard: it is proven, announced, and the announcement
-                 kept true
-`parent`         Ending with the process that started this one, even when that is killed and cannot
-                 say so
-`shards`         What every owner of a shard does alike: opens the root, waits for its clock, and
-                 reports its end
-`store_watch`    A store that hangs is seen: in the log, in a metric, and in the health of the
-                 process
+`memory`         How a process treats its memory: what glibc keeps, how often Python looks for
+                 cycles
+`ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
+`parent`         Ending with the process that started this one, even when that one is killed
+`shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends
+`store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
 `watchdog`       Long steps of an event loop: measured, logged with what ran, counted
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
@@ -106,11 +106,7 @@ class Contradiction(FatalError):
         super().__init__(ExitCause.usage("\n".join(lines)))
 
 
-async def join_instance(
-    records: InstanceRecords,
-    stated: Iterable[StatedSetting],
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-) -> Instance:
+async def join_instance(records: InstanceRecords, stated: Iterable[StatedSetting]) -> Instance:
     """The settings of the instance; makes it where there is none yet.
 
     Of several processes that make it at once one does, and the others join what it made. A process
@@ -122,7 +118,7 @@ async def join_instance(
     record = await records.latest()
     while record is None:
         settings = InstanceSettings(**{one.name: one.value for one in stated})
-        if await records.create(InstanceRecord(1, now_ms(), asdict(settings))):
+        if await records.create(InstanceRecord(1, time.time_ns() // 1_000_000, asdict(settings))):
             log.info("made the instance", extra=asdict(settings))
         record = await records.latest()
     settings = settings_of_record(record)

@@ -105,15 +105,16 @@ class _Repeats:
         self.last_at = self.passed_at = now
 
 
-class TextLines(logging.Formatter):
-    """Time, level, service and logger, the message, then `key=value` for every fact."""
-
+class _Lines(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
+
+class TextLines(_Lines):
+    """Time, level, service and logger, the message, then `key=value` for every fact."""
+
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback below it where there is one."""
         facts = "".join(f" {key}={_bare(value)}" for key, value in _facts(record).items())
         line = (
             f"{_timestamp(record)} {record.levelname} {self._service} {record.name}: "
@@ -122,15 +123,10 @@ class TextLines(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(_Lines):
     """One JSON object per line; the facts stand beside time, level, service, logger, message."""
 
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self._service = service
-
     def format(self, record: logging.LogRecord) -> str:
-        """One line; a traceback is a field of it."""
         line = _facts(record) | {
             "time": _timestamp(record),
             "level": record.levelname.lower(),

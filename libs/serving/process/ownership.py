@@ -10,8 +10,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, Protocol
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.healthprobe import probe
@@ -145,7 +145,7 @@ class Standstill:
 
     def __init__(
         self,
-        prove: Callable[[], Awaitable[None]],
+        prove: Callable[[], Coroutine[Any, Any, None]],
         clock: Callable[[], float] = _seconds,
     ) -> None:
         """`prove` raises Fenced; `clock` is in seconds."""
@@ -168,11 +168,8 @@ class Standstill:
     def _look(self) -> None:
         before, self._ran_at = self._ran_at, self._clock()
         if self._ran_at - before > STANDSTILL_S and self._proving is None:
-            self._proving = asyncio.ensure_future(self._proven())
+            self._proving = asyncio.ensure_future(self._prove())
             self._proving.add_done_callback(self._settled)
-
-    async def _proven(self) -> None:
-        await self._prove()
 
     def _settled(self, proving: asyncio.Future[None]) -> None:
         if not proving.cancelled() and proving.exception() is None:

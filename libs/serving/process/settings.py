@@ -17,7 +17,7 @@ from typing import Any, Final
 
 ENVIRONMENT_PREFIX: Final = "SLATEMQ_"
 
-_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int, bool)}
+_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int)}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def setting(
     maximum: int | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field of a config dataclass, of type str, int or bool; required when it has no default.
+    """A field of a config dataclass, of type str or int; required when it has no default.
 
     Args:
         text: What it does, with its unit; shown by `--help`.
@@ -56,10 +56,9 @@ def settings_of(config_type: type) -> list[dataclasses.Field[Any]]:
 
 
 def kind_of(field: dataclasses.Field[Any]) -> type:
-    """The type of a setting: str, int or bool."""
     name = field.type if isinstance(field.type, str) else field.type.__name__
     if name not in _KINDS:
-        raise TypeError(f"a setting is str, int or bool, not {name}")
+        raise TypeError(f"a setting is str or int, not {name}")
     return _KINDS[name]
 
 
@@ -73,13 +72,10 @@ def variable_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def parse(field: dataclasses.Field[Any], text: str) -> str | int | bool:
+def parse(field: dataclasses.Field[Any], text: str) -> str | int:
     """Parse the text of a flag or variable. Raises ValueError with the rule it breaks."""
     described: Setting = field.metadata["setting"]
-    kind = kind_of(field)
-    if kind is bool:
-        return _parse_bool(text)
-    if kind is int:
+    if kind_of(field) is int:
         try:
             value = int(text)
         except ValueError:
@@ -97,12 +93,3 @@ def check_bounds(described: Setting, value: int) -> None:
         raise ValueError(f"must be at least {described.minimum}")
     if described.maximum is not None and value > described.maximum:
         raise ValueError(f"must be at most {described.maximum}")
-
-
-def _parse_bool(text: str) -> bool:
-    lowered = text.lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("must be true or false")

@@ -2,17 +2,11 @@
 
 In reading order; a file imports only files above it:
 
-`budget`        Bounds on bytes in memory that many share: in the order in which they asked, or by
-                shares
-`arrivals`      Requests that are still arriving: few at a time while they are large, many while
-                they are small
-`gate`          Whether calls are let in
-`shape`         Requests that are small on the wire and large in memory: refused before they are
-                parsed; which field of a request is at fault
-`reading`       Requests on their way from the wire to a handler: counted, checked, parsed, given
-                back
-`guard`         What stands around every call: admission, errors, and the reading of requests
-`headers`       The rules for the headers and delays of messages that callers send, in the same
-                words for all
-`late_handlers` Handlers that are registered once the service has started; its port is bound before
+`budget`   Bounds on bytes in memory that many share: in the order in which they asked, or by shares
+`arrivals` Requests that are still arriving: few at a time while they are large
+`gate`     Whether calls are let in
+`shape`    Requests that are small on the wire and large in memory; which field is at fault
+`reading`  Requests on their way from the wire to a handler: counted, checked, parsed
+`guard`    What stands around every call: admission, errors, and the reading of requests
+`headers`  The rules for headers and delays of messages, in the same words for all callers
 """

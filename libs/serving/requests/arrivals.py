@@ -51,6 +51,15 @@ STALLED_S: Final = 5.0
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
+def resident_bytes() -> int:
+    """The resident memory of this process; 0 where it is unknown."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
 class Arrival:
     """A request that arrives, or waits for its turn.
 
@@ -76,13 +85,11 @@ class Arrival:
 
 
 class Arrivals:
-    """The requests that are arriving."""
-
     def __init__(
         self,
         at_once: int,
         growth_bytes_max: int,
-        resident: Callable[[], int] | None = None,
+        resident: Callable[[], int] = resident_bytes,
     ) -> None:
         """Ask for `at_once`, and for more while they do not grow the process.
 
@@ -91,7 +98,7 @@ class Arrivals:
         """
         self._at_once = at_once
         self._growth_bytes_max = growth_bytes_max
-        self._resident = resident or resident_bytes
+        self._resident = resident
         self._allowed = at_once
         self._taken = 0
         self._arriving: dict[Arrival, None] = {}
@@ -196,15 +203,6 @@ class Arrivals:
         task.add_done_callback(self._refusing.discard)
 
 
-def resident_bytes() -> int:
-    """The resident memory of this process; 0 where it is unknown."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return 0
-
-
 STREAMS_LOOK_S: Final = 0.05
 """Between two looks at the memory of the process: within it some 100 MB arrive on loopback."""
 
@@ -229,7 +227,7 @@ class StreamReads:
         self,
         growth_bytes_max: int,
         held_bytes: Callable[[], int],
-        resident: Callable[[], int] | None = None,
+        resident: Callable[[], int] = resident_bytes,
     ) -> None:
         """End reads when the process grows by more than this within `LOOKS` looks.
 
@@ -239,7 +237,7 @@ class StreamReads:
         self._growth_bytes_max = growth_bytes_max
         self._held_bytes = held_bytes
         self._held: deque[int] = deque(maxlen=LOOKS)
-        self._resident = resident or resident_bytes
+        self._resident = resident
         self._waiting: dict[asyncio.Timeout, None] = {}
         self._resident_bytes: deque[int] = deque(maxlen=LOOKS)
         self._timer: asyncio.TimerHandle | None = None

@@ -146,7 +146,6 @@ class AnswerBudget(ByteBudget):
 
     @contextmanager
     def releasing(self, size_bytes: int) -> Iterator[None]:
-        """Release at the end what was reserved."""
         try:
             yield
         finally:

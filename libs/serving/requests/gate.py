@@ -5,28 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from types import TracebackType
-from typing import Protocol
 
 from libs.serving.process.ownership import Standstill
 from slatemq import errors
-
-
-class Entrance(Protocol):
-    """What admits calls to their handlers."""
-
-    def __enter__(self) -> None:
-        """Admit a call, or raise why not."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """The call is over."""
-
-    def proof(self) -> asyncio.Future[None] | None:
-        """The proof to await before serving, if any."""
 
 
 class Gate:
@@ -55,7 +36,6 @@ class Gate:
         self._closed = (reason, message)
 
     async def idle(self) -> None:
-        """Return once no call is in flight."""
         await self._idle.wait()
 
     def proof(self) -> asyncio.Future[None] | None:
@@ -88,3 +68,7 @@ class OpenGate(nullcontext[None]):
 
     def proof(self) -> None:
         """None."""
+
+
+Entrance = Gate | OpenGate
+"""What admits calls to their handlers."""

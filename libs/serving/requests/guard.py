@@ -2,8 +2,9 @@
 
 Handlers raise `slatemq.errors`; the guard answers with google.rpc.Status and its details. Anything
 else that a handler raises is a bug: logged with its traceback, answered as INTERNAL without
-details. The four kinds of methods (unary and streaming, in and out) differ only in their
-signatures; request streams must be read by iteration, not by `context.read()`.
+details. The kinds of methods (unary and streaming, in and out) differ only in their signatures; no
+method has a stream of requests and one response. Request streams must be read by iteration, not by
+`context.read()`.
 
 To gRPC each method takes a stream of bytes, which is the same on the wire: so `reading` has each
 request before it is parsed, and can refuse one that is still arriving. Health and reflection, whose
@@ -98,7 +99,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def _guard(
         self, method: str, handler: grpc.RpcMethodHandler[Any, Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        behavior = getattr(handler, _NAMES[handler.request_streaming, handler.response_streaming])
+        is_streaming = (handler.request_streaming, handler.response_streaming)
+        behavior = getattr(handler, "_".join(("unary", "stream")[many] for many in is_streaming))
         codec = Codec(handler.request_deserializer or _unchanged)
         gate = OpenGate() if method.startswith(limits.PROBE_PREFIXES) else self._gate
         guarded: Callable[[Any, Context], Any]
@@ -110,13 +112,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 guarded = self._guard_both_streams(method, behavior, codec, gate)
             else:
                 guarded = self._guard_answer_stream(method, behavior, codec, gate)
-        elif inspect.iscoroutinefunction(behavior) and not handler.response_streaming:
+        elif inspect.iscoroutinefunction(behavior) and not any(is_streaming):
             behavior = self._telemetry.traced(method, behavior)
-            if handler.request_streaming:
-                guarded = self._guard_request_stream(method, behavior, codec, gate)
-            else:
-                guarded = self._guard_unary(method, behavior, codec, gate)
-        elif inspect.iscoroutinefunction(behavior):
+            guarded = self._guard_unary(method, behavior, codec, gate)
+        elif inspect.iscoroutinefunction(behavior) and not handler.request_streaming:
             guarded = self._guard_writer(method, behavior, codec, gate)
         else:
             return self._refused(method)  # The generated base class's own.
@@ -172,23 +171,6 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         if held_bytes:
                             reader.release(held_bytes)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await _fail(method, context, error)
-
-        return guarded
-
-    def _guard_request_stream(
-        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def guarded(requests: Any, context: Context) -> Any:
-            try:
-                with gate:
-                    if (proof := gate.proof()) is not None:
-                        await proof
-                    async with aclosing(self._reader.stream(requests, codec)) as parsed:
-                        return await behavior(parsed, context)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                if isinstance(error, _CALLERS):
-                    await self._reader.skip(requests)
                 await _fail(method, context, error)
 
         return guarded
@@ -342,10 +324,3 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
 
 _CALLERS = (errors.InvalidArgument, errors.NotFound, errors.FailedPrecondition)
 """Errors that a request of a stream may cause."""
-
-_NAMES: dict[tuple[bool, bool], str] = {
-    (False, False): "unary_unary",
-    (False, True): "unary_stream",
-    (True, False): "stream_unary",
-    (True, True): "stream_stream",
-}

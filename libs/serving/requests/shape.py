@@ -105,8 +105,6 @@ def walk(descriptor: Descriptor, data: bytes) -> Iterator[None]:
 
 
 class _Walk:
-    """A walk over one request."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._fields = 0
@@ -117,7 +115,6 @@ class _Walk:
     def message(
         self, descriptor: Descriptor, at: int, end: int, path: str, depth: int
     ) -> Iterator[None]:
-        """Walk over a message and those nested in it."""
         data, kinds = self._data, _kinds(descriptor)
         counts: dict[str, int] = {}
         if not depth:
@@ -193,7 +190,6 @@ class _Walk:
         return count, at
 
     def _scalar(self, wire: int, at: int, end: int, path: str) -> int:
-        """Where a field of a number ends."""
         if wire == VARINT and at < end:
             byte = self._data[at]
             at += 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from libs.events.settings import QueueSettings
-from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.serving.events.outbox import OutboxEvents
 from libs.serving.events.relay import ProcessRelay
 from libs.serving.telemetry import Telemetry
@@ -15,9 +14,6 @@ from services.broker.events.recorded_events import RecordedEvents
 from services.broker.shard.owner import ShardOwner
 
 __all__ = ["BrokerRelay"]
-
-BACKEND_HEADERS: Final = (EVENTS_HEADER, TASKS_HEADER)
-"""What messages have by which the backend `slatemq` carries events and tasks."""
 
 
 class BrokerRelay(ProcessRelay):

@@ -33,7 +33,6 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, sequences: Iterable[int]) -> AsyncIterator[None]:
-        """Hold the turns at the entries of these sequences."""
         held: list[asyncio.Lock] = []
         try:
             # In one order for all: no two wait for each other.
@@ -107,8 +106,8 @@ class Changes:
         self._publisher.admit(sum(len(value) for _, value in records if value is not None))
         records += events()
         self._publisher.put(records, partial(self._done, change), partial(self._failed, change))
-        self._log.rewriting(change.entries)
-        self._reader.changing(change.message_ids)
+        self._log.rewriting.begin(change.entries)
+        self._reader.changing.begin(change.message_ids)
         await self._publisher.commits.durable()
 
     def _done(self, change: Change) -> None:
@@ -116,5 +115,5 @@ class Changes:
         self._reader.changed(change.message_ids, change.entries)
 
     def _failed(self, change: Change, error: StorageError) -> None:
-        self._log.not_rewritten(change.entries, error)
-        self._reader.not_changed(change.message_ids, error)
+        self._log.rewriting.fail(change.entries, error)
+        self._reader.changing.fail(change.message_ids, error)

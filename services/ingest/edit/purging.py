@@ -268,7 +268,6 @@ class Purger:
         ]
 
     async def _uris(self, going: _Going) -> list[str]:
-        """The URIs of payloads that are objects."""
         uris: list[str] = []
         large = [one for one, size_bytes in going.removed if size_bytes > INLINE_PAYLOAD_MAX_BYTES]
         records = await self._database.get_many(map(payload_key, large), durable=True)
@@ -296,7 +295,6 @@ class Purger:
 
 
 async def _next_piece(entries: AsyncIterator[StoredEntry], ids: list[int]) -> list[StoredEntry]:
-    """The entries of one piece."""
     piece: list[StoredEntry] = []
     size_bytes = messages_count = 0
     async for found in entries:

@@ -20,7 +20,7 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from libs.events.relay import BATCH_EVENTS, EventBatch
-from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.own_keys import EVENT_CURSOR_KEY
@@ -44,10 +44,6 @@ a paid request, an idle shard makes one in so long."""
 HEADERS_BYTES_MAX: Final = 128 << 10
 """Headers in an event: escaped as JSON they may take six times as much, and Kafka's brokers take
 1 MiB."""
-
-BACKEND_HEADERS: Final = (EVENTS_HEADER, TASKS_HEADER)
-"""What messages have by which the backend `slatemq` carries events and tasks."""
-
 
 _TRACE: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-", re.ASCII)
 """A trace context as W3C writes it, up to the ID of the trace."""
@@ -118,7 +114,6 @@ class PublishedEvents:
 
     @property
     def end(self) -> int:
-        """The last durable message."""
         return self._shard.log.end.last_message_id
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from libs.events.relay import EventBatch
 from libs.events.settings import QueueSettings
@@ -36,12 +36,10 @@ class ShardEvents:
 
     @property
     def lost_count(self) -> int:
-        """Messages that were purged before their events were published."""
         return self._published.lost_count
 
     @property
     def position(self) -> int:
-        """The last message whose event is published."""
         return self._published.position
 
     @property
@@ -53,7 +51,6 @@ class ShardEvents:
         return self._published.lag + self._edited.lag
 
     def save(self) -> None:
-        """Put what was published into the commit that gathers."""
         self._published.save()
         self._edited.save()
 
@@ -99,16 +96,13 @@ class _Lookahead(Generic[T]):
 
     def __init__(self, stream: AsyncGenerator[T, None]) -> None:
         self._stream = stream
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Future[T] | None = None
 
-    def begin(self) -> asyncio.Task[T]:
+    def begin(self) -> asyncio.Future[Any]:
         """The task that has it, or will."""
         if self._task is None:
-            self._task = asyncio.create_task(self._next())
+            self._task = asyncio.ensure_future(anext(self._stream))
         return self._task
-
-    async def _next(self) -> T:
-        return await anext(self._stream)
 
     def peek(self) -> T | None:
         """The next one, where it is here. Raises as the stream does."""
@@ -122,16 +116,13 @@ class _Lookahead(Generic[T]):
 
     def requeue(self, one: T) -> None:
         """Give this one next."""
-        self._task = asyncio.create_task(_given(one))
+        self._task = asyncio.get_running_loop().create_future()
+        self._task.set_result(one)
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-async def _given(one: T) -> T:
-    return one
 
 
 def _split(batch: EventBatch, after: int) -> tuple[EventBatch, EventBatch]:
@@ -148,8 +139,6 @@ def hold_for(shard: Shard, source: PublishedEvents, hold_ms: int) -> None:
 
 
 class IngestRelay(ProcessRelay):
-    """Publishes the events of a shard from `start` until `stop`."""
-
     def __init__(
         self,
         config: IngestConfig,

@@ -2,8 +2,7 @@
 
 In reading order; a file imports only files above it:
 
-`blob_reads`    Reads of payloads that are objects of their own: they go on when their callers stop
-                waiting
+`blob_reads`    Reads of payloads that are objects of their own: they end without their callers
 `payload_cache` Fresh messages in memory, for the brokers that will soon ask for them
 `entries`       Log entries: found by the IDs of their messages, decoded, and cut into parts
 `etags`         The etag of a message: one part for its payload record, one for its headers

@@ -181,7 +181,6 @@ class EntryCache:
         self.size_bytes += entry.size_bytes
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """Drop these entries."""
         for sequence in sequences:
             entry = self._entries.pop(sequence, None)
             if entry is not None:

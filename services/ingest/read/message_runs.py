@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from operator import ne
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from libs.storage.records.metadata import MessageMetadata
-from services.ingest.batches import NOT_SET
+from services.ingest.batches import NOT_SET, select
 from services.ingest.read.payload_cache import Run
 from slatemq._rpc.wire_format import framed_each, number_field, tag_of, varint
 from slatemq.v1.ingest_pb2 import BatchGetMessagesResponse, StoredRun
@@ -86,8 +86,6 @@ def fitting(
         yield message_id
 
 
-T = TypeVar("T")
-
 _RUNS: Final = tag_of(BatchGetMessagesResponse, "runs")
 _PAYLOADS: Final = tag_of(StoredRun, "payloads")
 _CREATED_AT: Final = tag_of(Message, "created_at_ms")
@@ -143,12 +141,6 @@ class ReadResult(NamedTuple):
         return b"".join([*fields, response.SerializeToString()])
 
 
-def select(column: Sequence[T], offsets: Sequence[int]) -> Sequence[T]:
-    if isinstance(offsets, range):
-        return column[offsets.start : offsets.stop]
-    return list(map(column.__getitem__, offsets))
-
-
 def common_stretches(run: Run, offsets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Split messages of a cached run where their common fields change.
 
@@ -159,7 +151,8 @@ def common_stretches(run: Run, offsets: Sequence[int]) -> Iterator[tuple[int, by
     times = select(columns.created_at_ms, offsets)
     retentions = select(columns.retention_s, offsets)
     ends = [count]
-    if any(column.count(column[0]) < count for column in (headers, times, retentions)):
+    columns_of_run: tuple[list[Any], ...] = (headers, times, retentions)
+    if any(column.count(column[0]) < count for column in columns_of_run):
         rows = list(zip(headers, times, retentions, strict=True))
         ends = [*compress(range(1, count), map(ne, rows, rows[1:])), count]
     start, rest = 0, b""

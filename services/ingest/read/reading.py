@@ -11,13 +11,14 @@ from typing import Final, cast
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord, StorageError
+from libs.storage.errors import CorruptRecord
 from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
 from libs.storage.records.payloads import PayloadUri, decode_payload, encode_inline
+from services.ingest.batches import select
 from services.ingest.read.blob_reads import BlobReads
-from services.ingest.read.entries import DecodedEntry, EntryCache, decoded
+from services.ingest.read.entries import DecodedEntry, EntryCache, decoded, entry_before
 from services.ingest.read.etags import etag_of
 from services.ingest.read.message_runs import (
     ReadResult,
@@ -25,11 +26,10 @@ from services.ingest.read.message_runs import (
     common_of,
     common_stretches,
     fitting,
-    select,
 )
 from services.ingest.read.payload_cache import PayloadCache, Run
 from services.ingest.read.rows import PACKS, PAYLOADS, read_rows
-from services.ingest.read.tailing import MetadataLog
+from services.ingest.read.tailing import MetadataLog, Unsettled
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,11 @@ it goes on being read, and comes with a later answer."""
 
 
 class Reader:
-    """Reads durable messages: fresh ones straight from the cache, the others from the database."""
+    """Reads durable messages: fresh ones straight from the cache, the others from the database.
+
+    Attributes:
+        changing: Messages that the next commit changes or removes; `changed` follows.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Reader:
         self._cache = cache
         self._entries = EntryCache(ENTRIES_BYTES_MAX)
         self._changes = 0
-        self._changing: dict[int, asyncio.Future[None]] = {}
+        self.changing = Unsettled()
         self._reading: dict[int, set[int]] = {}  # by read, what has changed since it began
         self._reads = 0
 
@@ -113,9 +117,9 @@ class Reader:
             rest = (message_ids[index] - first_id for index in range(at, asked))
             offsets = list(takewhile(range(count).__contains__, rest))
         payloads = _up_to_none(select(run.payloads, offsets))
-        if self._changing:
+        if self.changing:
             ids = message_ids[at : at + len(payloads)]
-            changing = (n for n, one in enumerate(ids) if one in self._changing)
+            changing = (n for n, one in enumerate(ids) if one in self.changing)
             payloads = payloads[: next(changing, len(payloads))]
         offsets = offsets[: len(payloads)]
         if not payloads:
@@ -133,7 +137,7 @@ class Reader:
         return len(payloads)
 
     def _is_stored_only(self, message_id: int) -> bool:
-        return message_id in self._changing or self._cache.get(message_id) is None
+        return message_id in self.changing or self._cache.get(message_id) is None
 
     # --- The database ---------------------------------------------------------
 
@@ -156,9 +160,9 @@ class Reader:
                 changed = self._reading[number] = set()
                 left = room.copy()
                 found = await self._read_once(message_ids, left, with_etags)
-                being = self._changing and [i for i in message_ids if i in self._changing]
+                being = self.changing and [i for i in message_ids if i in self.changing]
                 if being:
-                    settled = {self._changing[i] for i in being}
+                    settled = {self.changing[i] for i in being}
                     await asyncio.wait(settled)
                     for one in settled:
                         one.result()
@@ -209,11 +213,6 @@ class Reader:
     async def close(self) -> None:
         await self._blob_reads.close()
 
-    def changing(self, message_ids: Sequence[int]) -> None:
-        """The next commit changes or removes these messages; `changed` or `not_changed` follows."""
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changing.update(dict.fromkeys(message_ids, settled))
-
     def changed(self, message_ids: Sequence[int], sequences: Iterable[int]) -> None:
         """The commit is durable: these messages, of these entries, have changed or are gone."""
         self._changes += 1
@@ -221,16 +220,7 @@ class Reader:
         self._entries.forget(sequences)
         for changed in self._reading.values():
             changed.update(message_ids)
-        for settled in {self._changing.pop(one) for one in message_ids if one in self._changing}:
-            if not settled.done():
-                settled.set_result(None)
-
-    def not_changed(self, message_ids: Sequence[int], error: StorageError) -> None:
-        """Their commit failed: what is stored stays unknown until the process restarts."""
-        for failed in {self._changing[one] for one in message_ids if one in self._changing}:
-            if not failed.done():
-                failed.set_exception(error)
-                failed.exception()  # there may be no waiter
+        self.changing.settle(message_ids)
 
     # --- Metadata -------------------------------------------------------------
 
@@ -277,7 +267,7 @@ class Reader:
             stored = (
                 (recent.sequence, recent.value)
                 if recent is not None
-                else await self._log.stored(message_id)
+                else await entry_before(self._database, message_id)
             )
             if stored is None:
                 return None, before
@@ -411,7 +401,6 @@ class Reader:
 
 
 def _shared(metadata: MessageMetadata) -> tuple[Mapping[str, str], int, int, int]:
-    """What messages of one run share."""
     return (
         metadata.headers,
         metadata.created_at_ms,

@@ -73,6 +73,27 @@ class Update(NamedTuple):
     durable_sequence: int
 
 
+class Unsettled(dict[int, asyncio.Future[None]]):
+    """What the next commit changes or removes, by number: readers wait until that is durable."""
+
+    def begin(self, numbers: Iterable[int]) -> None:
+        """The next commit changes these; `settle` or `fail` follows."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.update(dict.fromkeys(numbers, settled))
+
+    def settle(self, numbers: Iterable[int]) -> None:
+        for settled in {self.pop(one) for one in numbers if one in self}:
+            if not settled.done():
+                settled.set_result(None)
+
+    def fail(self, numbers: Iterable[int], error: StorageError) -> None:
+        """Their commit failed: what is stored stays unknown until the process restarts."""
+        for failed in {self[one] for one in numbers if one in self}:
+            if not failed.done():
+                failed.set_exception(error)
+                failed.exception()  # there may be no waiter
+
+
 async def read_log_bounds(database: Database, shard: int) -> LogBoundsRecord:
     """Where a shard's log begins and ends, entries that were purged included."""
     result = await database.get(LOG_BOUNDS_KEY)
@@ -94,6 +115,7 @@ class MetadataLog:
     Attributes:
         end: Where it ends.
         streams_count: Tailers.
+        rewriting: Entries that the next commit rewrites or removes; `rewritten` follows.
         rewrites_count: How often `rewritten` was called: as before, no entry has changed since.
     """
 
@@ -121,7 +143,7 @@ class MetadataLog:
         self._size_bytes = 0
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
-        self._rewriting: dict[int, asyncio.Future[None]] = {}
+        self.rewriting = Unsettled()
 
     @property
     def bounds(self) -> LogBoundsRecord:
@@ -140,11 +162,6 @@ class MetadataLog:
 
     # --- Entries that change --------------------------------------------------
 
-    def rewriting(self, sequences: Iterable[int]) -> None:
-        """The next commit rewrites or removes these; `rewritten` or `not_rewritten` follows."""
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rewriting.update(dict.fromkeys(sequences, settled))
-
     def rewritten(self, entries: Mapping[int, bytes | None]) -> None:
         """The commit is durable: these entries have changed; None stands for a removed one."""
         self.rewrites_count += 1
@@ -162,9 +179,7 @@ class MetadataLog:
                     self._recent[at] = Recent(sequence, last_message_id(value), value)
         self._drop(removed)
         self._evict()
-        for settled in {self._rewriting.pop(one) for one in entries if one in self._rewriting}:
-            if not settled.done():
-                settled.set_result(None)
+        self.rewriting.settle(entries)
 
     def _drop(self, places: list[int]) -> None:
         """Drop these ascending places, neighbours together, since each cut moves the rest."""
@@ -175,17 +190,10 @@ class MetadataLog:
                 start = places.pop()
             del self._sequences[start:end], self._recent[start:end]
 
-    def not_rewritten(self, sequences: Iterable[int], error: StorageError) -> None:
-        """Their commit failed: what is stored stays unknown until the process restarts."""
-        for failed in {self._rewriting[one] for one in sequences if one in self._rewriting}:
-            if not failed.done():
-                failed.set_exception(error)
-                failed.exception()  # there may be no waiter
-
     async def _settled(self, first: int, last: int) -> None:
         """Wait until what the database returned of these entries is durable."""
-        if self._rewriting:
-            for settled in {v for k, v in self._rewriting.items() if first <= k <= last}:
+        if self.rewriting:
+            for settled in {v for k, v in self.rewriting.items() if first <= k <= last}:
                 await asyncio.shield(settled)
 
     async def look_for_first(self) -> None:
@@ -208,10 +216,6 @@ class MetadataLog:
         if at < 0 or message_id > self._recent[at].last_message_id:
             return None
         return self._recent[at]
-
-    async def stored(self, message_id: int) -> tuple[int, bytes] | None:
-        """The entry in the database that may have this message, with its sequence."""
-        return await entry_before(self._database, message_id)
 
     async def received_at_ms(self, message_id: int) -> int:
         """When this message was received; 0 when it is not in the log."""

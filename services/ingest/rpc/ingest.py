@@ -28,14 +28,13 @@ from libs.serving.requests.budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded, status_of
 from libs.serving.telemetry import Telemetry
 from libs.storage.layout.ids import message_id
+from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.read.entries import part_behind
 from services.ingest.read.message_runs import ResponseBudget
 from services.ingest.read.tailing import Update
 from services.ingest.shard import Shard
-from services.ingest.wire import publishes as wire
-from services.ingest.wire import reads as wire_for_brokers
 from services.ingest.write.publishing import Publisher
 from services.ingest.write.request_ids import Answered
 from services.ingest.write.waiting import Waiting
@@ -52,6 +51,19 @@ from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
 log = logging.getLogger(__name__)
 
+READ_BYTES: Final = 32 << 20
+"""Payload bytes in one answer when the caller sets no bound."""
+
+HASHES_INLINE_MAX: Final = 4096
+"""Hashes of dedupe keys computed on the event loop: 4 ms."""
+
+SPAN: Final = {
+    conventions.MESSAGING_SYSTEM: "slatemq",
+    conventions.MESSAGING_OPERATION_NAME: "publish",
+    conventions.MESSAGING_OPERATION_TYPE: "send",
+}
+"""What the span of a publish and the count of its messages have."""
+
 UNANSWERED_MAX: Final = 1000
 """Requests of one stream without an answer; what they hold is bounded like that of any publish."""
 
@@ -61,8 +73,8 @@ Requests = AsyncGenerator[ingest_pb2.PublishStreamRequest, bool]
 """See libs.serving.requests.reading: True releases what the last request holds."""
 
 
-class PublishStreams:
-    """The publish streams of an ingest."""
+class _Stream:
+    """One stream of publishes. `error` ends it, once everything that was read is answered."""
 
     def __init__(
         self,
@@ -70,51 +82,14 @@ class PublishStreams:
         accept: Callable[[ingest_pb2.PublishRequest], Accepted],
         publish: Callable[[Accepted], Awaitable[ingest_pb2.PublishResponse]],
         *,
-        is_traced: bool,
+        publishes_all: bool,
     ) -> None:
-        """`accept` checks a request; `publish` stores one in any case.
-
-        `is_traced`: each request has a span, so `publish` stores all of them.
-        """
-        self.publisher = publisher
-        self.accept = accept
-        self.publish = publish
-        self.is_traced = is_traced
-        self._open: set[_Stream] = set()
-        self._is_draining = False
-
-    async def serve(
-        self, requests: Requests
-    ) -> AsyncGenerator[ingest_pb2.PublishStreamResponse, None]:
-        """Serve one stream to its end."""
-        if self._is_draining:
-            raise _draining()
-        stream = _Stream(self)
-        self._open.add(stream)
-        stream.begin(requests)
-        try:
-            while answers := await stream.next():
-                yield ingest_pb2.PublishStreamResponse(answers=answers)
-            if stream.error is not None:
-                raise stream.error
-        finally:
-            self._open.discard(stream)
-            stream.close()
-
-    def drain(self) -> None:
-        """Stop reading; requests that were read are still answered."""
-        self._is_draining = True
-        for stream in self._open:
-            stream.end(_draining())
-
-
-class _Stream:
-    """One stream. `error` ends it, once everything that was read is answered."""
-
-    def __init__(self, streams: PublishStreams) -> None:
+        """`accept` checks a request; `publish` stores one in any case, or all of them."""
         self.error: BaseException | None = None
-        self._streams = streams
-        self._publisher = streams.publisher
+        self._publisher = publisher
+        self._accept = accept
+        self._publish = publish
+        self._publishes_all = publishes_all
         self._loop = asyncio.get_running_loop()
         self._unanswered = 0
         self._answers: list[ingest_pb2.PublishStreamAnswer] = []
@@ -190,14 +165,14 @@ class _Stream:
     def _take(self, number: int, request: ingest_pb2.PublishRequest) -> None:
         waiting: Waiting | None = None
         try:
-            accepted = self._streams.accept(request)
-            if accepted.is_plain and not self._streams.is_traced:
+            accepted = self._accept(request)
+            if accepted.is_plain and not self._publishes_all:
                 waiting = self._publisher.enqueue(accepted)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
             self._refuse(number, error)
             return
         if waiting is None:
-            task = asyncio.create_task(self._publish(number, accepted))
+            task = asyncio.create_task(self._store(number, accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
@@ -224,9 +199,9 @@ class _Stream:
             answer = published(waiting.answered)
             self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer))
 
-    async def _publish(self, number: int, accepted: Accepted) -> None:
+    async def _store(self, number: int, accepted: Accepted) -> None:
         try:
-            answer = await self._streams.publish(accepted)
+            answer = await self._publish(accepted)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -259,31 +234,13 @@ def _draining() -> Unavailable:
     return Unavailable("the service is stopping", reason="DRAINING")
 
 
-READ_BYTES: Final = 32 << 20
-"""Payload bytes in one answer when the caller sets no bound."""
-
-HASHES_INLINE_MAX: Final = 4096
-"""Hashes of dedupe keys computed on the event loop: 4 ms."""
-
-SPAN: Final = {
-    conventions.MESSAGING_SYSTEM: "slatemq",
-    conventions.MESSAGING_OPERATION_NAME: "publish",
-    conventions.MESSAGING_OPERATION_TYPE: "send",
-}
-"""What the span of a publish and the count of its messages have."""
-
-
 def rules_of(config: IngestConfig) -> wire.Rules:
     shared = config.instance
     return wire.Rules(shared.payload_bytes_max, shared.retention_s, shared.max_message_delay_ms)
 
 
 class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
-    """Serves an opened shard.
-
-    Attributes:
-        streams: The streams of publishes; they end before the shard does.
-    """
+    """Serves an opened shard."""
 
     def __init__(
         self,
@@ -303,9 +260,16 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             unit="{message}",
             description="Messages answered, repeats included",
         )
-        self.streams = PublishStreams(
-            shard.publisher, self._accept, self._publish, is_traced=telemetry.traces
-        )
+        # Each request has a span then.
+        self._publishes_all = telemetry.traces
+        self._streams: set[_Stream] = set()
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """Stop reading streams of publishes; requests that were read are still answered."""
+        self._is_draining = True
+        for stream in self._streams:
+            stream.end(_draining())
 
     @property
     def held_bytes(self) -> int:
@@ -320,11 +284,22 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def PublishStream(  # noqa: N802 - the RPC's name
         self, request_iterator: AsyncIterator[ingest_pb2.PublishStreamRequest], context: Any
     ) -> AsyncIterator[ingest_pb2.PublishStreamResponse]:
-        requests = cast("Requests", request_iterator)
-        async with aclosing(self.streams.serve(requests)) as answers:
-            async for answer in answers:
-                yield answer
-                del answer  # It is sent: the next may be hours away.
+        if self._is_draining:
+            raise _draining()
+        stream = _Stream(
+            self._shard.publisher, self._accept, self._publish, publishes_all=self._publishes_all
+        )
+        self._streams.add(stream)
+        stream.begin(cast("Requests", request_iterator))
+        try:
+            while answers := await stream.next():
+                yield ingest_pb2.PublishStreamResponse(answers=answers)
+                del answers  # They are sent: the next may be hours away.
+            if stream.error is not None:
+                raise stream.error
+        finally:
+            self._streams.discard(stream)
+            stream.close()
 
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
         return wire.accept(request, self._rules)
@@ -428,7 +403,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def Push(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.PushRequest, context: Any
     ) -> ingest_pb2.PushResponse:
-        pushed = wire_for_brokers.accept_push(request, self._rules)
+        pushed = wire.accept_push(request, self._rules)
         shard = self._shard
         try:
             last_number = await shard.publisher.push(*pushed)
@@ -440,7 +415,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def ReplaceMessage(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.ReplaceMessageRequest, context: Any
     ) -> ingest_pb2.ReplaceMessageResponse:
-        replacement = wire_for_brokers.to_replacement(
+        replacement = wire.to_replacement(
             request, self._config.instance.payload_bytes_max, self._config.shard
         )
         shard = self._shard

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
-from libs.storage.layout.ids import shard_of
 from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import Purge, Purger
+from services.ingest.wire import check_message_ids
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import purge_pb2, purge_pb2_grpc
-
-MESSAGES_MAX: Final = 10_000
-"""Messages in one call: some tens of milliseconds, in pieces."""
 
 _REASONS: Final = {
     purge_pb2.PURGE_REASON_EXPIRED: Reason.EXPIRED,
@@ -45,19 +41,5 @@ def _to_purge(request: purge_pb2.PurgeMessagesRequest, shard: int) -> Purge:
     if reason is None:
         known = ", ".join(map(purge_pb2.PurgeReason.Name, _REASONS))
         raise InvalidArgument("reason", f"must be one of {known}")
-    if not 1 <= len(request.message_ids) <= MESSAGES_MAX:
-        raise InvalidArgument("message_ids", f"1 to {MESSAGES_MAX}, not {len(request.message_ids)}")
-    ids = set(request.message_ids)
-    if min(ids) == 0 or {shard_of(min(ids)), shard_of(max(ids))} != {shard}:
-        raise _not_ours(request.message_ids, shard)
-    return Purge(request.purge_epoch, reason, list(ids))
-
-
-def _not_ours(message_ids: Sequence[int], shard: int) -> InvalidArgument:
-    """The error that names the first ID of another shard."""
-    at, message_id = next(
-        (at, one) for at, one in enumerate(message_ids) if one == 0 or shard_of(one) != shard
-    )
-    return InvalidArgument(
-        f"message_ids[{at}]", f"{message_id} is not a message of ingest shard {shard}"
-    )
+    check_message_ids(request.message_ids, shard)
+    return Purge(request.purge_epoch, reason, list(set(request.message_ids)))

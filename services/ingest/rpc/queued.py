@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from libs.events.slatemq.headers import EVENTS_HEADER, TASKS_HEADER
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
-from libs.storage.objects.small_objects import Objects
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
-from services.ingest.rpc.ingest import SPAN, IngestServicer, PublishStreams, published, rules_of
+from services.ingest.rpc.ingest import SPAN, IngestServicer, published
 from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import answered_of, seconds_to_wait
@@ -34,34 +33,6 @@ REPEATED_S: Final = 1.0
 RETRY_MS: Final = 200
 """When a publish that was refused since others wait for the backend may come again."""
 
-DIRECT_HEADERS: Final = (TASKS_HEADER, EVENTS_HEADER)
-"""What the backend `slatemq` publishes: where that is this very instance, it is stored directly."""
-
-
-class _Request(Accepted):
-    """An accepted publish with its request."""
-
-    __slots__ = ("request",)
-
-    def __init__(self, accepted: Accepted, request: ingest_pb2.PublishRequest) -> None:
-        super().__init__(
-            accepted.payloads,
-            accepted.columns,
-            accepted.request_id,
-            accepted.large,
-            accepted.size_bytes,
-            accepted.dedupe_keys,
-            accepted.elsewhere,
-            accepted.keyed_runs,
-        )
-        self.request = request
-
-
-def open_tasks(config: IngestConfig, objects: Objects, telemetry: Telemetry) -> Tasks:
-    """The write tasks of an ingest; the caller begins them."""
-    assert config.queue is not None, "event queues are on"
-    return Tasks(config.queue, config.shard, objects, rules_of(config), telemetry)
-
 
 class QueuedServicer(IngestServicer):
     """Enqueues publishes as tasks; all else is as in IngestServicer."""
@@ -78,9 +49,9 @@ class QueuedServicer(IngestServicer):
         self._tasks = tasks
         self._waits = tasks.consistency == "sync"
         self._unanswered_bytes = 0
-        self._direct_headers = DIRECT_HEADERS if tasks.backend_name == "slatemq" else ()
-        # Traced, so that each request is handed to `_publish`, in a task of its own.
-        self.streams = PublishStreams(shard.publisher, self._accept, self._publish, is_traced=True)
+        # Where that is this very instance, what it publishes is stored directly.
+        self._direct_headers = BACKEND_HEADERS if tasks.backend_name == "slatemq" else ()
+        self._publishes_all = True
 
     @property
     def held_bytes(self) -> int:
@@ -100,33 +71,31 @@ class QueuedServicer(IngestServicer):
         return answer
 
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
-        return _Request(super()._accept(request), request)
+        accepted = super()._accept(request)
+        accepted.request = request
+        return accepted
 
     async def _publish(
         self, accepted: Accepted, wait_s: Callable[[], float | None] = lambda: STREAM_WAIT_S
     ) -> ingest_pb2.PublishResponse:
         """Enqueue; where publishes are `sync`, wait at most `wait_s` for the outcome."""
-        assert isinstance(accepted, _Request), "comes from `_accept`"
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await super()._publish(accepted)
         count = len(accepted.payloads)
         with self._counted(accepted.size_bytes), self._publish_span(count):
-            answer = await self._publish_task(accepted, accepted.request, wait_s)
+            answer = await self._publish_task(accepted, wait_s)
         self._sent.add(count, SPAN)
         return answer
 
     async def _publish_task(
-        self,
-        accepted: Accepted,
-        request: ingest_pb2.PublishRequest,
-        wait_s: Callable[[], float | None],
+        self, accepted: Accepted, wait_s: Callable[[], float | None]
     ) -> ingest_pb2.PublishResponse:
         first = await self._first_answer(accepted)
         if first is not None:
             return published(first)
         if accepted.dedupe_keys:
             await self._check_shards(accepted)
-        task_id = await self._tasks.enqueue(accepted, request.SerializeToString())
+        task_id = await self._tasks.enqueue(accepted, accepted.request.SerializeToString())
         if self._waits:
             outcome = (await self._tasks.wait(task_id, wait_s())).outcome
             if isinstance(outcome, AppliedTask):

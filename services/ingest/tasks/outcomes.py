@@ -8,7 +8,7 @@ letter of them. Only waiting calls, and the last errors of tasks to be tried aga
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Final, NamedTuple
 
 from libs.events.tasks import cut_error
@@ -51,6 +51,19 @@ class Attempt(NamedTuple):
 
     attempts: int
     error: str
+
+
+class KnownTask(NamedTuple):
+    """What is known of a task; `outcome` is None while it waits.
+
+    One in the dead-letter place may have an ID of another program, an unreadable one has none.
+    """
+
+    task_id: str
+    accepted_at_ms: int
+    outcome: Outcome | None
+    attempts: int = 0
+    error: str = ""
 
 
 class TaskOutcomes:
@@ -108,22 +121,19 @@ class TaskOutcomes:
         """Whether the record of a task accepted then may be removed."""
         return accepted_at_ms < self._clock.now_ms() - KEPT_MS
 
-    def begin_to_keep(self, task_id: str) -> None:
-        """Call before a task enters the backend, and `keep` after it."""
-        self._entering.add(task_id)
+    async def keep(self, task_id: str, entering: Awaitable[object]) -> None:
+        """Note that the backend has a task whose body is an object, once it has entered it.
 
-    async def keep(self, task_id: str) -> None:
-        """Note that the backend has a task whose body is an object; durable on return.
-
-        An outcome that the task got meanwhile stays.
+        Durable on return. An outcome that the task got meanwhile stays.
         """
-        if task_id in self._entering:
-            self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=False))
-        await self._publisher.commits.durable()
-
-    def end_keeping(self, task_id: str) -> None:
-        """Call after `keep`, or in its place."""
-        self._entering.discard(task_id)
+        self._entering.add(task_id)
+        try:
+            await entering
+            if task_id in self._entering:
+                self._put(task_id, WaitingTask(self._clock.now_ms(), has_failed=False))
+            await self._publisher.commits.durable()
+        finally:
+            self._entering.discard(task_id)
 
     async def fail(self, task_id: str, attempt: Attempt) -> FailedTaskRecord:
         """Note that a task has failed for the last time; durable on return.
@@ -218,7 +228,9 @@ class TaskOutcomes:
                 if int.from_bytes(last[:6], "big") >= over_ms:
                     first_kept = first_kept or last
                     break
-                if _is_over(decode_task_record(value), over_ms):
+                record = decode_task_record(value)
+                is_applied = isinstance(record, AppliedTask) and not record.has_failed
+                if is_applied and record.at_ms < over_ms:
                     old.append((key, None))
                 else:
                     first_kept = first_kept or last
@@ -267,10 +279,6 @@ def has_failed(record: TaskRecord | None) -> bool:
         case AppliedTask() | WaitingTask():
             return record.has_failed
     return False
-
-
-def _is_over(record: TaskRecord, over_ms: int) -> bool:
-    return isinstance(record, AppliedTask) and record.at_ms < over_ms and not record.has_failed
 
 
 def _before(ulid: bytes) -> bytes:

@@ -22,16 +22,15 @@ from libs.serving.process.exits import ExitCause
 from libs.serving.telemetry import Telemetry
 from libs.storage.objects.small_objects import Objects
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, WaitingTask
+from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
-from services.ingest.tasks.outcomes import Attempt, TaskOutcomes
-from services.ingest.tasks.servicer import KnownTask
+from services.ingest.tasks.outcomes import Attempt, KnownTask, TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
-from services.ingest.wire import publishes as wire
 from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
 from slatemq.events.envelope import format_timestamp, parse_timestamp
@@ -122,7 +121,6 @@ class Tasks:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the tasks being applied."""
         return 0 if self._running is None else self._consumer.held_bytes
 
     async def health(self) -> QueueHealth:
@@ -159,21 +157,14 @@ class Tasks:
             await self._backend.enqueue(task)
         else:
             # Shielded from the caller: the body of a task that the backend has must be kept.
-            entering = asyncio.create_task(self._enqueue_stored(task))
+            entering = asyncio.create_task(
+                self._outcomes.keep(task_id, self._backend.enqueue(task))
+            )
             entering.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(entering)
         if clock.now_ms() - began_ms > ENQUEUE_MS_MAX:
             raise Unavailable("the task took over five minutes; retry", reason="ENQUEUED_LATE")
         return task_id
-
-    async def _enqueue_stored(self, task: WriteTask) -> None:
-        """Enqueue a task, then note that it has a body which must be kept."""
-        self._outcomes.begin_to_keep(task.task_id)
-        try:
-            await self._backend.enqueue(task)
-            await self._outcomes.keep(task.task_id)
-        finally:
-            self._outcomes.end_keeping(task.task_id)
 
     def _accept(self, body: bytes) -> Accepted:
         try:

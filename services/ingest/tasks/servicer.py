@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.write.request_ids import Answered
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.v1 import task_pb2, task_pb2_grpc
+
+if TYPE_CHECKING:
+    from services.ingest.tasks.outcomes import KnownTask
+    from services.ingest.tasks.queued import Tasks
 
 FAILED_MAX: Final = 10_000
 FAILED_DEFAULT: Final = 100
@@ -17,37 +20,8 @@ ANSWER_S: Final = 1.0
 """A call that waits is answered this long before its deadline."""
 
 
-class KnownTask(NamedTuple):
-    """What is known of a task; `outcome` is None while it waits.
-
-    One in the dead-letter place may have an ID of another program, an unreadable one has none.
-    """
-
-    task_id: str
-    accepted_at_ms: int
-    outcome: AppliedTask | FailedTaskRecord | None
-    attempts: int = 0
-    error: str = ""
-
-
-class TaskLedger(Protocol):
-    """The tasks of this shard; see services.ingest.tasks.queued."""
-
-    async def get(self, task_id: str) -> KnownTask: ...
-
-    async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
-        """The same once it is applied or has failed, or when the time is over."""
-        ...
-
-    async def failed(self, limit: int) -> Sequence[KnownTask]: ...
-
-    async def retry_failed(self) -> int: ...
-
-
 class TaskServicer(task_pb2_grpc.TaskServiceServicer):
-    """The servicer of one shard."""
-
-    def __init__(self, tasks: TaskLedger | None) -> None:
+    def __init__(self, tasks: Tasks | None) -> None:
         """`tasks` is None in direct mode."""
         self._ledger = tasks
 
@@ -76,7 +50,7 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
         return task_pb2.RetryFailedTasksResponse(retried_count=await self._tasks.retry_failed())
 
     @property
-    def _tasks(self) -> TaskLedger:
+    def _tasks(self) -> Tasks:
         if self._ledger is None:
             raise FailedPrecondition(
                 "DIRECT_MODE", "this ingest stores publishes directly: it has no tasks"

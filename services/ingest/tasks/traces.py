@@ -15,8 +15,8 @@ from opentelemetry import trace
 from libs.events.tasks import WriteTask
 from libs.serving import telemetry as conventions
 from libs.serving.telemetry import Telemetry
+from services.ingest import wire
 from services.ingest.batches import Accepted, Columns
-from services.ingest.wire import publishes as wire
 
 _TRACE: Final = "trace"
 

@@ -412,13 +412,10 @@ class Publisher:
         for then in commit.then:
             then()
 
-    def clean_up(self) -> None:
+    async def clean_up(self) -> None:
         """Do a little deferred work; to be called several times a second."""
         self._requests.clean_up(self._clock.now_ms())
         if self._requests.has_expired:
             self.commits.mark_dirty()
-
-    async def clean_up_keys(self) -> None:
-        """Do deferred work on dedupe keys, which reads the database."""
         if await self._dedupe_keys.find_ended(self._clock.now_ms()):
             self.commits.mark_dirty()

@@ -145,7 +145,6 @@ class RequestIds:
 
     @property
     def has_expired(self) -> bool:
-        """Whether expired rows wait for their deletion."""
         return bool(self._expired)
 
     async def load(self, last_commit_ms: int, now_ms: int) -> None:
@@ -283,7 +282,6 @@ class RequestIds:
 def _row_parts(
     answers: list[tuple[str, Answered]],
 ) -> Iterator[list[tuple[str, Answered]]]:
-    """Split the answers of a commit into rows."""
     start = duplicates = 0
     for at, (_, answered) in enumerate(answers):
         if at - start == ROW_REQUESTS_MAX or duplicates > ROW_DUPLICATES_MAX:

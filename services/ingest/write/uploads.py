@@ -32,7 +32,6 @@ class Uploads:
 
     @contextmanager
     def counting(self, size_bytes: int) -> Iterator[None]:
-        """Count these bytes as in memory."""
         self.size_bytes += size_bytes
         try:
             yield
@@ -40,7 +39,6 @@ class Uploads:
             self.size_bytes -= size_bytes
 
     async def one(self, payload: bytes) -> str:
-        """Store a payload; returns its URI."""
         with self.counting(len(payload)):
             async with self._turns:
                 return await self._blobs.put(payload)

@@ -17,12 +17,12 @@ from libs.serving.peers.channels import open_channel
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.requests.late_handlers import LateHandlers
+from libs.serving.service import LateHandlers
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry
 from services.ingest.config import IngestConfig
-from services.ingest.rpc.ingest import PublishStreams
+from services.ingest.rpc.ingest import IngestServicer
 from services.ingest.service import IngestProcess
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
@@ -138,9 +138,9 @@ class Server:
         self.gate.open()
 
     @property
-    def streams(self) -> PublishStreams:
+    def servicer(self) -> IngestServicer:
         assert self.service._servicer is not None
-        return self.service._servicer.streams
+        return self.service._servicer
 
     async def stop(self) -> None:
         await self.service.drain()

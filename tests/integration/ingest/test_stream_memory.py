@@ -20,7 +20,7 @@ async def test_a_stream_whose_answers_are_not_read_holds_no_share_of_the_request
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
-        (served,) = running.streams._open
+        (served,) = running.servicer._streams
 
         async def noted_reserve(reader: RequestReader, size_bytes: int) -> None:
             seen.append(("reserved", served._unanswered))

@@ -250,7 +250,7 @@ async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connectio
         # When four times as many requests come as may be without an answer
         count = 4 * servicer.UNANSWERED_MAX
         sending = asyncio.create_task(send_many(stream, count))
-        (served,) = running.streams._open
+        (served,) = running.servicer._streams
         await eventually(lambda: served._unanswered == servicer.UNANSWERED_MAX)
         seen = list[int]()
 
@@ -279,7 +279,7 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
         await stream.send(message(b"first"))
         await stream.ids(1)
         number = await stream.send(message(b"read"))
-        (served,) = running.streams._open
+        (served,) = running.servicer._streams
         await eventually(lambda: served._unanswered == 1)
 
         # When it drains
@@ -291,7 +291,7 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
             with pytest.raises(Unavailable) as refused:
                 await one.answers(1)
             assert refused.value.reason == "DRAINING"
-        assert not running.streams._open
+        assert not running.servicer._streams
 
 
 async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
@@ -301,13 +301,13 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
         await stream.ids(1)
         await stream.send(message(b"on its way"))
         await stream.send(PublishRun(payloads=[b"with a key"], dedupe_keys=["k"]))
-        streams = running.streams
-        (served,) = streams._open
+        servicer_of = running.servicer
+        (served,) = servicer_of._streams
         await eventually(lambda: served._unanswered == 2)
 
         stream.cancel()
 
-        await eventually(lambda: not streams._open and running.gate.calls_count == 0)
+        await eventually(lambda: not servicer_of._streams and running.gate.calls_count == 0)
         # What was on its way may be stored; its answer has nobody to go to, and nothing breaks.
         later = await ingest.send(b"later")
         payloads = await ingest.payloads(*(one.message_id for one in await ingest.log()))

@@ -123,7 +123,7 @@ async def test_it_serves_every_service_and_leaves_the_topology_when_it_is_stoppe
         assert [router.address for router in topology.routers] == [address]
 
     assert await router.end(signal.SIGTERM) == 0
-    assert not (await router.directory.read(0)).routers
+    assert not (await router.directory.read(0)).shards("router")
 
 
 @pytest.mark.slow  # It waits for a process to start.

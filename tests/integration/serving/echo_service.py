@@ -1,4 +1,4 @@
-"""A service of four methods, one of each kind, for the tests of libs/serving.
+"""A service of three methods, one of each kind that there is, for the tests of libs/serving.
 
 Requests and answers are google.protobuf.StringValue, so no proto is compiled for it. What the
 request says decides what the handler does. Run as a program it is a whole service process.
@@ -26,7 +26,7 @@ from libs.storage.errors import Fenced, StoreUnavailable
 from slatemq.errors import FailedPrecondition
 
 NAME = "test.Echo"
-METHODS = {kind: f"/{NAME}/{kind}" for kind in ("uu", "us", "su", "ss")}
+METHODS = {kind: f"/{NAME}/{kind}" for kind in ("uu", "us", "ss")}
 
 
 @dataclass
@@ -60,10 +60,6 @@ class EchoServicer:
         for word in request.value.split():
             yield await self.answer(word)
 
-    async def su(self, requests: AsyncIterator[StringValue], context: Any) -> StringValue:
-        words = [(await self.answer(request.value)).value async for request in requests]
-        return StringValue(value=" ".join(words))
-
     async def ss(
         self, requests: AsyncIterator[StringValue], context: Any
     ) -> AsyncIterator[StringValue]:
@@ -76,7 +72,6 @@ class EchoServicer:
         methods: dict[str, Any] = {
             "uu": unary(self.uu, *codec),
             "us": grpc.unary_stream_rpc_method_handler(self.us, *codec),
-            "su": grpc.stream_unary_rpc_method_handler(self.su, *codec),
             "ss": stream(self.ss, *codec),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, methods),))

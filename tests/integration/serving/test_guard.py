@@ -26,7 +26,6 @@ async def call(channel: grpc.aio.Channel, kind: str, *requests: bytes) -> list[s
     make = {
         "uu": channel.unary_unary,
         "us": channel.unary_stream,
-        "su": channel.stream_unary,
         "ss": channel.stream_stream,
     }[kind]
     method: Any = make(METHODS[kind], response_deserializer=StringValue.FromString)

@@ -9,10 +9,10 @@ from typing import Any
 
 from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.small_objects import Objects
+from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.shard import Shard, open_shard
-from services.ingest.wire import publishes as wire
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun
 from tests.configs import config_of
 from tests.manual_clock import ManualClock

@@ -19,7 +19,7 @@ from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import Purge, Purged
 from services.ingest.edit.replacing import Replacement
 from services.ingest.read import entries
-from services.ingest.read.entries import entries_of
+from services.ingest.read.entries import entries_of, entry_before
 from services.ingest.shard import Shard
 from slatemq.errors import FailedPrecondition, NotFound
 from slatemq.v1.ingest_pb2 import PublishRun
@@ -61,7 +61,7 @@ async def logged(shard: Shard, after: int = 0) -> list[int]:
     """The IDs in the log, as a tailer gets them."""
     found = []
     for sequence in await sequences_left(shard, after):
-        result = await shard.log.stored(sequence)
+        result = await entry_before(shard.database, sequence)
         assert result is not None
         found += [one.message_id for one in decode_log_entry(result[1])]
     return found

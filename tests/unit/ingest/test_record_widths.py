@@ -50,10 +50,12 @@ from libs.storage.records.task_records import (
     encode_task_record,
 )
 from services.ingest.batches import ENTRY_MESSAGES_MAX
-from services.ingest.wire import reads
-from services.ingest.wire.publishes import (
+from services.ingest.wire import (
     DEDUPE_KEY_BYTES_MAX,
+    DELAY_MS_MAX,
     MESSAGES_MAX,
+    NUMBER_MAX,
+    QUEUE_ID_BYTES_MAX,
     REQUEST_ID_BYTES_MAX,
 )
 from services.ingest.write.dedupe_keys import ROW_KEYS_MAX
@@ -89,16 +91,14 @@ RECORDS = {
         dict,
         {
             "message_id": MESSAGE_ID,
-            "created_at_ms": Number(63, INT64, "an int64 of wire.publishes, not negative"),
+            "created_at_ms": Number(63, INT64, "an int64 of wire, not negative"),
             "received_at_ms": Number(63, LAST_MS, CLOCK),
-            "visible_at_ms": Number(63, INT64, "an int64 of wire.publishes, not negative"),
-            "retention_s": Number(32, RETENTION_S_MAX, "wire.publishes, a uint32"),
+            "visible_at_ms": Number(63, INT64, "an int64 of wire, not negative"),
+            "retention_s": Number(32, RETENTION_S_MAX, "wire, a uint32"),
             "headers": Value(encode_headers({}), "encoded where the request is checked"),
-            "delay_ms": Number(
-                63, max(MESSAGE_DELAY_MS_MAX, reads.DELAY_MS_MAX), "wire.publishes, wire.reads"
-            ),
+            "delay_ms": Number(63, max(MESSAGE_DELAY_MS_MAX, DELAY_MS_MAX), "wire"),
             "payload_bytes": Number(32, PAYLOAD_BYTES_CEILING, "the setting's maximum"),
-            "direct_queue_id": text(reads.QUEUE_ID_BYTES_MAX, "wire.reads"),
+            "direct_queue_id": text(QUEUE_ID_BYTES_MAX, "wire"),
         },
         log_entry,
         ENTRY_MESSAGES_MAX,
@@ -107,9 +107,9 @@ RECORDS = {
     "request IDs": Record(
         RequestIdRecord,
         {
-            "request_id": text(REQUEST_ID_BYTES_MAX, "wire.publishes"),
+            "request_id": text(REQUEST_ID_BYTES_MAX, "wire"),
             "first_message_id": MESSAGE_ID,
-            "message_count": Number(32, MESSAGES_MAX, "wire.publishes"),
+            "message_count": Number(32, MESSAGES_MAX, "wire"),
             "fingerprint": Value(bytes(FINGERPRINT_BYTES), "a hash"),
             "duplicates": Value((), "see `duplicates of publishes`"),
         },
@@ -120,7 +120,7 @@ RECORDS = {
     "duplicates of publishes": Record(
         dict,
         {
-            "place": Number(32, MESSAGES_MAX, "wire.publishes"),
+            "place": Number(32, MESSAGES_MAX, "wire"),
             "message_id": MESSAGE_ID,
         },
         lambda rows: encode_request_ids(
@@ -144,14 +144,14 @@ RECORDS = {
     ),
     "ends of dedupe keys": Record(
         dict,
-        {"key": text(DEDUPE_KEY_BYTES_MAX, "wire.publishes")},
+        {"key": text(DEDUPE_KEY_BYTES_MAX, "wire")},
         lambda rows: encode_dedupe_ends([row["key"] for row in rows]),
         ROW_KEYS_MAX,
         "write.dedupe_keys",
     ),
     "progress of an outbox": Record(
         dict,
-        {"number": Number(64, reads.NUMBER_MAX + MESSAGES_MAX, "wire.reads")},
+        {"number": Number(64, NUMBER_MAX + MESSAGES_MAX, "wire")},
         lambda rows: encode_outbox_progress(rows[0]["number"]),
     ),
     "a block of IDs": Record(
@@ -200,9 +200,9 @@ RECORDS = {
         {
             "at_ms": Number(63, LAST_MS, CLOCK),
             "first_message_id": MESSAGE_ID,
-            "message_count": Number(32, MESSAGES_MAX, "wire.publishes"),
+            "message_count": Number(32, MESSAGES_MAX, "wire"),
             "received_at_ms": Number(63, LAST_MS, CLOCK),
-            "duplicates": Value(((MESSAGES_MAX, MAX_MESSAGE_ID),) * MESSAGES_MAX, "wire.publishes"),
+            "duplicates": Value(((MESSAGES_MAX, MAX_MESSAGE_ID),) * MESSAGES_MAX, "wire"),
             "has_failed": Value(False, "a boolean"),
         },
         lambda rows: encode_task_record(rows[0]),
@@ -230,7 +230,7 @@ RECORDS = {
 
 BEFORE_THE_COMMAND = {
     "encode_log_entry": "an edit encodes its entry before it changes anything; a tail writes none",
-    "encode_metadata_record": "for its size only: see read.entry_parts",
+    "encode_metadata_record": "for its size only: see read.entries",
     "encode_purge_epoch": "counted up, as an outbox's progress",
 }
 

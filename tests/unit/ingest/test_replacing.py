@@ -13,6 +13,7 @@ from libs.storage.errors import StoreUnavailable
 from libs.storage.layout.keys import log_key
 from libs.storage.records.metadata import decode_log_entry
 from services.ingest.edit.replacing import Replacement
+from services.ingest.read.entries import entry_before
 from services.ingest.shard import Shard
 from slatemq.errors import ResourceExhausted
 from tests.stored_messages import read_messages
@@ -38,7 +39,7 @@ async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
         messages = (await read_messages(shard, first, second)).messages
         assert [message.payload for message in messages] == [b"one", b"two"]
         assert [dict(message.headers) for message in messages] == [{"a": "1"}, {"a": "2"}]
-        stored = await shard.log.stored(second)
+        stored = await entry_before(shard.database, second)
         assert stored is not None
         assert [one.payload_bytes for one in decode_log_entry(stored[1])] == [3, 3]
 

@@ -61,7 +61,7 @@ async def test_old_request_ids_are_deleted_without_any_further_publish() -> None
     async with opened(root, clock) as shard:
         await shard.publisher.publish(batch(b"x", request_id="r"))
         clock.advance(12 * 60_000)
-        shard.publisher.clean_up()
+        await shard.publisher.clean_up()
         await shard.publisher.commits.durable()
         assert (await shard.publisher.publish(batch(b"y", request_id="r"))).first_message_id == 2
     database = await root.database("ingest/0", Kind.INGEST)

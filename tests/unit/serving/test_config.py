@@ -12,18 +12,17 @@ class KettleConfig(ServingConfig):
     """Boils water."""
 
     lease_ms: int = setting("Lease, in ms.", default=30_000, minimum=1, maximum=60_000)
-    whistle: bool = setting("Whether to whistle.", default=False)
 
 
 ROOT = ["--root", "memory:///"]
 
 
 def test_a_flag_goes_before_the_variable_and_that_before_the_default() -> None:
-    environ = {"SLATEMQ_LEASE_MS": "20", "SLATEMQ_PORT": "7420", "SLATEMQ_WHISTLE": "yes"}
+    environ = {"SLATEMQ_LEASE_MS": "20", "SLATEMQ_PORT": "7420"}
 
     config = load(KettleConfig, "kettle", [*ROOT, "--lease-ms", "10"], environ)
 
-    assert (config.lease_ms, config.port, config.whistle) == (10, 7420, True)
+    assert (config.lease_ms, config.port) == (10, 7420)
     assert config.host == "127.0.0.1"
 
 
@@ -51,7 +50,6 @@ def test_a_config_cannot_be_changed() -> None:
         ([*ROOT, "--lease-ms", "0"], {}, "--lease-ms: must be at least 1, not '0'"),
         ([*ROOT, "--lease-ms", "60001"], {}, "--lease-ms: must be at most 60000"),
         (ROOT, {"SLATEMQ_LEASE_MS": "1s"}, "SLATEMQ_LEASE_MS: must be a whole number, not '1s'"),
-        (ROOT, {"SLATEMQ_WHISTLE": "maybe"}, "SLATEMQ_WHISTLE: must be true or false"),
         ([*ROOT, "--log-format", "xml"], {}, "--log-format: must be one of text, json"),
         ([*ROOT, "--leese-ms", "1"], {}, "unrecognized arguments"),
     ],

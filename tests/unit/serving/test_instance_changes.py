@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.serving.instance.changes import changed, check_losses, lowers_delay
+from libs.serving.instance_servicer import changed, check_losses, lowers_delay
 from libs.serving.process.instance import InstanceSettings
 from slatemq.errors import FailedPrecondition, InvalidArgument
 

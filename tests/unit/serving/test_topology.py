@@ -35,7 +35,7 @@ async def test_what_processes_announce_everybody_reads(objects: Objects) -> None
     assert list(topology.brokers.items()) == [(2, "b:2"), (10, "b:10")]
     assert topology.address("ingest", 0) == "i:0"
     assert topology.address("ingest", 1) is None
-    assert dict(topology.routers) == {}
+    assert dict(topology.shards("router")) == {}
 
 
 async def test_services_and_clients_each_get_the_address_that_they_can_reach(
@@ -82,8 +82,8 @@ async def test_a_reading_serves_until_it_is_old(objects: Objects) -> None:
     await TopologyDirectory(objects).announce(Peer("router", 1, "r:1"))
 
     clock.now = CACHE_MS / 1000
-    assert dict((await reader.read()).routers) == {}
-    assert dict((await reader.read(max_age_ms=250)).routers) == {1: "r:1"}
+    assert dict((await reader.read()).shards("router")) == {}
+    assert dict((await reader.read(max_age_ms=250)).shards("router")) == {1: "r:1"}
 
 
 async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> None:
@@ -97,9 +97,9 @@ async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> 
     last = reader.last()
 
     assert last is not None
-    assert dict(last.routers) == {}
+    assert dict(last.shards("router")) == {}
     async with asyncio.timeout(60):
-        while not (last := reader.last()) or not last.routers:
+        while not (last := reader.last()) or not last.shards("router"):
             await asyncio.sleep(0)
     await reader.close()
 
@@ -120,7 +120,7 @@ async def test_a_withdrawn_router_is_gone(objects: Objects) -> None:
 
     await directory.withdraw(router)
 
-    assert dict((await directory.read()).routers) == {}
+    assert dict((await directory.read()).shards("router")) == {}
 
 
 async def test_who_took_a_number_over_stays_when_its_predecessor_leaves(objects: Objects) -> None:
@@ -132,7 +132,7 @@ async def test_who_took_a_number_over_stays_when_its_predecessor_leaves(objects:
 
     await directory.withdraw(old)
 
-    assert dict((await directory.read()).routers) == {0: "new:1"}
+    assert dict((await directory.read()).shards("router")) == {0: "new:1"}
 
 
 class _AwayAtTimes(Objects):
@@ -173,7 +173,7 @@ async def test_who_leaves_while_the_store_is_away_says_that_its_entry_stays(
     await directory.withdraw(janitor)
 
     assert "still in the topology" in caplog.text
-    assert dict((await TopologyDirectory(objects).read()).janitors) == {0: "j:0"}
+    assert dict((await TopologyDirectory(objects).read()).shards("janitor")) == {0: "j:0"}
 
 
 async def test_an_entry_is_plain_json(objects: Objects) -> None:

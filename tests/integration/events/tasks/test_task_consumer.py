@@ -17,6 +17,7 @@ from libs.events.tasks import UnreadableTask, WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
+from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
 from services.ingest.tasks.backend import TaskBackend
@@ -24,7 +25,6 @@ from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import TaskOutcomes
 from services.ingest.tasks.traces import TaskTraces
-from services.ingest.wire import publishes as wire
 from services.ingest.write.uploads import UPLOAD_AGE_MS_MAX
 from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import InvalidArgument

@@ -3,22 +3,79 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
-from libs.serving.instance.changes import changed, check_losses, lowers_delay
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.instance import InstanceSettings, settings_of_record
+from libs.serving.process.settings import check_bounds, settings_of
 from libs.storage.errors import CorruptRecord
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.small_objects import Objects
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from slatemq.v1 import instance_pb2, instance_pb2_grpc, queue_pb2, queue_pb2_grpc
+
+
+def changed(before: InstanceSettings, values: Mapping[str, int]) -> InstanceSettings:
+    """The settings with these values. Raises InvalidArgument for a value out of bounds."""
+    for one in settings_of(InstanceSettings):
+        if one.name in values:
+            try:
+                check_bounds(one.metadata["setting"], values[one.name])
+            except ValueError as error:
+                raise InvalidArgument(
+                    f"settings.{one.name}", f"{error}, not {values[one.name]}"
+                ) from None
+    return replace(before, **values)
+
+
+def check_losses(before: InstanceSettings, after: InstanceSettings, *, accept_loss: bool) -> None:
+    """Raise FailedPrecondition if something stored or promised would be lost."""
+    if after.payload_bytes_max < before.payload_bytes_max:
+        raise FailedPrecondition(
+            "PAYLOADS_STORED",
+            f"{_change('payload_bytes_max', before, after)} is refused: larger payloads may be "
+            "stored, and could not be delivered any more. Make a new instance, with a root of its "
+            "own, where payloads have to be smaller",
+            subject="payload_bytes_max",
+        )
+    if not accept_loss and (losses := list(_losses(before, after))):
+        names = ", ".join(name for name, _ in losses)
+        raise FailedPrecondition(
+            "CHANGE_LOSES",
+            "; ".join(text for _, text in losses) + ". Set accept_loss if that is acceptable",
+            subject=names,
+        )
+
+
+def lowers_delay(before: InstanceSettings, after: InstanceSettings) -> bool:
+    """Whether queues may have a longer default delay than new ones could."""
+    return after.max_message_delay_ms < before.max_message_delay_ms
+
+
+def _losses(before: InstanceSettings, after: InstanceSettings) -> Iterator[tuple[str, str]]:
+    if after.replay_window_s > 0 and not 0 < before.replay_window_s <= after.replay_window_s:
+        yield (
+            "replay_window_s",
+            f"{_change('replay_window_s', before, after)} lets the janitor remove messages that a "
+            "new queue could still start with",
+        )
+    if after.purge_grace_s < before.purge_grace_s:
+        yield (
+            "purge_grace_s",
+            f"{_change('purge_grace_s', before, after)} lets messages be removed before their time "
+            "where clocks differ by more than that",
+        )
+
+
+def _change(name: str, before: InstanceSettings, after: InstanceSettings) -> str:
+    return f"{name} from {getattr(before, name)} to {getattr(after, name)}"
+
 
 PAGE_QUEUES: Final = 1000
 
