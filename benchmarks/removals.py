@@ -37,8 +37,7 @@ from services.broker.core.waiting.bucket import Place
 from services.broker.dead_letters.mover import ListedDeadLetter, Mover
 from services.broker.dead_letters.removals import Archiver, Remover, WaitingMessage
 from services.broker.entries.finished_pages import ListReaders, TimeRange, list_readers
-from services.broker.outbox.conversion import PushLimits
-from services.broker.outbox.pusher import Pusher
+from services.broker.outbox.pusher import Pusher, PushLimits
 from services.broker.outbox.targets import IngestPushes, OtherBrokers
 from services.broker.shard.owner import ShardOwner
 from services.ingest.config import IngestConfig

@@ -31,9 +31,8 @@ from services.broker.entries.finder import EntryFinder
 from services.broker.entries.finished_pages import list_readers
 from services.broker.entries.lister import EntryLister
 from services.broker.entries.waiting_pages import WaitingReader
-from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.executor import Executor
-from services.broker.outbox.pusher import Pusher
+from services.broker.outbox.pusher import Pusher, PushLimits
 from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
 from services.broker.rpc.assignment import AssignmentServicer
@@ -59,8 +58,6 @@ class Peers(NamedTuple):
 
 
 class Broker:
-    """A broker whose shard is open."""
-
     def __init__(
         self,
         config: BrokerConfig,

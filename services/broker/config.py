@@ -15,8 +15,6 @@ from services.broker.shard import change_pace
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerConfig(ServingConfig):
-    """The settings of a broker, beside those of every service."""
-
     shard: int = setting(
         "Number of the broker shard that this process owns.",
         default=0,

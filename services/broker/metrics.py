@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -120,49 +119,42 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
     if not telemetry.enabled:
         return
 
-    def rows(_: CallbackOptions) -> Iterable[Observation]:
-        for ingest_shard in outbox.ingest_shards:
-            yield Observation(outbox.waiting_count(ingest_shard), _of(ingest_shard))
+    def gauge(name: str, read: Callable[[int], float], unit: str, description: str) -> None:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for ingest_shard in outbox.ingest_shards:
+                yield Observation(read(ingest_shard), {"slatemq.ingest.shard": ingest_shard})
 
-    def age(_: CallbackOptions) -> Iterable[Observation]:
-        now_ms = _wall_ms()
-        for ingest_shard in outbox.ingest_shards:
-            oldest_ms = outbox.oldest_ms(ingest_shard)
-            age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
-            yield Observation(max(age_ms, 0) / 1000, _of(ingest_shard))
+        telemetry.meter.create_observable_gauge(
+            name, callbacks=[observe], unit=unit, description=description
+        )
 
-    def refused(_: CallbackOptions) -> Iterable[Observation]:
-        counts = Counter(ingest_shard for ingest_shard, _ in list(outbox.refused))
-        for ingest_shard in outbox.ingest_shards:
-            yield Observation(counts[ingest_shard], _of(ingest_shard))
+    def age_s(ingest_shard: int) -> float:
+        oldest_ms = outbox.oldest_ms(ingest_shard)
+        return 0 if oldest_ms is None else max(_wall_ms() - oldest_ms, 0) / 1000
 
-    def halted(_: CallbackOptions) -> Iterable[Observation]:
-        for ingest_shard in outbox.ingest_shards:
-            yield Observation(int(ingest_shard in outbox.halts), _of(ingest_shard))
-
-    telemetry.meter.create_observable_gauge(
+    gauge(
         "slatemq.outbox.refused.messages",
-        callbacks=[refused],
-        unit="{message}",
-        description="Pushed messages that an ingest refused permanently; they are set aside",
+        lambda ingest_shard: sum(refused == ingest_shard for refused, _ in list(outbox.refused)),
+        "{message}",
+        "Pushed messages that an ingest refused permanently; they are set aside",
     )
-    telemetry.meter.create_observable_gauge(
+    gauge(
         "slatemq.outbox.halted",
-        callbacks=[halted],
-        unit="1",
-        description="1 while pushes to an ingest have stopped and need an operator",
+        lambda ingest_shard: int(ingest_shard in outbox.halts),
+        "1",
+        "1 while pushes to an ingest have stopped and need an operator",
     )
-    telemetry.meter.create_observable_gauge(
+    gauge(
         "slatemq.outbox.messages",
-        callbacks=[rows],
-        unit="{message}",
-        description="Pushed messages that wait for an ingest",
+        outbox.waiting_count,
+        "{message}",
+        "Pushed messages that wait for an ingest",
     )
-    telemetry.meter.create_observable_gauge(
+    gauge(
         "slatemq.outbox.age",
-        callbacks=[age],
-        unit="s",
-        description="How long the oldest pushed message has waited for an ingest",
+        age_s,
+        "s",
+        "How long the oldest pushed message has waited for an ingest",
     )
 
 
@@ -182,7 +174,3 @@ def measure_in_flight(telemetry: Telemetry, limit: InFlightLimit) -> None:
         unit="{queue}",
         description="Queues whose claims wait since in_flight_max messages are in flight",
     )
-
-
-def _of(ingest_shard: int) -> dict[str, int]:
-    return {"slatemq.ingest.shard": ingest_shard}

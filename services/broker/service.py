@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 
 class BrokerService(Service[BrokerConfig]):
-    """A broker as `libs.serving.server` runs it."""
-
     kind = "broker"
 
     def __init__(

@@ -18,6 +18,7 @@ from services.broker.core.commands import Finish, Nack
 from services.broker.core.leases import PLACE_BITS, Claimed, Lease, LeaseBucket, LeaseOwner
 from services.broker.core.lists.attempts import Attempts, attempts_at
 from services.broker.core.queue import Queue, Selector
+from slatemq.errors import FailedPrecondition, NotFound
 
 EXPIRED_LEASE = "lease expired"
 """The outcome of an attempt whose lease ended by the clock."""
@@ -339,6 +340,19 @@ class _Slot(NamedTuple):
     blocks: list[int]
 
 
+def lease_unknown() -> NotFound:
+    message = "no such lease: never given out, or its message is gone"
+    return NotFound("lease", "", message, reason="LEASE_UNKNOWN")
+
+
+def lease_ended() -> FailedPrecondition:
+    return FailedPrecondition(
+        "LEASE_ENDED",
+        "the lease ran out or was finished otherwise; another consumer may have the message",
+        subject="lease",
+    )
+
+
 def random_blocks() -> Iterator[int]:
     """Blocks of lease tokens: random, 56 bits, never 0."""
     while True:
@@ -355,8 +369,6 @@ class _Return(NamedTuple):
 
 
 class LeaseTable:
-    """All leases of a broker shard, and what became of those finished last."""
-
     def __init__(
         self,
         attempts: Attempts,

@@ -7,6 +7,7 @@ never mix with those of the former one, which the sweeper removes.
 from __future__ import annotations
 
 from itertools import islice
+from typing import Final
 
 from libs.storage.layout.buckets import MAX_EPOCH, MAX_ORDER_N, order_of, split_order
 from libs.storage.layout.keys import active_key, config_key, done_key, failed_key, queue_state_key
@@ -21,6 +22,22 @@ from services.broker.core.waiting.orders import free_epoch
 
 DELETED_KEPT = 10_000
 """Deleted queues remembered at least, for readers that learn late of the deletion."""
+
+
+_EMPTY: Final = QueueStateRecord(
+    epoch=0,
+    deleted=False,
+    last_order=0,
+    garbage_epochs=(),
+    created_revision=0,
+    in_flight_count=0,
+    done_count=0,
+    failed_count=0,
+    first_in_flight_order=0,
+    oldest_done_order=0,
+    oldest_failed_order=0,
+    lanes=(),
+)
 
 
 def forget_surplus(
@@ -45,13 +62,12 @@ def forget_surplus(
 def new_state(before: QueueStateRecord | None, revision: int) -> QueueStateRecord:
     """The state of a queue created at this revision; `before` is what a former one left."""
     if before is None:
-        return _empty_state(revision, deleted=False, epoch=0, last_order=0, garbage_epochs=())
-    return _empty_state(
-        revision,
-        deleted=False,
+        return _EMPTY._replace(created_revision=revision)
+    return _EMPTY._replace(
         epoch=before.epoch,
         last_order=before.last_order,
         garbage_epochs=before.garbage_epochs,
+        created_revision=revision,
     )
 
 
@@ -65,8 +81,8 @@ def deleted_state(queue: Queue, revision: int) -> QueueStateRecord:
     free = free_epoch(queue.waiting.epoch, garbage)
     # If none is free, the next one has to wait for the sweeper: see `epoch_is_free`.
     epoch = (queue.waiting.epoch + 1) % (MAX_EPOCH + 1) if free is None else free
-    return _empty_state(
-        revision,
+    return _EMPTY._replace(
+        created_revision=revision,
         deleted=True,
         epoch=epoch,
         last_order=order_of(epoch, split_order(queue.orders.last).ms, MAX_ORDER_N),
@@ -87,23 +103,4 @@ def creation_rows(queue: Queue) -> tuple[Row, ...]:
         (active_key(queue.queue_id, 0), encode_active((), ())),
         (done_key(queue.queue_id, 0), encode_done(())),
         (failed_key(queue.queue_id, 0), encode_failed(())),
-    )
-
-
-def _empty_state(
-    revision: int, *, deleted: bool, epoch: int, last_order: int, garbage_epochs: tuple[int, ...]
-) -> QueueStateRecord:
-    return QueueStateRecord(
-        epoch=epoch,
-        deleted=deleted,
-        last_order=last_order,
-        garbage_epochs=garbage_epochs,
-        created_revision=revision,
-        in_flight_count=0,
-        done_count=0,
-        failed_count=0,
-        first_in_flight_order=0,
-        oldest_done_order=0,
-        oldest_failed_order=0,
-        lanes=(),
     )

@@ -112,8 +112,6 @@ class RangeApplication:
 
 
 class Shard:
-    """All state of a broker shard that is in memory."""
-
     def __init__(
         self,
         *,

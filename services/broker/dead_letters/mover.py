@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-from services.broker.core.batches.remove import DeadLetter, Outcome
+from services.broker.core.batches.remove import DeadLetter, M, Outcome, StoredRow
 from services.broker.core.queue import Queue
 from services.broker.entries.finished_pages import FinishedReader, ListReaders
 from services.broker.outbox.pusher import PushBatch, Pusher
@@ -38,7 +38,6 @@ LOCK_S: Final = 10.0
 """How long a call waits for a redrive to release the rows; it may be waiting for an ingest."""
 
 K = TypeVar("K")
-M = TypeVar("M")
 T = TypeVar("T")
 
 
@@ -47,16 +46,6 @@ class ListedDeadLetter(NamedTuple):
 
     order: int
     dead_letter: DeadLetter
-
-
-class StoredRow(NamedTuple, Generic[M]):
-    """A row of a list as it is stored, and which messages of it are wanted."""
-
-    order: int
-    stored: Sequence[M]
-    wanted: Sequence[DeadLetter]
-    numbers: Sequence[int]
-    """The places of those wanted in the call."""
 
 
 Move = Callable[[Sequence[StoredRow[M]], PushBatch | None, int], list[list[Outcome]]]
@@ -69,8 +58,6 @@ Upload = Callable[[Sequence[StoredRow[M]]], Awaitable[PushBatch]]
 
 @dataclass(eq=False)
 class Mover:
-    """Moves messages out of the lists of one shard's queues."""
-
     owner: ShardOwner
     lists: ListReaders
     pusher: Pusher

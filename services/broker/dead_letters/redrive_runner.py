@@ -30,8 +30,7 @@ from services.broker.core.redrives import Step, is_its_queue, moved
 from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.message_cache import Ingests, ReadResult
 from services.broker.entries.finished_pages import ListPosition, TimeRange
-from services.broker.outbox.conversion import PushLimits
-from services.broker.outbox.pusher import PushBatch
+from services.broker.outbox.pusher import PushBatch, PushLimits
 from slatemq.errors import NotFound, ResourceExhausted, Unavailable
 from slatemq.v1.message_pb2 import Message
 
@@ -76,8 +75,6 @@ DEAD_LETTER_VARIABLES: Final[Mapping[str, Type]] = {
 
 
 class RedriveRunner:
-    """Runs the redrives of one shard."""
-
     def __init__(self, mover: Mover, ingests: Ingests) -> None:
         """Begin with those that ran when the process ended; see `run`."""
         self._mover = mover

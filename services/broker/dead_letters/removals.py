@@ -14,8 +14,8 @@ from libs.storage.records.archived_records import ArchivedMessage
 from libs.storage.records.queues import FailedMessage
 from services.broker.core.batches.remove import (
     DoneRow,
-    FailedRow,
     Outcome,
+    StoredRow,
     archive,
     done_before,
     done_row,
@@ -32,7 +32,6 @@ from services.broker.dead_letters.mover import (
     ENTRY_BYTES,
     ListedDeadLetter,
     Mover,
-    StoredRow,
     grouped,
     places_by_key,
 )
@@ -66,8 +65,6 @@ class WaitingMessage(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a dead letter carried."""
-
     payload: bytes
     headers: Mapping[str, str]
 
@@ -167,9 +164,8 @@ class Remover:
             retention_s = queue.settings.failed_retention_s
             # Where dead letters are kept without end, none failed long enough ago.
             failed_by_ms = now_ms - retention_s * 1000 - self._grace_ms if retention_s else -1
-            failed = [FailedRow(row.order, row.stored, row.wanted) for row in rows]
             shard = self._owner.shard
-            return take_dead_letters(shard, queue, failed, failed_by_ms=failed_by_ms)[0]
+            return take_dead_letters(shard, queue, rows, failed_by_ms=failed_by_ms)[0]
 
         return await self._mover.take(queue, self._mover.lists.failed, wanted, move)
 
@@ -194,8 +190,7 @@ class Archiver:
         def move(
             rows: Sequence[StoredRow[FailedMessage]], pushes: PushBatch | None, now_ms: int
         ) -> list[list[Outcome]]:
-            failed = [FailedRow(row.order, row.stored, row.wanted) for row in rows]
-            outcomes, taken = take_dead_letters(self._shard, queue, failed)
+            outcomes, taken = take_dead_letters(self._shard, queue, rows)
             archive(queue, taken, run, now_ms)
             return outcomes
 
@@ -207,9 +202,7 @@ class Archiver:
         def move(
             rows: Sequence[StoredRow[ArchivedMessage]], pushes: PushBatch | None, now_ms: int
         ) -> list[list[Outcome]]:
-            return [
-                drop_archived(self._shard, queue, row.order, row.stored, row.wanted) for row in rows
-            ]
+            return [drop_archived(self._shard, queue, row) for row in rows]
 
         return await self._mover.take(queue, self._mover.lists.archived, wanted, move)
 
@@ -231,12 +224,11 @@ class Archiver:
 
         async def upload(rows: Sequence[StoredRow[ArchivedMessage]]) -> PushBatch:
             batch = await self._mover.begin_pushes()
-            [(order, stored, dead_letters, numbers)] = rows
-            now_ms = self._mover.owner.clock.now_ms()
-            _, places = judge_archived(queue, order, stored, dead_letters, now_ms)
+            (row,) = rows
+            _, places = judge_archived(queue, row, self._mover.owner.clock.now_ms())
             for place, number in places.items():
-                ends_ms = stored[place].retention_deadline_ms
-                await batch.add(number, target_id, contents[numbers[number]], ends_ms)
+                ends_ms = row.stored[place].retention_deadline_ms
+                await batch.add(number, target_id, contents[row.numbers[number]], ends_ms)
             return batch
 
         def move(
@@ -246,18 +238,9 @@ class Archiver:
             shard = self._shard
             if not is_elsewhere and target_id not in shard.queues:
                 raise NotFound("queue", target_id)
-            [(order, stored, dead_letters, _)] = rows
-            outcomes = redrive_archived(
-                shard,
-                queue,
-                order,
-                stored,
-                dead_letters,
-                pushes.rows,
-                pushes.ingest_shard,
-                now_ms,
-            )
-            each = zip(dead_letters, outcomes, strict=True)
+            (row,) = rows
+            outcomes = redrive_archived(shard, queue, row, pushes.rows, pushes.ingest_shard, now_ms)
+            each = zip(row.wanted, outcomes, strict=True)
             ids = (one.message_id for one, end in each if end is Outcome.REMOVED)
             shard.events.redriven(queue, target_id, ids, now_ms)
             return [outcomes]

@@ -22,8 +22,12 @@ from services.broker.core.queue import Queue
 from services.broker.dead_letters.mover import Mover
 from services.broker.delivery.responses import consumer_id
 from services.broker.entries.handles import Handle, parse_handle
-from services.broker.outbox.conversion import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX, PushLimits
-from services.broker.outbox.pusher import PushBatch
+from services.broker.outbox.pusher import (
+    PUSHES_BYTES_MAX,
+    REQUEST_ID_BYTES_MAX,
+    PushBatch,
+    PushLimits,
+)
 from services.broker.requests.limits import REASON_BYTES_MAX, within_bytes
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.v1 import entry_pb2
@@ -43,8 +47,6 @@ _ACTIONS: Final = {
 
 
 class DeadLetterSettler:
-    """Settles dead letters of one shard's queues."""
-
     def __init__(self, mover: Mover, shard: int) -> None:
         self._mover = mover
         self._owner = mover.owner

@@ -49,8 +49,6 @@ TIMER_MAX_MS = 60_000
 
 
 class Dispatcher:
-    """The waiter lines of a broker, and what serves them."""
-
     def __init__(
         self,
         owner: ShardOwner,
@@ -549,8 +547,6 @@ def _fail_all(owner: ShardOwner, queue: Queue, ids: set[int], reason: str, now_m
 
 
 class _ByIds(Selector):
-    """Takes the messages of these IDs."""
-
     def __init__(self, ids: set[int]) -> None:
         self._left = set(ids)
 

@@ -36,8 +36,6 @@ class _Batch(NamedTuple):
 
 
 class LeaseKeeper:
-    """Keeps the leases of all streams of a shard that asked for it."""
-
     def __init__(self, owner: ShardOwner) -> None:
         self._owner = owner
         self._batches: list[_Batch] = []  # a heap

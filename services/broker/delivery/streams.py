@@ -33,8 +33,6 @@ Requests = AsyncIterator[consumer_pb2.ConsumeRequest]
 
 @dataclass(eq=False)
 class Streams:
-    """All Consume streams of a broker."""
-
     _shard: int
     _owner: ShardOwner
     _delivery: Dispatcher

@@ -278,8 +278,6 @@ class Stream(Waiter):
 
 
 class WaiterLine:
-    """The waiters of one queue, in line."""
-
     __slots__ = (
         "again",
         "away",

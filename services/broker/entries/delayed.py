@@ -74,8 +74,6 @@ class _Page(NamedTuple):
 
 
 class _Stream:
-    """One that watches a queue."""
-
     def __init__(self, queue: Queue, position: WatchPosition) -> None:
         self.queue = queue
         self.position = position
@@ -83,8 +81,6 @@ class _Stream:
 
 
 class DelayedWatches:
-    """All open streams of a broker."""
-
     def __init__(
         self,
         owner: ShardOwner,

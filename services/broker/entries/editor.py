@@ -55,8 +55,6 @@ def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
 
 @dataclass(eq=False)
 class MessageEditor:
-    """Edits messages of one broker shard's queues."""
-
     _owner: ShardOwner
     _delivery: Dispatcher
     _payloads: Payloads

@@ -88,8 +88,6 @@ class FinishedPage(NamedTuple, Generic[M]):
 
 @dataclass(eq=False)
 class FinishedReader(Generic[M]):
-    """Reads one kind of list."""
-
     name: str
     """Of the list in `Queue`."""
     _database: Database

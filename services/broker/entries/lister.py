@@ -51,8 +51,6 @@ class EntryList(NamedTuple):
 
 @dataclass(eq=False)
 class EntryLister:
-    """Lists entries of one shard's queues."""
-
     _owner: ShardOwner
     _waiting: WaitingReader
     _lists: ListReaders

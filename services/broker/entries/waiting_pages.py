@@ -74,8 +74,6 @@ class EntryBatch(NamedTuple):
 
 
 class WaitingReader:
-    """Reads available and delayed messages."""
-
     def __init__(self, database: Store) -> None:
         self._database = database
 

@@ -2,7 +2,6 @@
 
 In reading order; a file imports only files above it:
 
-`conversion` Execute's commands, from protobuf
 `targets`    What a broker asks others: whether queues exist there, where pushes go, and to take
              them
 `pusher`     The pushes of one command, before it runs: where they go, and the objects of large

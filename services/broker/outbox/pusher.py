@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.records.execution_records import OutboxRecord, encode_outbox
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES, PayloadUri
-from services.broker.outbox.conversion import PushLimits
 from services.broker.outbox.targets import OtherBrokers, OutboxTarget
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import Unavailable
+from slatemq.errors import InvalidArgument, Unavailable
 
 UPLOADS_AT_ONCE: Final = 8
 """Payloads of one command that are uploaded at the same time."""
@@ -21,6 +20,34 @@ UPLOADS_AT_ONCE: Final = 8
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
 """The janitor may remove an object without a record after a day. A command that would refer to one
 older than this is refused."""
+
+
+PUSHES_BYTES_MAX = 64 << 20
+"""Payloads and headers of the pushes of one call: as much as a claim may give."""
+
+REQUEST_ID_BYTES_MAX = 128
+"""A UUID has 36."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    """What a pushed message may have: settings of the instance, the same as at ingest."""
+
+    payload_bytes: int
+    delay_ms: int
+
+    def at(self, ingest_payload_bytes: int | None) -> PushLimits:
+        """The limits for an ingest with this largest payload (None: unknown)."""
+        if ingest_payload_bytes is None or ingest_payload_bytes >= self.payload_bytes:
+            return self
+        return replace(self, payload_bytes=ingest_payload_bytes)
+
+    def check_payload(self, field: str, payload_bytes: int) -> None:
+        """Raises InvalidArgument for a payload that is too large."""
+        if payload_bytes > self.payload_bytes:
+            raise InvalidArgument(
+                field, f"{payload_bytes} bytes, at most {self.payload_bytes} are allowed"
+            )
 
 
 class MessageContent(Protocol):
@@ -85,8 +112,6 @@ class PushBatch:
 
 @dataclass(eq=False)
 class Pusher:
-    """Prepares the pushes of commands on one shard."""
-
     _owner: ShardOwner
     _target: OutboxTarget
     _others: OtherBrokers

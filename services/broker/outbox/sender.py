@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from libs.serving.peers.calls import Backoff, PeerFailed, PeerHealth
@@ -22,7 +23,7 @@ from libs.storage.errors import CorruptRecord, StorageError
 from libs.storage.layout.own_keys import outbox_range, parse_outbox_key
 from libs.storage.records.execution_records import NOT_SET, OutboxRecord, decode_outbox
 from libs.storage.records.payloads import PayloadUri
-from services.broker.core.lists.outbox import PUT_ASIDE, REFUSED_MAX
+from services.broker.core.lists.outbox import PUT_ASIDE, REFUSED_MAX, Outbox
 from services.broker.outbox.targets import NumbersDiffer, OutboxTarget, RowRefused
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import FailedPrecondition
@@ -96,27 +97,23 @@ class OutboxSender:
         line.resume()
 
 
+@dataclass(eq=False)
 class _Line:
     """The pushes for one ingest shard."""
 
-    def __init__(
-        self,
-        owner: ShardOwner,
-        database: Database,
-        target: OutboxTarget,
-        shard: int,
-        ingest_shard: int,
-    ) -> None:
-        self._owner = owner
-        self._database = database
-        self._target = target
-        self._shard = shard
-        self._ingest_shard = ingest_shard
-        self._outbox = owner.shard.outbox
-        self._rows_max = BATCH_ROWS
-        self._resuming = False
-        self._look_again = asyncio.Event()
-        self.wake = asyncio.Event()
+    _owner: ShardOwner
+    _database: Database
+    _target: OutboxTarget
+    _shard: int
+    _ingest_shard: int
+    _rows_max: int = field(default=BATCH_ROWS, init=False)
+    _resuming: bool = field(default=False, init=False)
+    _look_again: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @property
+    def _outbox(self) -> Outbox:
+        return self._owner.shard.outbox
 
     def resume(self) -> None:
         """Take the number that ingest has for right, once, and try now."""

@@ -42,8 +42,6 @@ class NumbersDiffer(PeerFailed):
 
 
 class OutboxTarget(Protocol):
-    """Where pushes are sent."""
-
     async def choose(self) -> int:
         """The ingest shard for pushes made now; raises Unavailable when there is none."""
 
@@ -96,8 +94,6 @@ class IngestPushes:
 
 @dataclass(eq=False)
 class OtherBrokers:
-    """Finds queues on other broker shards."""
-
     _channels: Channels
     _directory: TopologyDirectory
     _shard: int

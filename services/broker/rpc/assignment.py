@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
-    """Turns requests into commands on the shard."""
-
     _shard: int
     _owner: ShardOwner
     _delivery: Dispatcher

@@ -14,6 +14,7 @@ from google.rpc.status_pb2 import Status
 
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
+from services.broker.core.lease_table import lease_ended, lease_unknown
 from services.broker.core.leases import PLACE_BITS
 from services.broker.core.queue import Queue
 from services.broker.core.settings import MAX_LEASE_MS
@@ -42,7 +43,6 @@ from services.broker.requests.tokens import parse_token, parse_tokens
 from services.broker.shard.owner import ShardOwner
 from slatemq._rpc.rpc_status import to_status
 from slatemq.errors import (
-    FailedPrecondition,
     InvalidArgument,
     NotFound,
     SlateMQError,
@@ -76,8 +76,6 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
-    """Turns requests into commands on the shard, and leases into messages."""
-
     _shard: int
     _owner: ShardOwner
     _delivery: Dispatcher
@@ -171,7 +169,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         await self._owner.durable()
         if done.count(Finish.OK) == len(results):
             return encoded(consumer_pb2.AckResponse, _OK_RESULT * len(results))
-        return consumer_pb2.AckResponse(results=merged(results, map(_status, done)))
+        return consumer_pb2.AckResponse(results=merged(results, map(_STATUSES.__getitem__, done)))
 
     async def Nack(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.NackRequest, context: Any
@@ -195,7 +193,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         pairs = list(zip(tokens, rows, strict=True))
         done = await self._in_steps(pairs, nack, request.ByteSize())
         await self._owner.durable()
-        return consumer_pb2.NackResponse(results=merged(results, map(_status, done)))
+        return consumer_pb2.NackResponse(results=merged(results, map(_STATUSES.__getitem__, done)))
 
     async def ExtendLease(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.ExtendLeaseRequest, context: Any
@@ -209,7 +207,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
 
         done = await self._in_steps(tokens, extend)
         await self._owner.durable()
-        statuses = merged(results, (_status(finish) for finish, _ in done))
+        statuses = merged(results, (_STATUSES[finish] for finish, _ in done))
         ends = iter(deadline_ms for _, deadline_ms in done)
         ends_ms = [next(ends) if refused is None else 0 for refused in results]
         answer = consumer_pb2.ExtendLeaseResponse()
@@ -314,25 +312,8 @@ def merged(refused: Sequence[Status | None], others: Any) -> list[Status]:
     return [status if status is not None else next(rest) for status in refused]
 
 
-def _status(finish: Finish) -> Status:
-    return _STATUSES[finish]
-
-
 _STATUSES = {
     Finish.OK: _OK,
-    Finish.ENDED: to_status(
-        FailedPrecondition(
-            "LEASE_ENDED",
-            "the lease ran out or was finished otherwise; another consumer may have the message",
-            subject="lease",
-        )
-    ),
-    Finish.UNKNOWN: to_status(
-        NotFound(
-            "lease",
-            "",
-            "no such lease: never given out, or its message is gone",
-            reason="LEASE_UNKNOWN",
-        )
-    ),
+    Finish.ENDED: to_status(lease_ended()),
+    Finish.UNKNOWN: to_status(lease_unknown()),
 }

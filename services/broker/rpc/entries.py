@@ -45,8 +45,6 @@ PROGRESS_S = 1.0
 
 @dataclass(eq=False)
 class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
-    """Turns requests into reads and commands on the shard."""
-
     _shard: int
     _owner: ShardOwner
     _lister: EntryLister
@@ -236,8 +234,6 @@ def _wrong_state(entry: Lease | ListedMessage[Finished], handle: Handle) -> Fail
 
 @dataclass(eq=False)
 class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
-    """Turns requests into edits and watches."""
-
     _editor: MessageEditor
     _watches: DelayedWatches
     _entries: EntryServicer

@@ -29,8 +29,6 @@ Place = tuple[int, int]
 
 @dataclass(eq=False)
 class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
-    """Reports the outbox, and repairs it."""
-
     _shard: int
     _owner: ShardOwner
     _database: Database

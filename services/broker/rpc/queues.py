@@ -57,8 +57,6 @@ WATCHERS_MAX = 1000
 
 
 class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
-    """Turns requests into commands on the shard."""
-
     def __init__(
         self,
         config: BrokerConfig,

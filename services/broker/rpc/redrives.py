@@ -27,8 +27,6 @@ _ID = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,16})", re.ASCII)
 
 
 class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
-    """Starts, reads and steers redrives; settles dead letters."""
-
     def __init__(
         self, shard: int, mover: Mover, runner: RedriveRunner, settler: DeadLetterSettler
     ) -> None:

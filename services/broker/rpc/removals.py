@@ -20,7 +20,7 @@ from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.dead_letters.mover import ListedDeadLetter, Mover
 from services.broker.dead_letters.removals import Archiver, Content, Remover, WaitingMessage
-from services.broker.outbox.conversion import PUSHES_BYTES_MAX
+from services.broker.outbox.pusher import PUSHES_BYTES_MAX
 from services.broker.requests.limits import within
 from services.broker.requests.queues import checked_id
 from slatemq.errors import FailedPrecondition, InvalidArgument
@@ -43,8 +43,6 @@ _REASONS: Final = {
 
 
 class RemovalServicer(removal_pb2_grpc.RemovalServiceServicer):
-    """Turns requests into removals on the shard."""
-
     def __init__(self, mover: Mover, remover: Remover, archiver: Archiver) -> None:
         self._limits = mover.pusher.limits
         self._owner = mover.owner

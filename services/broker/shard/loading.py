@@ -95,6 +95,7 @@ FEW = 4
 SCANNED_MAX = 200
 """Rows read in a scan for READ_AT_ONCE of them: others may lie in between."""
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 R = TypeVar("R")
@@ -161,44 +162,31 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
     """The shard as the last commit left it; `last_ms` is the time of that commit."""
     revision = await database.get(CONFIG_REVISION_KEY)
     forgotten = await database.get(FORGOTTEN_REVISION_KEY)
+    cursors = await _table(
+        database, routing_cursor_range(), parse_routing_cursor_key, decode_routing_cursor
+    )
+    finished = [
+        decode_finished_leases(value) async for _, value in _rows(database, finished_leases_range())
+    ]
     shard = Shard(
         revision=decode_config_revision(revision) if revision else 0,
         forgotten_revision=decode_forgotten_revision(forgotten) if forgotten else 0,
-        cursors={
-            parse_routing_cursor_key(key): decode_routing_cursor(value)
-            async for key, value in _rows(database, routing_cursor_range())
-        },
-        finished=[
-            decode_finished_leases(value)
-            async for _, value in _rows(database, finished_leases_range())
-        ],
+        cursors=cursors,
+        finished=finished,
     )
-    shard.outbox = Outbox(
-        {
-            parse_outbox_counter_key(key): decode_outbox_counter(value)
-            async for key, value in _rows(database, outbox_counter_range())
-        },
-        {
-            parse_refused_push_key(key): RefusedPush.of(decode_refused_push(value))
-            async for key, value in _rows(database, refused_push_range())
-        },
+    counters = await _table(
+        database, outbox_counter_range(), parse_outbox_counter_key, decode_outbox_counter
     )
+    refused = await _table(
+        database, refused_push_range(), parse_refused_push_key, decode_refused_push
+    )
+    shard.outbox = Outbox(counters, {at: RefusedPush.of(one) for at, one in refused.items()})
     shard.executed = await _load_executed(database, last_ms)
-    shard.replays = Replays(
-        {
-            parse_replay_key(key): decode_replay(value)
-            async for key, value in _rows(database, replay_range())
-        }
-    )
-    shard.redrives = Redrives(
-        {
-            parse_redrive_key(key): decode_redrive(value)
-            async for key, value in _rows(database, redrive_range())
-        }
-    )
-    states: dict[str, QueueStateRecord] = {}
-    async for key, value in _rows(database, queue_state_range()):
-        states[parse_queue_state_key(key)] = decode_queue_state(value)
+    replays = await _table(database, replay_range(), parse_replay_key, decode_replay)
+    shard.replays = Replays(replays)
+    redrives = await _table(database, redrive_range(), parse_redrive_key, decode_redrive)
+    shard.redrives = Redrives(redrives)
+    states = await _table(database, queue_state_range(), parse_queue_state_key, decode_queue_state)
     async for key, value in _rows(database, config_range()):
         queue_id = parse_config_key(key)
         settings = QueueSettings.from_record(decode_config(value))
@@ -210,6 +198,13 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         if states[queue_id].in_flight_count:
             await _load_leases(database, shard, queue, states[queue_id], last_ms, now_ms)
     return shard
+
+
+async def _table(
+    database: Store, span: KeyRange, parse_key: Callable[[bytes], K], decode: Callable[[bytes], R]
+) -> dict[K, R]:
+    """All records of a kind, by what their keys say."""
+    return {parse_key(key): decode(value) async for key, value in _rows(database, span)}
 
 
 async def _load_executed(database: Store, last_ms: int) -> Executed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -105,7 +105,8 @@ class Sweeper:
         await self._owner.durable()
         removed = 0
         if queue_id in self._attempts_left:
-            removed += await self._sweep_attempts(queue_id)
+            # No queue of this name can be created before they are gone: see `ready_for`.
+            removed += await self._sweep_span(attempts_range(queue_id, 0, MAX_MESSAGE_ID))
             self._attempts_left.discard(queue_id)
         for span in _spans_of(queue_id, epoch):
             removed += await self._sweep_span(span)
@@ -125,16 +126,15 @@ class Sweeper:
             removed = 0
             for span in _lane_spans(queue.queue_id, epoch):
                 removed += await self._sweep_span(span)
-            await self._owner.run(partial(self._lanes_swept, queue, epoch))
-            await self._owner.durable()
+            await self._note(queue, partial(queue.waiting.note_swept, epoch))
             log.info("swept %d rows of the purged queue %s", removed, queue.queue_id)
         await self._sweep_finished(queue, queue.done, done_range)
         await self._sweep_finished(queue, queue.failed, failed_range)
         await self._sweep_finished(queue, queue.archived, archived_range)
 
-    def _lanes_swept(self, queue: Queue, epoch: int, _: int) -> None:
-        if self._owner.owns(queue):
-            queue.waiting.note_swept(epoch)
+    async def _note(self, queue: Queue, swept: Callable[[], None]) -> None:
+        await self._owner.run(lambda _: swept() if self._owner.owns(queue) else None)
+        await self._owner.durable()
 
     async def _sweep_finished(
         self,
@@ -146,32 +146,18 @@ class Sweeper:
             garbage = finished.garbage
             await self._owner.durable()
             removed = await self._sweep_span(span_of(queue.queue_id, *garbage))
-            await self._owner.run(partial(self._finished_swept, queue, finished, garbage.last))
-            await self._owner.durable()
+            await self._note(queue, partial(finished.note_swept, garbage.last))
             log.info("swept %d rows of the purged queue %s", removed, queue.queue_id)
-
-    def _finished_swept(
-        self, queue: Queue, finished: FinishedList[Any], last_order: int, _: int
-    ) -> None:
-        if self._owner.owns(queue):
-            finished.note_swept(last_order)
-
-    async def _sweep_attempts(self, queue_id: str) -> int:
-        # No queue of this name can be created before they are gone: see `ready_for`.
-        return await self._sweep_span(attempts_range(queue_id, 0, MAX_MESSAGE_ID))
 
     async def _sweep_span(self, span: KeyRange) -> int:
         """Deletes all rows of a span; returns how many."""
         removed = 0
         while keys := await self._keys(span):
-            await self._owner.run(partial(self._delete, keys))
+            self._owner.delete_rows(keys)
             await self._owner.durable()
             removed += len(keys)
             span = KeyRange(keys[-1] + b"\x00", span.end)
         return removed
-
-    def _delete(self, keys: Sequence[bytes], _: int) -> None:
-        self._owner.shard.delete_rows(keys)
 
     async def _keys(self, span: KeyRange) -> list[bytes]:
         found: list[bytes] = []

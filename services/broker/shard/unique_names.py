@@ -48,8 +48,6 @@ ASK_DEADLINE_S: Final = 5.0
 
 @dataclass(eq=False)
 class UniqueNames:
-    """The names that this shard uses."""
-
     _owner: ShardOwner
     _names: QueueNames
     _channels: Channels

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from libs.storage.records.queues import AvailableMessage, FailedAttempt
 from libs.storage.records.states import LeaseOutcome
+from services.broker.core.lease_table import lease_ended, lease_unknown
 from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import attempts_at, carried
 from services.broker.core.queue import Queue
@@ -169,8 +170,6 @@ def plan(shard: Shard, execution: Execution, now_ms: int, came_ms: int | None = 
 
 @dataclass(eq=False)
 class _Planner:
-    """Plans the commands of one execution, one after the other."""
-
     _shard: Shard
     _execution: Execution
     _now_ms: int
@@ -274,15 +273,5 @@ def _running(shard: Shard, token: int) -> Lease:
     lease = shard.leases.running(token)
     if lease is not None:
         return lease
-    if shard.leases.finished.outcome(token) is None:
-        raise NotFound(
-            "lease",
-            "",
-            "no such lease: never given out, or its message is gone",
-            reason="LEASE_UNKNOWN",
-        )
-    raise FailedPrecondition(
-        "LEASE_ENDED",
-        "the lease ran out or was finished otherwise; another consumer may have the message",
-        subject="lease",
-    )
+    unknown = shard.leases.finished.outcome(token) is None
+    raise lease_unknown() if unknown else lease_ended()

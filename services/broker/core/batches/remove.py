@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from libs.storage.records.archived_records import ArchivedMessage
 from libs.storage.records.queues import DoneMessage, FailedMessage
@@ -138,16 +138,22 @@ def prune_done(shard: Shard, queue: Queue, rows: Sequence[DoneRow]) -> int:
 # --- Failed and archived ----------------------------------------------------
 
 
-class FailedRow(NamedTuple):
-    """A row of the failed list as it is stored, and which dead letters of it are wanted."""
+class StoredRow(NamedTuple, Generic[M]):
+    """A row of a list as it is stored, and which dead letters of it are wanted."""
 
     order: int
-    stored: Sequence[FailedMessage]
+    stored: Sequence[M]
     wanted: Sequence[DeadLetter]
+    numbers: Sequence[int] = ()
+    """The places of those wanted in the call."""
 
 
 def take_dead_letters(
-    shard: Shard, queue: Queue, rows: Sequence[FailedRow], *, failed_by_ms: int | None = None
+    shard: Shard,
+    queue: Queue,
+    rows: Sequence[StoredRow[FailedMessage]],
+    *,
+    failed_by_ms: int | None = None,
 ) -> tuple[list[list[Outcome]], list[FailedMessage]]:
     """Removes dead letters that failed by then from the failed list, with their attempts records.
 
@@ -160,13 +166,13 @@ def take_dead_letters(
 
     items: list[list[Outcome]] = []
     taken: list[FailedMessage] = []
-    for order, stored, wanted in rows:
-        outcomes, places = _judged(queue.failed, order, stored, wanted, judge)
+    for row in rows:
+        outcomes, places = _judged(queue.failed, row, judge)
         items.append(outcomes)
         if places:
-            _remove(shard, queue.failed, order, stored, places)
-            shard.redrives.note_removed(queue.queue_id, {order: places.keys()})
-            taken += [stored[place] for place in places]
+            _remove(shard, queue.failed, row, places)
+            shard.redrives.note_removed(queue.queue_id, {row.order: places.keys()})
+            taken += [row.stored[place] for place in places]
     _forget_attempts(shard, queue, [dead_letter.message_id for dead_letter in taken])
     return items, taken
 
@@ -176,11 +182,7 @@ def archive(queue: Queue, dead_letters: Sequence[FailedMessage], run: str, now_m
 
 
 def judge_archived(
-    queue: Queue,
-    order: int,
-    stored: Sequence[ArchivedMessage],
-    wanted: Sequence[DeadLetter],
-    now_ms: int,
+    queue: Queue, row: StoredRow[ArchivedMessage], now_ms: int
 ) -> tuple[list[Outcome], dict[int, int]]:
     """What may be redriven of a row of archived messages: outcomes, and places by number."""
 
@@ -188,15 +190,13 @@ def judge_archived(
         is_over = 0 < one.retention_deadline_ms <= now_ms
         return Outcome.EXPIRED if is_over else Outcome.REMOVED
 
-    return _judged(queue.archived, order, stored, wanted, judge)
+    return _judged(queue.archived, row, judge)
 
 
 def redrive_archived(
     shard: Shard,
     queue: Queue,
-    order: int,
-    stored: Sequence[ArchivedMessage],
-    wanted: Sequence[DeadLetter],
+    row: StoredRow[ArchivedMessage],
     pushes: Mapping[int, bytes],
     ingest_shard: int,
     now_ms: int,
@@ -205,66 +205,55 @@ def redrive_archived(
 
     `pushes` are the outbox rows, by the places of `wanted`; all that may be redriven have one.
     """
-    outcomes, places = judge_archived(queue, order, stored, wanted, now_ms)
+    outcomes, places = judge_archived(queue, row, now_ms)
     if not places:
         return outcomes
-    rows = [pushes[number] for number in places.values()]
-    shard.outbox.check_capacity(len(rows), sum(map(len, rows)))
-    for row in rows:
-        shard.outbox.push(ingest_shard, row, now_ms)
-    _remove(shard, queue.archived, order, stored, places)
+    values = [pushes[number] for number in places.values()]
+    shard.outbox.check_capacity(len(values), sum(map(len, values)))
+    for value in values:
+        shard.outbox.push(ingest_shard, value, now_ms)
+    _remove(shard, queue.archived, row, places)
     return outcomes
 
 
-def drop_archived(
-    shard: Shard,
-    queue: Queue,
-    order: int,
-    stored: Sequence[ArchivedMessage],
-    wanted: Sequence[DeadLetter],
-) -> list[Outcome]:
+def drop_archived(shard: Shard, queue: Queue, row: StoredRow[ArchivedMessage]) -> list[Outcome]:
     """Removes messages from a row of archived ones, whichever run archived them."""
-    runs = {(one.message_id, one.failed_at_ms): one.run for one in stored}
-    named = [one._replace(run=runs.get((one.message_id, one.failed_at_ms), "")) for one in wanted]
-    outcomes, places = _judged(queue.archived, order, stored, named, lambda _: Outcome.REMOVED)
+    runs = {(one.message_id, one.failed_at_ms): one.run for one in row.stored}
+    named = [
+        one._replace(run=runs.get((one.message_id, one.failed_at_ms), "")) for one in row.wanted
+    ]
+    row = row._replace(wanted=named)
+    outcomes, places = _judged(queue.archived, row, lambda _: Outcome.REMOVED)
     if places:
-        _remove(shard, queue.archived, order, stored, places)
+        _remove(shard, queue.archived, row, places)
     return outcomes
 
 
 def _judged(
-    finished: FinishedList[M],
-    order: int,
-    stored: Sequence[M],
-    wanted: Sequence[DeadLetter],
-    judge: Callable[[M], Outcome],
+    finished: FinishedList[M], row: StoredRow[M], judge: Callable[[M], Outcome]
 ) -> tuple[list[Outcome], dict[int, int]]:
     """The outcomes; and by their places in the row, the numbers of those removed in `wanted`."""
     at: dict[DeadLetter, list[int]] = {}
     # A purge since the row was read has left it as garbage.
-    if 0 < finished.oldest_order <= order:
-        for place, one in enumerate(stored):
+    if 0 < finished.oldest_order <= row.order:
+        for place, one in enumerate(row.stored):
             dead_letter = DeadLetter(one.message_id, one.failed_at_ms, getattr(one, "run", ""))
             at.setdefault(dead_letter, []).append(place)
     outcomes: list[Outcome] = []
     places: dict[int, int] = {}
-    for number, dead_letter in enumerate(wanted):
+    for number, dead_letter in enumerate(row.wanted):
         there = at.get(dead_letter)
-        outcomes.append(judge(stored[there[-1]]) if there else Outcome.GONE)
+        outcomes.append(judge(row.stored[there[-1]]) if there else Outcome.GONE)
         if there and outcomes[-1] is Outcome.REMOVED:
             places[there.pop()] = number
     return outcomes, places
 
 
 def _remove(
-    shard: Shard,
-    finished: FinishedList[M],
-    order: int,
-    stored: Sequence[M],
-    places: Mapping[int, int],
+    shard: Shard, finished: FinishedList[M], row: StoredRow[M], places: Mapping[int, int]
 ) -> None:
-    left = [one for place, one in enumerate(stored) if place not in places]
-    shard.put(*finished.rewrite(order, left, len(places)))
+    left = [one for place, one in enumerate(row.stored) if place not in places]
+    shard.put(*finished.rewrite(row.order, left, len(places)))
 
 
 def _forget_attempts(shard: Shard, queue: Queue, ids: Sequence[int]) -> None:

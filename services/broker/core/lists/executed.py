@@ -39,8 +39,6 @@ class _Minute:
 
 
 class Executed:
-    """The request IDs of one broker shard."""
-
     def __init__(self, stored: Iterable[Stored] = ()) -> None:
         """Restore from stored rows, in the order of their keys."""
         self._fingerprints: dict[int, bytes] = {}

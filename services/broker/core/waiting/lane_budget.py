@@ -22,8 +22,6 @@ SPARED = 64
 
 
 class LaneBudget:
-    """Bounds the bytes that the lanes of a shard hold."""
-
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from services.broker.core.lease_table import LeaseTable
-from services.broker.outbox import conversion as execute_conversion
 from services.broker.outbox import executor
+from services.broker.outbox import executor as execute_conversion
 from services.broker.outbox import sender as outbox_sender
-from services.broker.outbox.conversion import COMMANDS_MAX
+from services.broker.outbox.executor import COMMANDS_MAX
 from services.broker.rpc.consumer import MESSAGES_MAX, STEP_LEASES
 from slatemq.v1 import consumer_pb2
 from tests.integration.broker.outbox.pushes import Pushes

@@ -68,7 +68,7 @@ from services.broker.core.waiting.available import TIMED_BUCKET_MAX
 from services.broker.core.waiting.delayed_journal import ROW_MAX
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.delivery.responses import CONSUMER_ID_BYTES_MAX
-from services.broker.outbox.conversion import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX
+from services.broker.outbox.pusher import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX
 from services.broker.requests.limits import REASON_BYTES_MAX
 from services.broker.requests.queues import _LEAST_MOST
 from services.broker.rpc.removals import RUN_BYTES_MAX
@@ -87,7 +87,7 @@ PRIORITY = Number(8, MAX_PRIORITY, "rpc.assignment, requests.queues: 0..255")
 ATTEMPTS = Number(16, _LEAST_MOST["max_attempts"][1], "requests.queues: max_attempts of a queue")
 RETENTION = Number(63, INT64, "an int64 of rpc.assignment, not negative")
 CONSUMER = text(CONSUMER_ID_BYTES_MAX, "delivery.responses")
-REASON = text(REASON_BYTES_MAX, "rpc.consumer, outbox.conversion: reason of a nack")
+REASON = text(REASON_BYTES_MAX, "rpc.consumer, outbox.executor: reason of a nack")
 LEASE = Number(64, UINT64, "a token is 64 bits")
 ORDER = Number(64, MAX_ORDER, ORDERS)
 COUNT = Number(64, UINT64, COUNTED)
@@ -264,7 +264,7 @@ RECORDS = {
     "executed request IDs": Record(
         ExecutedRecord,
         {
-            "request_id": text(REQUEST_ID_BYTES_MAX, "outbox.conversion"),
+            "request_id": text(REQUEST_ID_BYTES_MAX, "outbox.pusher"),
             "fingerprint": Value(bytes(FINGERPRINT_BYTES), "a hash"),
         },
         encode_executed,

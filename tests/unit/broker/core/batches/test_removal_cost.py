@@ -8,8 +8,8 @@ from libs.storage.records.queues import DoneMessage, FailedMessage
 from services.broker.core.batches.remove import (
     DeadLetter,
     DoneRow,
-    FailedRow,
     Outcome,
+    StoredRow,
     prune_done,
     take_dead_letters,
 )
@@ -38,13 +38,13 @@ async def test_dead_letters_of_many_rows_are_taken_with_one_look(
 ) -> None:
     rig = Rig()
     queue = rig.create()
-    rows: list[FailedRow] = []
+    rows: list[StoredRow[FailedMessage]] = []
     for n in range(ROWS):
         dead_letter = FailedMessage(n + 1, START_MS, 3, 0, 0, "no")
         queue.failed.add((dead_letter,))
         queue.touch()
         rig.shard.drain(START_MS)
-        rows.append(FailedRow(queue.orders.last, [dead_letter], [DeadLetter(n + 1, START_MS)]))
+        rows.append(StoredRow(queue.orders.last, [dead_letter], [DeadLetter(n + 1, START_MS)]))
     looks = Looks(monkeypatch)
 
     outcomes, taken = take_dead_letters(rig.shard, queue, rows)

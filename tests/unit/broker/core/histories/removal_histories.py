@@ -18,8 +18,8 @@ from libs.storage.records.archived_records import ArchivedMessage, decode_archiv
 from libs.storage.records.queues import FailedMessage, decode_done
 from services.broker.core.batches.remove import (
     DeadLetter,
-    FailedRow,
     Outcome,
+    StoredRow,
     archive,
     done_row,
     drop_waiting,
@@ -118,7 +118,7 @@ class RemovalHistory(ExecuteHistory):
             DeadLetter(one.message_id, one.failed_at_ms + (n == wrong))
             for n, one in enumerate(wanted)
         ]
-        row_wanted = FailedRow(order, dead_letters, [*asked, *asked])
+        row_wanted = StoredRow(order, dead_letters, [*asked, *asked])
         (outcomes,), taken = take_dead_letters(self.shard, queue, [row_wanted], failed_by_ms=by_ms)
 
         goes = [
@@ -171,9 +171,8 @@ class RemovalHistory(ExecuteHistory):
         for number in range(len(asked)):
             self.pushed_count += 1
             pushes[number] = b"%d" % self.pushed_count
-        outcomes = redrive_archived(
-            self.shard, queue, order, stored, [*asked, *asked], pushes, INGEST, self.now_ms
-        )
+        row = StoredRow(order, stored, [*asked, *asked])
+        outcomes = redrive_archived(self.shard, queue, row, pushes, INGEST, self.now_ms)
 
         expected = self.model.queues[queue_id]
         for number, one in enumerate(wanted):
