@@ -13,6 +13,5 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `events`       the events of changes, where event queues are on
 
 `config`       settings                     `metrics`  what the broker measures
-`app`          the rooms and servicers of a broker whose shard is open
-`service`      the process: start, serve, stop
+`service`      the process: start, serve, stop; and what there is while its shard is open
 """

@@ -20,7 +20,6 @@ from libs.serving.server import RunningService, Signals
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.objects.durability import NoSync
-from services.broker.app import Broker
 from services.broker.config import BrokerConfig
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.message_cache import (
@@ -33,7 +32,7 @@ from services.broker.delivery.message_cache import (
     size_of,
 )
 from services.broker.outbox.targets import OutboxTarget
-from services.broker.service import BrokerService
+from services.broker.service import Broker, BrokerService
 from services.broker.shard.owner import ShardOwner
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import Aborted, InvalidArgument, Unavailable

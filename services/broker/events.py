@@ -1,4 +1,4 @@
-"""The events of a broker shard's changes. Loaded where events are on.
+"""The events of a broker shard's changes, and their relay. Loaded where events are on.
 
 With the backend `slatemq`, queues whose filters name the headers of its events or tasks have no
 events: each would make another.
@@ -6,13 +6,19 @@ events: each would make another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from libs.serving.events.outbox import EventOutbox, Happening, current_request
+from libs.events.settings import QueueSettings
+from libs.events.slatemq.headers import BACKEND_HEADERS
+from libs.serving.events.outbox import EventOutbox, Happening, OutboxEvents, current_request
+from libs.serving.events.relay import ProcessRelay
+from libs.serving.telemetry import Telemetry
+from libs.storage.database.slate import Database
 from libs.storage.layout.primitives import Row
 from services.broker.core.changes import ShardEvents
 from services.broker.core.commands import Purge
 from services.broker.core.queue import Queue
+from services.broker.shard.owner import ShardOwner
 from slatemq.events.catalogue import (
     EventData,
     MessageCancelled,
@@ -28,7 +34,7 @@ from slatemq.events.catalogue import (
 )
 from slatemq.events.envelope import format_timestamp
 
-__all__ = ["RecordedEvents"]
+__all__ = ["BrokerRelay", "RecordedEvents"]
 
 
 class RecordedEvents(ShardEvents):
@@ -131,3 +137,27 @@ class RecordedEvents(ShardEvents):
 
     def _is_own(self, queue: Queue) -> bool:
         return any(header in queue.settings.filter for header in self._own_headers)
+
+
+class BrokerRelay(ProcessRelay):
+    """Publishes the events of a shard from `begin_publishing` until `stop`."""
+
+    def __init__(self, name: str, settings: QueueSettings, telemetry: Telemetry) -> None:
+        """`name` is that of the process, in its events."""
+        super().__init__(settings, telemetry)
+        self._name = name
+        self._events: OutboxEvents
+        self._now_ms: Callable[[], int]
+        self._own_headers = BACKEND_HEADERS if settings.backend == "slatemq" else ()
+
+    async def record(self, owner: ShardOwner, database: Database) -> None:
+        """Record what the shard does from now on. Raises the errors of libs.storage."""
+        events = await OutboxEvents.open(
+            self._name, database, owner.durable, owner.delete_rows, from_end=not self.keeps
+        )
+        owner.shard.events = RecordedEvents(events.outbox, self._own_headers)
+        self._events, self._now_ms = events, owner.clock.now_ms
+
+    def begin_publishing(self) -> None:
+        """Publish what waits, and what is recorded."""
+        self.begin(self._events, self._now_ms)
