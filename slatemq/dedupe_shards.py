@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-__all__ = ["dedupe_shard"]
-
 
 def dedupe_shard(key: str, shards: Iterable[int]) -> int:
     """The one of these ingest shards that the key belongs to; ValueError when there are none."""

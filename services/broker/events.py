@@ -34,8 +34,6 @@ from slatemq.events.catalogue import (
 )
 from slatemq.events.envelope import format_timestamp
 
-__all__ = ["BrokerRelay", "RecordedEvents"]
-
 
 class RecordedEvents(ShardEvents):
     """Makes rows of events. Those of one queue are in the order of its commands."""

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 
 from slatemq.errors import InvalidArgument
 
-__all__ = ["TaskId", "TaskIds", "is_task_id", "parse_task_id"]
-
 PREFIX: Final = "task_"
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

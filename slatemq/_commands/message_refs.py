@@ -32,8 +32,6 @@ from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, seconds
 
-__all__ = ["Execute", "MessageLease", "MessageRefs", "MessageStore", "MessageToken", "MessageView"]
-
 T = TypeVar("T")
 Execute = Callable[[Sequence[Command], str], Awaitable[list[CommandResult]]]
 

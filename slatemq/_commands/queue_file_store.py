@@ -15,8 +15,6 @@ from slatemq._commands.ref_set import RefSet, RefToken
 from slatemq.codecs import Codec
 from slatemq.textqueue import Busy, Claim, State, TextQueue
 
-__all__ = ["TextQueueStore"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

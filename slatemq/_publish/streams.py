@@ -31,8 +31,6 @@ from slatemq._rpc.rpc_status import from_status
 from slatemq.errors import DeadlineExceeded, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1 import ingest_pb2
 
-__all__ = ["ATTEMPT_S", "BYTES_MAX", "PublishStream", "PublishStreams"]
-
 ATTEMPT_S: Final = 30.0
 """The limit of one try of a publish: it may have 64 MiB, and a store may be slow."""
 

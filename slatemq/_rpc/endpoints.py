@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from slatemq.errors import InvalidArgument
 
-__all__ = ["addresses_of"]
-
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\],]+):(?P<port>\d{1,5})", re.ASCII)
 
 

@@ -12,16 +12,6 @@ from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
 from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 from slatemq.models import Duration, seconds
 
-__all__ = [
-    "INGEST_AWAY",
-    "PROVEN_S",
-    "IngestWatch",
-    "Outage",
-    "OutageWatch",
-    "broker_of",
-    "timeout_of",
-]
-
 log = logging.getLogger("slatemq.outage")
 
 WARN_S = 5.0

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from slatemq.v1.ingest_pb2 import StoredRun
 from slatemq.v1.message_pb2 import Message
 
-__all__ = ["messages_of"]
-
 
 def messages_of(runs: Iterable[StoredRun]) -> list[Message]:
     """The messages of these runs, in order, each by itself."""

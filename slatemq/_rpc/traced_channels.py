@@ -8,8 +8,6 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-__all__ = ["Carried", "traced_channel"]
-
 Carried = Callable[[], Sequence[tuple[str, str]]]
 """The metadata of a call that begins now; empty where there is no context."""
 

@@ -18,23 +18,6 @@ from typing import Final
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = [
-    "I32",
-    "I64",
-    "LEN",
-    "SHORT_CONTENT",
-    "SHORT_LENGTH",
-    "VARINT",
-    "framed",
-    "framed_each",
-    "number_field",
-    "packed_varints",
-    "read_varint",
-    "tag_of",
-    "varint",
-    "varints_of",
-]
-
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Wire types: the lower three bits of a tag."""
 

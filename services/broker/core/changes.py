@@ -11,8 +11,6 @@ from services.broker.core.commands import Purge
 if TYPE_CHECKING:
     from services.broker.core.queue import Queue
 
-__all__ = ["ShardEvents"]
-
 
 class ShardEvents:
     """Called by commands, once what they change is certain; all of it goes into one commit.

@@ -18,8 +18,6 @@ from services.broker.delivery.message_cache import Ingests
 from services.broker.shard.owner import ShardOwner
 from slatemq.errors import Unavailable
 
-__all__ = ["Introductions"]
-
 log = logging.getLogger(__name__)
 
 WAIT_S: Final = 2.0

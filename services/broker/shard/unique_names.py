@@ -38,8 +38,6 @@ from slatemq.errors import AlreadyExists, DataLoss, Unavailable
 from slatemq.v1.queue_name_pb2 import GetNameUseRequest, NameUse
 from slatemq.v1.queue_name_pb2_grpc import QueueNameServiceStub
 
-__all__ = ["UniqueNames"]
-
 log = logging.getLogger(__name__)
 
 ASK_DEADLINE_S: Final = 5.0
