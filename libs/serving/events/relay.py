@@ -73,24 +73,27 @@ class ProcessRelay:
         self._is_measured = telemetry.enabled and not beside_tasks
         self._attributes = {BACKEND: settings.backend}
         self._begun: _Begun | None = None
-        measures: dict[str, tuple[str, Callable[[_Begun], int]]] = {
-            "slatemq.queue.lag": (
-                "Events that are not published yet",
-                lambda begun: begun.source.lag,
-            ),
-            "slatemq.queue.lag_ms": (
-                "ms since the change of the first of these",
-                lambda begun: begun.lag_ms,
-            ),
-            "slatemq.queue.lost": (
-                "Events that were lost: messages purged before, or given up (fire-and-forget)",
-                lambda begun: begun.source.lost_count + begun.relay.counts.dropped,
-            ),
-        }
-        for name, (description, measure) in measures.items():
+
+        def gauge(name: str, measure: Callable[[_Begun], int], description: str) -> None:
             telemetry.meter.create_observable_gauge(
                 name, callbacks=[partial(self._observe, measure)], description=description
             )
+
+        gauge(
+            "slatemq.queue.lag",
+            lambda begun: begun.source.lag,
+            "Events that are not published yet",
+        )
+        gauge(
+            "slatemq.queue.lag_ms",
+            lambda begun: begun.lag_ms,
+            "ms since the change of the first of these",
+        )
+        gauge(
+            "slatemq.queue.lost",
+            lambda begun: begun.source.lost_count + begun.relay.counts.dropped,
+            "Events that were lost: messages purged before, or given up (fire-and-forget)",
+        )
 
     def begin(self, source: CountedSource, now_ms: Callable[[], int]) -> None:
         """Begin to publish the source's events; `now_ms` is the clock of its changes."""
