@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.metrics import CallbackOptions, Counter, Observation
 
 from libs.serving import telemetry as conventions
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry, extract
@@ -25,7 +24,10 @@ class Metrics:
         """Make the instruments; `lags` is asked whenever they are collected."""
         meter = telemetry.meter
         self._enabled = telemetry.enabled
-        counter = partial(meter.create_counter, unit="{message}")
+
+        def counter(name: str, description: str, unit: str = "{message}") -> Counter:
+            return meter.create_counter(name, unit=unit, description=description)
+
         self._routed = counter(
             "slatemq.router.routed.messages",
             description="Matches assigned to queues; a message counts once per queue it reached",
