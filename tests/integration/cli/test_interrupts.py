@@ -20,7 +20,7 @@ SECONDS = 60
     ("words", "module"),
     [
         (("tq", "append", "jobs.tq", "--lines"), "click"),
-        (("tq", "append", "jobs.tq", "--lines"), "slatemq.cli.tq.commands"),
+        (("tq", "append", "jobs.tq", "--lines"), "slatemq.cli.tq.entries"),
         (("consume", "jobs"), "slatemq.cli.consume.claiming"),
         (("consume", "jobs"), "grpc"),
         (("consume", "jobs"), "slatemq._rpc.peers"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from libs.events.backend import QueueBackend
@@ -36,13 +38,17 @@ AFTER_CALLS = 3
 
 
 def killing(method: Callable[..., Awaitable[Any]], after: bool) -> Callable[..., Awaitable[Any]]:
-    """The method, at whose third call the process ends."""
+    """The method, at whose third call the process ends.
+
+    Calls before the process serves do not count: it would end before its test knows it.
+    """
     calls = 0
+    ready_file = Path(sys.argv[sys.argv.index("--ready-file") + 1])
 
     @wraps(method)
     async def killed(*arguments: Any) -> Any:
         nonlocal calls
-        calls += 1
+        calls += ready_file.exists()
         is_last = calls == AFTER_CALLS
         if is_last and not after:
             os.kill(os.getpid(), signal.SIGKILL)
