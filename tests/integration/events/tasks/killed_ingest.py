@@ -43,12 +43,12 @@ def killing(method: Callable[..., Awaitable[Any]], after: bool) -> Callable[...,
     Calls before the process serves do not count: it would end before its test knows it.
     """
     calls = 0
-    ready_file = Path(sys.argv[sys.argv.index("--ready-file") + 1])
+    is_serving = Path(sys.argv[sys.argv.index("--ready-file") + 1]).exists
 
     @wraps(method)
     async def killed(*arguments: Any) -> Any:
         nonlocal calls
-        calls += ready_file.exists()
+        calls += is_serving()
         is_last = calls == AFTER_CALLS
         if is_last and not after:
             os.kill(os.getpid(), signal.SIGKILL)
