@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/events.proto\x12\nslatemq.v1\"\x18\n\x16GetEventsStatusRequest\"\x9e\x02\n\x17GetEventsStatusResponse\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsistency\x18\x03 \x01(\t\x12\x11\n\tanswering\x18\x04 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x03\x12\x18\n\x10\x64urable_sequence\x18\x06 \x01(\x03\x12\x11\n\tlag_count\x18\x07 \x01(\x03\x12\x0e\n\x06lag_ms\x18\x08 \x01(\x03\x12\x17\n\x0fpublished_count\x18\t \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\n \x01(\x03\x12\x15\n\rdropped_count\x18\x0b \x01(\x03\x12\x12\n\nlost_count\x18\x0c \x01(\x03\x12\x12\n\nlast_error\x18\r \x01(\t2k\n\rEventsService\x12Z\n\x0fGetEventsStatus\x12\".slatemq.v1.GetEventsStatusRequest\x1a#.slatemq.v1.GetEventsStatusResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/events.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x18\n\x16GetEventsStatusRequest\"\x9e\x02\n\x17GetEventsStatusResponse\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsistency\x18\x03 \x01(\t\x12\x11\n\tanswering\x18\x04 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x03\x12\x18\n\x10\x64urable_sequence\x18\x06 \x01(\x03\x12\x11\n\tlag_count\x18\x07 \x01(\x03\x12\x0e\n\x06lag_ms\x18\x08 \x01(\x03\x12\x17\n\x0fpublished_count\x18\t \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\n \x01(\x03\x12\x15\n\rdropped_count\x18\x0b \x01(\x03\x12\x12\n\nlost_count\x18\x0c \x01(\x03\x12\x12\n\nlast_error\x18\r \x01(\t2s\n\rEventsService\x12\x62\n\x0fGetEventsStatus\x12\".slatemq.v1.GetEventsStatusRequest\x1a#.slatemq.v1.GetEventsStatusResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +33,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.events_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
-  _globals['_GETEVENTSSTATUSREQUEST']._serialized_start=39
-  _globals['_GETEVENTSSTATUSREQUEST']._serialized_end=63
-  _globals['_GETEVENTSSTATUSRESPONSE']._serialized_start=66
-  _globals['_GETEVENTSSTATUSRESPONSE']._serialized_end=352
-  _globals['_EVENTSSERVICE']._serialized_start=354
-  _globals['_EVENTSSERVICE']._serialized_end=461
+  _globals['_EVENTSSERVICE'].methods_by_name['GetEventsStatus']._loaded_options = None
+  _globals['_EVENTSSERVICE'].methods_by_name['GetEventsStatus']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_GETEVENTSSTATUSREQUEST']._serialized_start=64
+  _globals['_GETEVENTSSTATUSREQUEST']._serialized_end=88
+  _globals['_GETEVENTSSTATUSRESPONSE']._serialized_start=91
+  _globals['_GETEVENTSSTATUSRESPONSE']._serialized_end=377
+  _globals['_EVENTSSERVICE']._serialized_start=379
+  _globals['_EVENTSSERVICE']._serialized_end=494
 # @@protoc_insertion_point(module_scope)

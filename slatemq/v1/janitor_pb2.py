@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 from slatemq.v1 import entry_pb2 as slatemq_dot_v1_dot_entry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18slatemq/v1/janitor.proto\x12\nslatemq.v1\x1a\x16slatemq/v1/entry.proto\"\xfb\x01\n\rRunJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x11\n\tqueue_ids\x18\x04 \x03(\t\x12\x19\n\x0colder_than_s\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ys\x18\x06 \x01(\x05\x12\x17\n\x0ftarget_queue_id\x18\x07 \x01(\t\x12\x13\n\x0bmessage_ids\x18\x08 \x03(\x03\x12\x16\n\x0e\x66\x61iled_from_ms\x18\t \x01(\x03\x12\x17\n\x0f\x66\x61iled_until_ms\x18\n \x01(\x03\x12\x12\n\nrequest_id\x18\x0b \x01(\tB\x0f\n\r_older_than_sJ\x04\x08\x03\x10\x04R\x06master\".\n\x0eRunJobResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"\xae\x05\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.slatemq.v1.RunJobRequest\x12(\n\x07trigger\x18\x03 \x01(\x0e\x32\x17.slatemq.v1.Run.Trigger\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.slatemq.v1.Run.State\x12\x0f\n\x07janitor\x18\x05 \x01(\x05\x12\x15\n\rcreated_at_ms\x18\x06 \x01(\x03\x12\x15\n\rstarted_at_ms\x18\x07 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x08 \x01(\x03\x12)\n\x08progress\x18\t \x01(\x0b\x32\x17.slatemq.v1.RunProgress\x12+\n\x06\x63ounts\x18\n \x03(\x0b\x32\x1b.slatemq.v1.Run.CountsEntry\x12\x11\n\tartifacts\x18\x0b \x03(\t\x12$\n\x06phases\x18\x0c \x03(\x0b\x32\x14.slatemq.v1.RunPhase\x12\r\n\x05\x65rror\x18\r \x01(\t\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xa8\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_WAITING\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x14\n\x10STATE_CANCELLING\x10\x03\x12\x0e\n\nSTATE_DONE\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x12\x13\n\x0fSTATE_CANCELLED\x10\x06\x12\x15\n\x11STATE_INTERRUPTED\x10\x07\"M\n\x07Trigger\x12\x17\n\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRIGGER_REQUEST\x10\x01\x12\x14\n\x10TRIGGER_SCHEDULE\x10\x02\"q\n\x0bRunProgress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x14\n\x0cphase_number\x18\x02 \x01(\x05\x12\x14\n\x0cphases_count\x18\x03 \x01(\x05\x12\x12\n\ntasks_done\x18\x04 \x01(\x05\x12\x13\n\x0btasks_count\x18\x05 \x01(\x05\"*\n\x08RunPhase\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07took_ms\x18\x02 \x01(\x03\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\".\n\x0eGetRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"E\n\x0fListRunsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"J\n\x10ListRunsResponse\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.slatemq.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"1\n\x11\x43\x61ncelRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"0\n\x10WatchRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"\x98\x01\n\x13ReadArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07handles\x18\x02 \x03(\t\x12\x18\n\x10\x61rchived_from_ms\x18\x03 \x01(\x03\x12\x19\n\x11\x61rchived_until_ms\x18\x04 \x01(\x03\x12\x14\n\x0cnewest_first\x18\x05 \x01(\x08\x12\x13\n\x0bmax_entries\x18\x06 \x01(\x03\"8\n\x14ReadArchivedResponse\x12 \n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x11.slatemq.v1.Entry2\xc1\x03\n\x0eJanitorService\x12?\n\x06RunJob\x12\x19.slatemq.v1.RunJobRequest\x1a\x1a.slatemq.v1.RunJobResponse\x12?\n\x06GetRun\x12\x19.slatemq.v1.GetRunRequest\x1a\x1a.slatemq.v1.GetRunResponse\x12\x45\n\x08ListRuns\x12\x1b.slatemq.v1.ListRunsRequest\x1a\x1c.slatemq.v1.ListRunsResponse\x12H\n\tCancelRun\x12\x1c.slatemq.v1.CancelRunRequest\x1a\x1d.slatemq.v1.CancelRunResponse\x12G\n\x08WatchRun\x12\x1b.slatemq.v1.WatchRunRequest\x1a\x1c.slatemq.v1.WatchRunResponse0\x01\x12S\n\x0cReadArchived\x12\x1f.slatemq.v1.ReadArchivedRequest\x1a .slatemq.v1.ReadArchivedResponse0\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18slatemq/v1/janitor.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x16slatemq/v1/entry.proto\"\xfb\x01\n\rRunJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x11\n\tqueue_ids\x18\x04 \x03(\t\x12\x19\n\x0colder_than_s\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ys\x18\x06 \x01(\x05\x12\x17\n\x0ftarget_queue_id\x18\x07 \x01(\t\x12\x13\n\x0bmessage_ids\x18\x08 \x03(\x03\x12\x16\n\x0e\x66\x61iled_from_ms\x18\t \x01(\x03\x12\x17\n\x0f\x66\x61iled_until_ms\x18\n \x01(\x03\x12\x12\n\nrequest_id\x18\x0b \x01(\tB\x0f\n\r_older_than_sJ\x04\x08\x03\x10\x04R\x06master\".\n\x0eRunJobResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"\xae\x05\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.slatemq.v1.RunJobRequest\x12(\n\x07trigger\x18\x03 \x01(\x0e\x32\x17.slatemq.v1.Run.Trigger\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.slatemq.v1.Run.State\x12\x0f\n\x07janitor\x18\x05 \x01(\x05\x12\x15\n\rcreated_at_ms\x18\x06 \x01(\x03\x12\x15\n\rstarted_at_ms\x18\x07 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x08 \x01(\x03\x12)\n\x08progress\x18\t \x01(\x0b\x32\x17.slatemq.v1.RunProgress\x12+\n\x06\x63ounts\x18\n \x03(\x0b\x32\x1b.slatemq.v1.Run.CountsEntry\x12\x11\n\tartifacts\x18\x0b \x03(\t\x12$\n\x06phases\x18\x0c \x03(\x0b\x32\x14.slatemq.v1.RunPhase\x12\r\n\x05\x65rror\x18\r \x01(\t\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xa8\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_WAITING\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x14\n\x10STATE_CANCELLING\x10\x03\x12\x0e\n\nSTATE_DONE\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x12\x13\n\x0fSTATE_CANCELLED\x10\x06\x12\x15\n\x11STATE_INTERRUPTED\x10\x07\"M\n\x07Trigger\x12\x17\n\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRIGGER_REQUEST\x10\x01\x12\x14\n\x10TRIGGER_SCHEDULE\x10\x02\"q\n\x0bRunProgress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x14\n\x0cphase_number\x18\x02 \x01(\x05\x12\x14\n\x0cphases_count\x18\x03 \x01(\x05\x12\x12\n\ntasks_done\x18\x04 \x01(\x05\x12\x13\n\x0btasks_count\x18\x05 \x01(\x05\"*\n\x08RunPhase\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07took_ms\x18\x02 \x01(\x03\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\".\n\x0eGetRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"E\n\x0fListRunsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"J\n\x10ListRunsResponse\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.slatemq.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"1\n\x11\x43\x61ncelRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"0\n\x10WatchRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.slatemq.v1.Run\"\x98\x01\n\x13ReadArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x0f\n\x07handles\x18\x02 \x03(\t\x12\x18\n\x10\x61rchived_from_ms\x18\x03 \x01(\x03\x12\x19\n\x11\x61rchived_until_ms\x18\x04 \x01(\x03\x12\x14\n\x0cnewest_first\x18\x05 \x01(\x08\x12\x13\n\x0bmax_entries\x18\x06 \x01(\x03\"8\n\x14ReadArchivedResponse\x12 \n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x11.slatemq.v1.Entry2\xf1\x03\n\x0eJanitorService\x12G\n\x06RunJob\x12\x19.slatemq.v1.RunJobRequest\x1a\x1a.slatemq.v1.RunJobResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12G\n\x06GetRun\x12\x19.slatemq.v1.GetRunRequest\x1a\x1a.slatemq.v1.GetRunResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12M\n\x08ListRuns\x12\x1b.slatemq.v1.ListRunsRequest\x1a\x1c.slatemq.v1.ListRunsResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12P\n\tCancelRun\x12\x1c.slatemq.v1.CancelRunRequest\x1a\x1d.slatemq.v1.CancelRunResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12O\n\x08WatchRun\x12\x1b.slatemq.v1.WatchRunRequest\x1a\x1c.slatemq.v1.WatchRunResponse\"\x06\xca\xbd\x18\x02\x18\x06\x30\x01\x12[\n\x0cReadArchived\x12\x1f.slatemq.v1.ReadArchivedRequest\x1a .slatemq.v1.ReadArchivedResponse\"\x06\xca\xbd\x18\x02\x18\x06\x30\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,42 +36,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_RUN_COUNTSENTRY']._loaded_options = None
   _globals['_RUN_COUNTSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNJOBREQUEST']._serialized_start=65
-  _globals['_RUNJOBREQUEST']._serialized_end=316
-  _globals['_RUNJOBRESPONSE']._serialized_start=318
-  _globals['_RUNJOBRESPONSE']._serialized_end=364
-  _globals['_RUN']._serialized_start=367
-  _globals['_RUN']._serialized_end=1053
-  _globals['_RUN_COUNTSENTRY']._serialized_start=758
-  _globals['_RUN_COUNTSENTRY']._serialized_end=803
-  _globals['_RUN_STATE']._serialized_start=806
-  _globals['_RUN_STATE']._serialized_end=974
-  _globals['_RUN_TRIGGER']._serialized_start=976
-  _globals['_RUN_TRIGGER']._serialized_end=1053
-  _globals['_RUNPROGRESS']._serialized_start=1055
-  _globals['_RUNPROGRESS']._serialized_end=1168
-  _globals['_RUNPHASE']._serialized_start=1170
-  _globals['_RUNPHASE']._serialized_end=1212
-  _globals['_GETRUNREQUEST']._serialized_start=1214
-  _globals['_GETRUNREQUEST']._serialized_end=1245
-  _globals['_GETRUNRESPONSE']._serialized_start=1247
-  _globals['_GETRUNRESPONSE']._serialized_end=1293
-  _globals['_LISTRUNSREQUEST']._serialized_start=1295
-  _globals['_LISTRUNSREQUEST']._serialized_end=1364
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1366
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1440
-  _globals['_CANCELRUNREQUEST']._serialized_start=1442
-  _globals['_CANCELRUNREQUEST']._serialized_end=1476
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1478
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1527
-  _globals['_WATCHRUNREQUEST']._serialized_start=1529
-  _globals['_WATCHRUNREQUEST']._serialized_end=1562
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1564
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1612
-  _globals['_READARCHIVEDREQUEST']._serialized_start=1615
-  _globals['_READARCHIVEDREQUEST']._serialized_end=1767
-  _globals['_READARCHIVEDRESPONSE']._serialized_start=1769
-  _globals['_READARCHIVEDRESPONSE']._serialized_end=1825
-  _globals['_JANITORSERVICE']._serialized_start=1828
-  _globals['_JANITORSERVICE']._serialized_end=2277
+  _globals['_JANITORSERVICE'].methods_by_name['RunJob']._loaded_options = None
+  _globals['_JANITORSERVICE'].methods_by_name['RunJob']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_JANITORSERVICE'].methods_by_name['GetRun']._loaded_options = None
+  _globals['_JANITORSERVICE'].methods_by_name['GetRun']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_JANITORSERVICE'].methods_by_name['ListRuns']._loaded_options = None
+  _globals['_JANITORSERVICE'].methods_by_name['ListRuns']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_JANITORSERVICE'].methods_by_name['CancelRun']._loaded_options = None
+  _globals['_JANITORSERVICE'].methods_by_name['CancelRun']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_JANITORSERVICE'].methods_by_name['WatchRun']._loaded_options = None
+  _globals['_JANITORSERVICE'].methods_by_name['WatchRun']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_JANITORSERVICE'].methods_by_name['ReadArchived']._loaded_options = None
+  _globals['_JANITORSERVICE'].methods_by_name['ReadArchived']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_RUNJOBREQUEST']._serialized_start=90
+  _globals['_RUNJOBREQUEST']._serialized_end=341
+  _globals['_RUNJOBRESPONSE']._serialized_start=343
+  _globals['_RUNJOBRESPONSE']._serialized_end=389
+  _globals['_RUN']._serialized_start=392
+  _globals['_RUN']._serialized_end=1078
+  _globals['_RUN_COUNTSENTRY']._serialized_start=783
+  _globals['_RUN_COUNTSENTRY']._serialized_end=828
+  _globals['_RUN_STATE']._serialized_start=831
+  _globals['_RUN_STATE']._serialized_end=999
+  _globals['_RUN_TRIGGER']._serialized_start=1001
+  _globals['_RUN_TRIGGER']._serialized_end=1078
+  _globals['_RUNPROGRESS']._serialized_start=1080
+  _globals['_RUNPROGRESS']._serialized_end=1193
+  _globals['_RUNPHASE']._serialized_start=1195
+  _globals['_RUNPHASE']._serialized_end=1237
+  _globals['_GETRUNREQUEST']._serialized_start=1239
+  _globals['_GETRUNREQUEST']._serialized_end=1270
+  _globals['_GETRUNRESPONSE']._serialized_start=1272
+  _globals['_GETRUNRESPONSE']._serialized_end=1318
+  _globals['_LISTRUNSREQUEST']._serialized_start=1320
+  _globals['_LISTRUNSREQUEST']._serialized_end=1389
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1391
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1465
+  _globals['_CANCELRUNREQUEST']._serialized_start=1467
+  _globals['_CANCELRUNREQUEST']._serialized_end=1501
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1503
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1552
+  _globals['_WATCHRUNREQUEST']._serialized_start=1554
+  _globals['_WATCHRUNREQUEST']._serialized_end=1587
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1589
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1637
+  _globals['_READARCHIVEDREQUEST']._serialized_start=1640
+  _globals['_READARCHIVEDREQUEST']._serialized_end=1792
+  _globals['_READARCHIVEDRESPONSE']._serialized_start=1794
+  _globals['_READARCHIVEDRESPONSE']._serialized_end=1850
+  _globals['_JANITORSERVICE']._serialized_start=1853
+  _globals['_JANITORSERVICE']._serialized_end=2350
 # @@protoc_insertion_point(module_scope)

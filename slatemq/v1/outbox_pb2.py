@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/outbox.proto\x12\nslatemq.v1\"\x12\n\x10GetOutboxRequest\"k\n\x11GetOutboxResponse\x12%\n\x05lines\x18\x01 \x03(\x0b\x32\x16.slatemq.v1.OutboxLine\x12/\n\x0erefused_pushes\x18\x02 \x03(\x0b\x32\x17.slatemq.v1.RefusedPush\"\x84\x01\n\nOutboxLine\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x15\n\rwaiting_count\x18\x02 \x01(\x03\x12\x15\n\rwaiting_bytes\x18\x03 \x01(\x03\x12\x1b\n\x13oldest_pushed_at_ms\x18\x04 \x01(\x03\x12\x15\n\rhalted_reason\x18\x05 \x01(\t\"\x9a\x01\n\x0bRefusedPush\x12\x0f\n\x07push_id\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cpushed_at_ms\x18\x04 \x01(\x03\x12\x15\n\rrefused_at_ms\x18\x05 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x03\x12\x14\n\x0cingest_shard\x18\x07 \x01(\x05\"(\n\x15GetRefusedPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\xc2\x01\n\x16GetRefusedPushResponse\x12%\n\x04push\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.RefusedPush\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12@\n\x07headers\x18\x03 \x03(\x0b\x32/.slatemq.v1.GetRefusedPushResponse.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"*\n\x17RetryRefusedPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\x1a\n\x18RetryRefusedPushResponse\",\n\x19\x44iscardRefusedPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\x1c\n\x1a\x44iscardRefusedPushResponse\"+\n\x13ResumeOutboxRequest\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\"\x16\n\x14ResumeOutboxResponse2\xc9\x03\n\rOutboxService\x12H\n\tGetOutbox\x12\x1c.slatemq.v1.GetOutboxRequest\x1a\x1d.slatemq.v1.GetOutboxResponse\x12W\n\x0eGetRefusedPush\x12!.slatemq.v1.GetRefusedPushRequest\x1a\".slatemq.v1.GetRefusedPushResponse\x12]\n\x10RetryRefusedPush\x12#.slatemq.v1.RetryRefusedPushRequest\x1a$.slatemq.v1.RetryRefusedPushResponse\x12\x63\n\x12\x44iscardRefusedPush\x12%.slatemq.v1.DiscardRefusedPushRequest\x1a&.slatemq.v1.DiscardRefusedPushResponse\x12Q\n\x0cResumeOutbox\x12\x1f.slatemq.v1.ResumeOutboxRequest\x1a .slatemq.v1.ResumeOutboxResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slatemq/v1/outbox.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x12\n\x10GetOutboxRequest\"k\n\x11GetOutboxResponse\x12%\n\x05lines\x18\x01 \x03(\x0b\x32\x16.slatemq.v1.OutboxLine\x12/\n\x0erefused_pushes\x18\x02 \x03(\x0b\x32\x17.slatemq.v1.RefusedPush\"\x84\x01\n\nOutboxLine\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x15\n\rwaiting_count\x18\x02 \x01(\x03\x12\x15\n\rwaiting_bytes\x18\x03 \x01(\x03\x12\x1b\n\x13oldest_pushed_at_ms\x18\x04 \x01(\x03\x12\x15\n\rhalted_reason\x18\x05 \x01(\t\"\x9a\x01\n\x0bRefusedPush\x12\x0f\n\x07push_id\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cpushed_at_ms\x18\x04 \x01(\x03\x12\x15\n\rrefused_at_ms\x18\x05 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x03\x12\x14\n\x0cingest_shard\x18\x07 \x01(\x05\"(\n\x15GetRefusedPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\xc2\x01\n\x16GetRefusedPushResponse\x12%\n\x04push\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.RefusedPush\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12@\n\x07headers\x18\x03 \x03(\x0b\x32/.slatemq.v1.GetRefusedPushResponse.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"*\n\x17RetryRefusedPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\x1a\n\x18RetryRefusedPushResponse\",\n\x19\x44iscardRefusedPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\x1c\n\x1a\x44iscardRefusedPushResponse\"+\n\x13ResumeOutboxRequest\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\"\x16\n\x14ResumeOutboxResponse2\xf1\x03\n\rOutboxService\x12P\n\tGetOutbox\x12\x1c.slatemq.v1.GetOutboxRequest\x1a\x1d.slatemq.v1.GetOutboxResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12_\n\x0eGetRefusedPush\x12!.slatemq.v1.GetRefusedPushRequest\x1a\".slatemq.v1.GetRefusedPushResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12\x65\n\x10RetryRefusedPush\x12#.slatemq.v1.RetryRefusedPushRequest\x1a$.slatemq.v1.RetryRefusedPushResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12k\n\x12\x44iscardRefusedPush\x12%.slatemq.v1.DiscardRefusedPushRequest\x1a&.slatemq.v1.DiscardRefusedPushResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12Y\n\x0cResumeOutbox\x12\x1f.slatemq.v1.ResumeOutboxRequest\x1a .slatemq.v1.ResumeOutboxResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +35,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_GETREFUSEDPUSHRESPONSE_HEADERSENTRY']._loaded_options = None
   _globals['_GETREFUSEDPUSHRESPONSE_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_GETOUTBOXREQUEST']._serialized_start=39
-  _globals['_GETOUTBOXREQUEST']._serialized_end=57
-  _globals['_GETOUTBOXRESPONSE']._serialized_start=59
-  _globals['_GETOUTBOXRESPONSE']._serialized_end=166
-  _globals['_OUTBOXLINE']._serialized_start=169
-  _globals['_OUTBOXLINE']._serialized_end=301
-  _globals['_REFUSEDPUSH']._serialized_start=304
-  _globals['_REFUSEDPUSH']._serialized_end=458
-  _globals['_GETREFUSEDPUSHREQUEST']._serialized_start=460
-  _globals['_GETREFUSEDPUSHREQUEST']._serialized_end=500
-  _globals['_GETREFUSEDPUSHRESPONSE']._serialized_start=503
-  _globals['_GETREFUSEDPUSHRESPONSE']._serialized_end=697
-  _globals['_GETREFUSEDPUSHRESPONSE_HEADERSENTRY']._serialized_start=651
-  _globals['_GETREFUSEDPUSHRESPONSE_HEADERSENTRY']._serialized_end=697
-  _globals['_RETRYREFUSEDPUSHREQUEST']._serialized_start=699
-  _globals['_RETRYREFUSEDPUSHREQUEST']._serialized_end=741
-  _globals['_RETRYREFUSEDPUSHRESPONSE']._serialized_start=743
-  _globals['_RETRYREFUSEDPUSHRESPONSE']._serialized_end=769
-  _globals['_DISCARDREFUSEDPUSHREQUEST']._serialized_start=771
-  _globals['_DISCARDREFUSEDPUSHREQUEST']._serialized_end=815
-  _globals['_DISCARDREFUSEDPUSHRESPONSE']._serialized_start=817
-  _globals['_DISCARDREFUSEDPUSHRESPONSE']._serialized_end=845
-  _globals['_RESUMEOUTBOXREQUEST']._serialized_start=847
-  _globals['_RESUMEOUTBOXREQUEST']._serialized_end=890
-  _globals['_RESUMEOUTBOXRESPONSE']._serialized_start=892
-  _globals['_RESUMEOUTBOXRESPONSE']._serialized_end=914
-  _globals['_OUTBOXSERVICE']._serialized_start=917
-  _globals['_OUTBOXSERVICE']._serialized_end=1374
+  _globals['_OUTBOXSERVICE'].methods_by_name['GetOutbox']._loaded_options = None
+  _globals['_OUTBOXSERVICE'].methods_by_name['GetOutbox']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_OUTBOXSERVICE'].methods_by_name['GetRefusedPush']._loaded_options = None
+  _globals['_OUTBOXSERVICE'].methods_by_name['GetRefusedPush']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_OUTBOXSERVICE'].methods_by_name['RetryRefusedPush']._loaded_options = None
+  _globals['_OUTBOXSERVICE'].methods_by_name['RetryRefusedPush']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_OUTBOXSERVICE'].methods_by_name['DiscardRefusedPush']._loaded_options = None
+  _globals['_OUTBOXSERVICE'].methods_by_name['DiscardRefusedPush']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_OUTBOXSERVICE'].methods_by_name['ResumeOutbox']._loaded_options = None
+  _globals['_OUTBOXSERVICE'].methods_by_name['ResumeOutbox']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_GETOUTBOXREQUEST']._serialized_start=64
+  _globals['_GETOUTBOXREQUEST']._serialized_end=82
+  _globals['_GETOUTBOXRESPONSE']._serialized_start=84
+  _globals['_GETOUTBOXRESPONSE']._serialized_end=191
+  _globals['_OUTBOXLINE']._serialized_start=194
+  _globals['_OUTBOXLINE']._serialized_end=326
+  _globals['_REFUSEDPUSH']._serialized_start=329
+  _globals['_REFUSEDPUSH']._serialized_end=483
+  _globals['_GETREFUSEDPUSHREQUEST']._serialized_start=485
+  _globals['_GETREFUSEDPUSHREQUEST']._serialized_end=525
+  _globals['_GETREFUSEDPUSHRESPONSE']._serialized_start=528
+  _globals['_GETREFUSEDPUSHRESPONSE']._serialized_end=722
+  _globals['_GETREFUSEDPUSHRESPONSE_HEADERSENTRY']._serialized_start=676
+  _globals['_GETREFUSEDPUSHRESPONSE_HEADERSENTRY']._serialized_end=722
+  _globals['_RETRYREFUSEDPUSHREQUEST']._serialized_start=724
+  _globals['_RETRYREFUSEDPUSHREQUEST']._serialized_end=766
+  _globals['_RETRYREFUSEDPUSHRESPONSE']._serialized_start=768
+  _globals['_RETRYREFUSEDPUSHRESPONSE']._serialized_end=794
+  _globals['_DISCARDREFUSEDPUSHREQUEST']._serialized_start=796
+  _globals['_DISCARDREFUSEDPUSHREQUEST']._serialized_end=840
+  _globals['_DISCARDREFUSEDPUSHRESPONSE']._serialized_start=842
+  _globals['_DISCARDREFUSEDPUSHRESPONSE']._serialized_end=870
+  _globals['_RESUMEOUTBOXREQUEST']._serialized_start=872
+  _globals['_RESUMEOUTBOXREQUEST']._serialized_end=915
+  _globals['_RESUMEOUTBOXRESPONSE']._serialized_start=917
+  _globals['_RESUMEOUTBOXRESPONSE']._serialized_end=939
+  _globals['_OUTBOXSERVICE']._serialized_start=942
+  _globals['_OUTBOXSERVICE']._serialized_end=1439
 # @@protoc_insertion_point(module_scope)

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/purge.proto\x12\nslatemq.v1\"i\n\x14PurgeMessagesRequest\x12\x13\n\x0bpurge_epoch\x18\x01 \x01(\x03\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.slatemq.v1.PurgeReason\x12\x13\n\x0bmessage_ids\x18\x03 \x03(\x04\"l\n\x15PurgeMessagesResponse\x12\x14\n\x0cpurged_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x13\n\x0brefused_ids\x18\x03 \x03(\x04\x12\x14\n\x0cpurged_bytes\x18\x04 \x01(\x03*d\n\x0bPurgeReason\x12\x1c\n\x18PURGE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14PURGE_REASON_EXPIRED\x10\x01\x12\x1d\n\x19PURGE_REASON_UNREFERENCED\x10\x02\x32\x64\n\x0cPurgeService\x12T\n\rPurgeMessages\x12 .slatemq.v1.PurgeMessagesRequest\x1a!.slatemq.v1.PurgeMessagesResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/purge.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"i\n\x14PurgeMessagesRequest\x12\x13\n\x0bpurge_epoch\x18\x01 \x01(\x03\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.slatemq.v1.PurgeReason\x12\x13\n\x0bmessage_ids\x18\x03 \x03(\x04\"l\n\x15PurgeMessagesResponse\x12\x14\n\x0cpurged_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12\x13\n\x0brefused_ids\x18\x03 \x03(\x04\x12\x14\n\x0cpurged_bytes\x18\x04 \x01(\x03*d\n\x0bPurgeReason\x12\x1c\n\x18PURGE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14PURGE_REASON_EXPIRED\x10\x01\x12\x1d\n\x19PURGE_REASON_UNREFERENCED\x10\x02\x32l\n\x0cPurgeService\x12\\\n\rPurgeMessages\x12 .slatemq.v1.PurgeMessagesRequest\x1a!.slatemq.v1.PurgeMessagesResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,12 +33,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.purge_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
-  _globals['_PURGEREASON']._serialized_start=255
-  _globals['_PURGEREASON']._serialized_end=355
-  _globals['_PURGEMESSAGESREQUEST']._serialized_start=38
-  _globals['_PURGEMESSAGESREQUEST']._serialized_end=143
-  _globals['_PURGEMESSAGESRESPONSE']._serialized_start=145
-  _globals['_PURGEMESSAGESRESPONSE']._serialized_end=253
-  _globals['_PURGESERVICE']._serialized_start=357
-  _globals['_PURGESERVICE']._serialized_end=457
+  _globals['_PURGESERVICE'].methods_by_name['PurgeMessages']._loaded_options = None
+  _globals['_PURGESERVICE'].methods_by_name['PurgeMessages']._serialized_options = b'\312\275\030\002\010\001'
+  _globals['_PURGEREASON']._serialized_start=280
+  _globals['_PURGEREASON']._serialized_end=380
+  _globals['_PURGEMESSAGESREQUEST']._serialized_start=63
+  _globals['_PURGEMESSAGESREQUEST']._serialized_end=168
+  _globals['_PURGEMESSAGESRESPONSE']._serialized_start=170
+  _globals['_PURGEMESSAGESRESPONSE']._serialized_end=278
+  _globals['_PURGESERVICE']._serialized_start=382
+  _globals['_PURGESERVICE']._serialized_end=490
 # @@protoc_insertion_point(module_scope)

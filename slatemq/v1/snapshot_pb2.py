@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/snapshot.proto\x12\nslatemq.v1\"\x85\x01\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x02 \x01(\t\x12\x13\n\x0btaken_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0blifetime_ms\x18\x04 \x01(\x03\x12\x18\n\x0bpurge_epoch\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_purge_epoch\",\n\x15\x43reateSnapshotRequest\x12\x13\n\x0blifetime_ms\x18\x01 \x01(\x03\"@\n\x16\x43reateSnapshotResponse\x12&\n\x08snapshot\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Snapshot\"@\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x13\n\x0blifetime_ms\x18\x02 \x01(\x03\"\x17\n\x15RenewSnapshotResponse\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse2\x9c\x02\n\x0fSnapshotService\x12W\n\x0e\x43reateSnapshot\x12!.slatemq.v1.CreateSnapshotRequest\x1a\".slatemq.v1.CreateSnapshotResponse\x12T\n\rRenewSnapshot\x12 .slatemq.v1.RenewSnapshotRequest\x1a!.slatemq.v1.RenewSnapshotResponse\x12Z\n\x0fReleaseSnapshot\x12\".slatemq.v1.ReleaseSnapshotRequest\x1a#.slatemq.v1.ReleaseSnapshotResponseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/snapshot.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x85\x01\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x02 \x01(\t\x12\x13\n\x0btaken_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0blifetime_ms\x18\x04 \x01(\x03\x12\x18\n\x0bpurge_epoch\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_purge_epoch\",\n\x15\x43reateSnapshotRequest\x12\x13\n\x0blifetime_ms\x18\x01 \x01(\x03\"@\n\x16\x43reateSnapshotResponse\x12&\n\x08snapshot\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Snapshot\"@\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x13\n\x0blifetime_ms\x18\x02 \x01(\x03\"\x17\n\x15RenewSnapshotResponse\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse2\xb4\x02\n\x0fSnapshotService\x12_\n\x0e\x43reateSnapshot\x12!.slatemq.v1.CreateSnapshotRequest\x1a\".slatemq.v1.CreateSnapshotResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12\\\n\rRenewSnapshot\x12 .slatemq.v1.RenewSnapshotRequest\x1a!.slatemq.v1.RenewSnapshotResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12\x62\n\x0fReleaseSnapshot\x12\".slatemq.v1.ReleaseSnapshotRequest\x1a#.slatemq.v1.ReleaseSnapshotResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,20 +33,26 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.snapshot_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
-  _globals['_SNAPSHOT']._serialized_start=42
-  _globals['_SNAPSHOT']._serialized_end=175
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=177
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=221
-  _globals['_CREATESNAPSHOTRESPONSE']._serialized_start=223
-  _globals['_CREATESNAPSHOTRESPONSE']._serialized_end=287
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=289
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=353
-  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_start=355
-  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_end=378
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=380
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=425
-  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_start=427
-  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_end=452
-  _globals['_SNAPSHOTSERVICE']._serialized_start=455
-  _globals['_SNAPSHOTSERVICE']._serialized_end=739
+  _globals['_SNAPSHOTSERVICE'].methods_by_name['CreateSnapshot']._loaded_options = None
+  _globals['_SNAPSHOTSERVICE'].methods_by_name['CreateSnapshot']._serialized_options = b'\312\275\030\002\010\001'
+  _globals['_SNAPSHOTSERVICE'].methods_by_name['RenewSnapshot']._loaded_options = None
+  _globals['_SNAPSHOTSERVICE'].methods_by_name['RenewSnapshot']._serialized_options = b'\312\275\030\002\010\001'
+  _globals['_SNAPSHOTSERVICE'].methods_by_name['ReleaseSnapshot']._loaded_options = None
+  _globals['_SNAPSHOTSERVICE'].methods_by_name['ReleaseSnapshot']._serialized_options = b'\312\275\030\002\010\001'
+  _globals['_SNAPSHOT']._serialized_start=67
+  _globals['_SNAPSHOT']._serialized_end=200
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=202
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=246
+  _globals['_CREATESNAPSHOTRESPONSE']._serialized_start=248
+  _globals['_CREATESNAPSHOTRESPONSE']._serialized_end=312
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=314
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=378
+  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_start=380
+  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_end=403
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=405
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=450
+  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_start=452
+  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_end=477
+  _globals['_SNAPSHOTSERVICE']._serialized_start=480
+  _globals['_SNAPSHOTSERVICE']._serialized_end=788
 # @@protoc_insertion_point(module_scope)
