@@ -4,6 +4,8 @@
 
     SlateMQError
     ├── InvalidArgument      the call itself is wrong: fix it
+    ├── Unauthenticated      who calls is not proven: get a new token
+    ├── PermissionDenied     the caller may not do that: ask who keeps the policy
     ├── NotFound             the thing named does not exist
     ├── AlreadyExists        the thing to create is there already
     ├── FailedPrecondition   right call, wrong state: look at `reason`
@@ -35,8 +37,10 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "NotFound",
+    "PermissionDenied",
     "ResourceExhausted",
     "SlateMQError",
+    "Unauthenticated",
     "Unavailable",
     "Unimplemented",
 ]
@@ -94,6 +98,24 @@ class InvalidArgument(SlateMQError):
         super().__init__(message, reason=reason, metadata=metadata)
         self.field = field
         self.description = description
+
+
+class Unauthenticated(SlateMQError):
+    """The call does not prove who makes it: no token, or one that has expired or is not valid.
+
+    Nothing was changed. Get a new token; a retry with the same one fails again.
+    """
+
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(SlateMQError):
+    """The caller may not do that. Nothing was changed.
+
+    `slatemq access check` says which rule is missing.
+    """
+
+    default_reason = "PERMISSION_DENIED"
 
 
 class _ResourceError(SlateMQError):

@@ -4,6 +4,8 @@
 error                gRPC code           details, next to ErrorInfo (domain "slatemq")
 ==================== =================== =============================================
 InvalidArgument      INVALID_ARGUMENT    BadRequest: the field and the rule
+Unauthenticated      UNAUTHENTICATED
+PermissionDenied     PERMISSION_DENIED
 NotFound             NOT_FOUND           ResourceInfo: type and name
 AlreadyExists        ALREADY_EXISTS      ResourceInfo: type and name
 FailedPrecondition   FAILED_PRECONDITION PreconditionFailure: type = reason, subject
@@ -46,6 +48,8 @@ FACT_BYTES_MAX = 256
 
 _CODES: dict[type[errors.SlateMQError], code_pb2.Code] = {
     errors.InvalidArgument: code_pb2.INVALID_ARGUMENT,
+    errors.Unauthenticated: code_pb2.UNAUTHENTICATED,
+    errors.PermissionDenied: code_pb2.PERMISSION_DENIED,
     errors.NotFound: code_pb2.NOT_FOUND,
     errors.AlreadyExists: code_pb2.ALREADY_EXISTS,
     errors.FailedPrecondition: code_pb2.FAILED_PRECONDITION,
@@ -190,6 +194,10 @@ class _Reader:
             case code_pb2.INVALID_ARGUMENT | code_pb2.OUT_OF_RANGE:
                 field, rule = self._violation()
                 return errors.InvalidArgument(field, rule, reason=reason, metadata=metadata)
+            case code_pb2.UNAUTHENTICATED:
+                return errors.Unauthenticated(message, reason=reason, metadata=metadata)
+            case code_pb2.PERMISSION_DENIED:
+                return errors.PermissionDenied(message, reason=reason, metadata=metadata)
             case code_pb2.NOT_FOUND | code_pb2.ALREADY_EXISTS:
                 made = (
                     errors.NotFound if status.code == code_pb2.NOT_FOUND else errors.AlreadyExists

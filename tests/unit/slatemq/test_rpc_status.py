@@ -9,6 +9,8 @@ from slatemq._rpc.rpc_status import ERROR_DOMAIN, from_status, to_status
 
 ONE_OF_EACH: list[errors.SlateMQError] = [
     errors.InvalidArgument("messages[3].headers", "at most 255", metadata={"index": "3"}),
+    errors.Unauthenticated("the token has expired", reason="TOKEN_REFUSED"),
+    errors.PermissionDenied("no rule permits 'shop' to operate"),
     errors.NotFound("queue", "orders"),
     errors.AlreadyExists("queue", "orders"),
     errors.FailedPrecondition("LEASE_EXPIRED", "the lease ended", subject="lease 12"),

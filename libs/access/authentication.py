@@ -1,0 +1,142 @@
+"""From the metadata of a call to its principal.
+
+A call proves who makes it by a bearer token in `authorization`, or, without one, by the client
+certificate of its connection. A token that is refused is refused, whatever the certificate says.
+
+Checking a static token costs some 50 ms of scrypt, a JSON Web Token some 0.2 ms. So what a good
+token proved is kept, under a keyed hash of the token (who reads our memory finds no token there),
+until it expires or the files change. Of refused tokens nothing is kept: they could fill it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from libs.access.jwt_tokens import JwtTokens
+from libs.access.principals import ANONYMOUS, Principal
+from libs.access.reloading import ReloadedFile
+from libs.access.token_file import TokenFile, token_id
+from slatemq.errors import ResourceExhausted, Unauthenticated
+
+__all__ = ["TOKEN_LENGTH_MAX", "Authenticator"]
+
+TOKEN_LENGTH_MAX: Final = 16_384
+PROVEN_MAX: Final = 10_000
+
+PROVEN_S: Final = 600.0
+"""So long a proof is kept at most: then the key of a JSON Web Token may have been withdrawn."""
+
+CHECKS_MAX: Final = 2
+"""Static tokens that are checked at once; each takes 16 MiB and a processor."""
+
+WAITING_MAX: Final = 64
+"""Calls that wait for such a check. Good tokens wait once; a flood of forged ones waits here."""
+
+
+class Authenticator:
+    """Finds the principals of calls."""
+
+    def __init__(
+        self,
+        tokens: ReloadedFile[TokenFile] | None,
+        issuers: ReloadedFile[JwtTokens] | None,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Accept the tokens of these files; None accepts none of that kind."""
+        self._tokens = tokens
+        self._issuers = issuers
+        self._clock_s = clock_s
+        self._key = secrets.token_bytes(32)
+        self._proven: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._files_number = 0
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
+        self._waiting = 0
+
+    def forget(self) -> None:
+        """Check every token again: the files have changed."""
+        self._files_number += 1
+        self._proven.clear()
+
+    async def watch_files(self) -> None:
+        """Read the files again when they change, for ever."""
+        files = [file for file in (self._tokens, self._issuers) if file is not None]
+        await asyncio.gather(*(file.watch(self.forget) for file in files))
+
+    def known(self, authorization: str) -> Principal | None:
+        """The principal of a header that was proven before; None: `prove` it."""
+        key = self._hash(authorization)
+        principal, until_s = self._proven.get(key, (None, 0.0))
+        if principal is None:
+            return None
+        if self._clock_s() >= until_s:
+            del self._proven[key]
+            return None
+        self._proven.move_to_end(key)
+        return principal
+
+    async def prove(self, authorization: str) -> Principal:
+        """The principal of an `authorization` header; ANONYMOUS for an empty one.
+
+        Raises:
+            Unauthenticated: The token is not valid (any more), or no token.
+            ResourceExhausted: Too many tokens wait to be checked.
+            Unavailable: The keys of the token's issuer cannot be read now.
+        """
+        if not authorization:
+            return ANONYMOUS
+        known = self.known(authorization)
+        if known is not None:
+            return known
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            raise _refused("`authorization` must be `Bearer TOKEN`")
+        if len(token) > TOKEN_LENGTH_MAX:
+            raise _refused(f"the token has more than {TOKEN_LENGTH_MAX} characters")
+        files_number = self._files_number
+        principal = await self._check(token)
+        now_s = self._clock_s()
+        if principal.is_expired(now_s):
+            raise _refused("the token has expired")
+        if files_number == self._files_number:  # Else what was checked may be old.
+            until_s = min(now_s + PROVEN_S, principal.expires_at_s or math.inf)
+            self._proven[self._hash(authorization)] = (principal, until_s)
+        while len(self._proven) > PROVEN_MAX:
+            self._proven.popitem(last=False)
+        return principal
+
+    async def _check(self, token: str) -> Principal:
+        static_id = token_id(token)
+        if static_id and self._tokens is not None:
+            return await self._check_static(static_id, token)
+        if not static_id and self._issuers is not None:
+            return await self._issuers.value.check(token)
+        raise _refused("the token is of a kind that this service does not accept")
+
+    async def _check_static(self, static_id: str, token: str) -> Principal:
+        assert self._tokens is not None
+        if self._waiting >= WAITING_MAX:
+            raise ResourceExhausted("too many tokens wait to be checked", reason="TOKEN_CHECKS")
+        self._waiting += 1
+        try:
+            async with self._checks:
+                # Only now: while this call waited the token may have been removed.
+                entry = self._tokens.value.get(static_id)
+                if entry is not None and await asyncio.to_thread(entry.matches, token):
+                    return entry.principal
+        finally:
+            self._waiting -= 1
+        raise _refused("the token is not known here")
+
+    def _hash(self, authorization: str) -> bytes:
+        return hashlib.blake2b(authorization.encode(), key=self._key, digest_size=32).digest()
+
+
+def _refused(problem: str) -> Unauthenticated:
+    return Unauthenticated(problem, reason="TOKEN_REFUSED")

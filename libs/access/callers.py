@@ -1,0 +1,206 @@
+"""The caller of each call: who it is, what it may do, and what it takes.
+
+A process that has no policy has one caller, which may do everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from libs.access.authentication import Authenticator
+from libs.access.documents import Document
+from libs.access.jwt_tokens import JwtTokens
+from libs.access.methods import MethodAccess
+from libs.access.policy import Policy, Rights
+from libs.access.principals import ANONYMOUS, Principal
+from libs.access.quotas import PrincipalQuota
+from libs.access.reloading import ReloadedFile
+from libs.access.token_file import TokenFile
+from libs.access.verbs import Verb
+from slatemq.errors import PermissionDenied, Unauthenticated
+
+__all__ = ["Caller", "Callers", "callers_of"]
+
+T = TypeVar("T")
+
+KEPT_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    Attributes:
+        principal: Who it is.
+        rights: What it may do.
+        quota: What it takes of this process.
+    """
+
+    principal: Principal
+    rights: Rights
+    quota: PrincipalQuota
+
+    def require(self, verb: Verb, queue: str = "") -> None:
+        """Raises PermissionDenied unless it may do this on the queue; see `Rights.decide`."""
+        decision = self.rights.decide(verb, queue)
+        if not decision.is_permitted:
+            raise PermissionDenied(decision.reason, metadata={"verb": verb, "queue": queue})
+
+    def publish(self, runs: Iterable[tuple[Mapping[str, str], int, int]]) -> None:
+        """Admit messages: the headers of each run, how many messages it has, and their bytes.
+
+        Raises:
+            PermissionDenied: A run is not permitted; names it. Then nothing is counted.
+            ResourceExhausted: The caller has reached its limit.
+        """
+        messages_count = bytes_count = 0
+        for place, (headers, count, size_bytes) in enumerate(runs):
+            queue = headers.get("queue", "")
+            decision = self.rights.decide("publish", queue, headers)
+            if not decision.is_permitted:
+                raise PermissionDenied(
+                    f"runs[{place}]: {decision.reason}",
+                    metadata={"verb": "publish", "queue": queue},
+                )
+            messages_count += count
+            bytes_count += size_bytes
+        self.quota.publish(messages_count, bytes_count)
+
+    def check(self, method: MethodAccess, request: Any) -> None:
+        """Raises PermissionDenied or Unauthenticated unless it may make this call.
+
+        The queues that the request names are judged here; others by the RPC itself.
+        """
+        match method.caller:
+            case "anyone":
+                return
+            case "service":
+                raise PermissionDenied("only services call this, on their own port")
+            case "authenticated":
+                if self.principal is ANONYMOUS:
+                    raise _unproven()
+                return
+        verb = method.caller
+        judged = False
+        for queue in method.queues(request):
+            judged = True
+            self._require(verb, queue)
+        if not judged and not self.rights.permits_some(verb):
+            self._require(verb, "")
+
+    def _require(self, verb: Verb, queue: str) -> None:
+        try:
+            self.require(verb, queue)
+        except PermissionDenied:
+            if self.principal is ANONYMOUS:
+                raise _unproven() from None
+            raise
+
+
+class Callers:
+    """The callers of this process, by what they prove."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        policy: ReloadedFile[Policy],
+        certificate_names: Collection[str] = ("*",),
+    ) -> None:
+        """Judge by this policy.
+
+        Args:
+            authenticator: Checks tokens.
+            policy: What principals may do.
+            certificate_names: Patterns of the names in client certificates that are principals.
+        """
+        self._authenticator = authenticator
+        self._policy = policy
+        self._certificate_names = certificate_names
+        self._callers: OrderedDict[int, tuple[Caller, int]] = OrderedDict()
+        self._certified: dict[str, Principal] = {}
+        self._quotas: dict[str, PrincipalQuota] = {}
+
+    def known(self, authorization: str) -> Caller | None:
+        """The caller with this header, if it was found before; else `find` it."""
+        principal = self._authenticator.known(authorization)
+        return None if principal is None else self._caller(principal)
+
+    async def find(self, authorization: str, certified: Collection[str] = ()) -> Caller:
+        """The caller of a call.
+
+        Args:
+            authorization: The header of this name; empty: none.
+            certified: The names in the client certificate of the connection.
+
+        Raises:
+            Unauthenticated, ResourceExhausted, Unavailable: As of `Authenticator.prove`.
+        """
+        principal = await self._authenticator.prove(authorization)
+        if principal is ANONYMOUS:
+            for name in sorted(certified):
+                if any(fnmatchcase(name, pattern) for pattern in self._certificate_names):
+                    principal = self._certified.setdefault(name, Principal(name, "certificate"))
+                    break
+        return self._caller(principal)
+
+    async def watch_files(self) -> None:
+        """Read the files again when they change, for ever."""
+        await asyncio.gather(self._policy.watch(), self._authenticator.watch_files())
+
+    def _caller(self, principal: Principal) -> Caller:
+        version = self._policy.version
+        kept = self._callers.get(id(principal))
+        if kept is not None and kept[1] == version:
+            return kept[0]
+        policy = self._policy.value
+        quota = self._quota(principal, policy)
+        caller = Caller(principal, policy.rights(principal), quota)
+        self._callers[id(principal)] = (caller, version)
+        self._callers.move_to_end(id(principal))
+        while len(self._callers) > KEPT_MAX:
+            self._callers.popitem(last=False)
+        return caller
+
+    def _quota(self, principal: Principal, policy: Policy) -> PrincipalQuota:
+        """That of the name: two tokens of one principal share it."""
+        limits = policy.limits(principal)
+        quota = self._quotas.get(principal.name)
+        if quota is not None:
+            quota.set_limits(limits)
+            return quota
+        if len(self._quotas) >= KEPT_MAX:
+            self._quotas = {name: one for name, one in self._quotas.items() if not one.is_idle}
+        made = self._quotas[principal.name] = PrincipalQuota(principal.name, limits)
+        return made
+
+
+def callers_of(policy: str, tokens: str, issuers: str) -> Callers:
+    """The callers of these files; an empty name is no file.
+
+    Raises:
+        InvalidArgument: A file is not usable; names the key and the line.
+    """
+    return Callers(
+        Authenticator(
+            _reloaded(tokens, TokenFile) if tokens else None,
+            _reloaded(issuers, JwtTokens) if issuers else None,
+        ),
+        _reloaded(policy, Policy),
+    )
+
+
+def _reloaded(name: str, kind: Callable[[Document], T]) -> ReloadedFile[T]:
+    file = Path(name)
+    return ReloadedFile(file, read=lambda: kind(Document.read(file)))
+
+
+def _unproven() -> Unauthenticated:
+    return Unauthenticated(
+        "this call needs a token or a client certificate; a policy may permit it to `anonymous`"
+    )

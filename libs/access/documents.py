@@ -1,0 +1,97 @@
+"""A YAML file that people write: its values, and the line on which each of them stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from slatemq.errors import InvalidArgument
+
+__all__ = ["DOCUMENT_BYTES_MAX", "Document"]
+
+T = TypeVar("T")
+
+DOCUMENT_BYTES_MAX = 4 << 20
+
+
+class Document:
+    """A parsed file.
+
+    Attributes:
+        values: The mapping that it holds.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        """Parse a text; `name` stands in errors for the file.
+
+        Raises:
+            InvalidArgument: It is not YAML, not a mapping, or has a key twice.
+        """
+        self._name = name
+        self._lines: dict[str, int] = {}
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            self._collect(node, "")
+            values = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            problem = " ".join(str(error).split())
+            raise InvalidArgument("", f"{name} is not YAML: {problem}") from error
+        if not isinstance(values, dict):
+            raise InvalidArgument("", f"{name} must hold a mapping")
+        self.values: dict[str, Any] = values
+
+    @classmethod
+    def read(cls, file: Path) -> Document:
+        """Raises InvalidArgument where it cannot be read, or is too large, too."""
+        try:
+            with file.open("rb") as opened:
+                data = opened.read(DOCUMENT_BYTES_MAX + 1)
+        except OSError as error:
+            raise InvalidArgument("", f"cannot read {file}: {error.strerror}") from error
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise InvalidArgument("", f"{file} has more than {DOCUMENT_BYTES_MAX} bytes")
+        try:
+            return cls(str(file), data.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidArgument("", f"{file} is not UTF-8: {error}") from error
+
+    def convert(self, path: str, value: object, kind: type[T]) -> T:
+        """The value, which stands at `path` (`issuers[2]`), as this type.
+
+        Raises:
+            InvalidArgument: It does not fit; names the key and its line.
+        """
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            # As in "Expected `str`, got `int` - at `$[0].queues[1]`".
+            problem, _, place = str(error).partition(" - at `$")
+            raise self.error(path + place.rstrip("`"), problem) from error
+
+    def error(self, path: str, problem: str) -> InvalidArgument:
+        """An error in the value at `path`, with the line of the innermost part that has one."""
+        place = path
+        while place and place not in self._lines:
+            place = re.sub(r"(\.[^.\[\]]*|\[[^\[\]]*\])$|^[^.\[\]]*$", "", place)
+        line = f"line {self._lines[place]} of " if place else ""
+        return InvalidArgument(path, f"{problem} ({line}{self._name})")
+
+    def _collect(self, node: yaml.Node | None, path: str) -> None:
+        if isinstance(node, yaml.SequenceNode):
+            for number, part in enumerate(node.value):
+                self._lines[f"{path}[{number}]"] = part.start_mark.line + 1
+                self._collect(part, f"{path}[{number}]")
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, value in node.value:
+            name = f"{path}.{key.value}" if path else str(key.value)
+            line = key.start_mark.line + 1
+            if name in self._lines:
+                problem = f"stands twice, in lines {self._lines[name]} and {line}"
+                raise InvalidArgument(name, f"{problem} of {self._name}")
+            self._lines[name] = line
+            self._collect(value, name)

@@ -1,0 +1,259 @@
+"""Tokens of other systems: JSON Web Tokens (RFC 7519), checked with their issuer's keys (RFC 7517).
+
+The issuers stand in a file::
+
+    issuers:
+      - issuer: https://kubernetes.default.svc.cluster.local
+        audience: slatemq
+        jwks_url: https://kubernetes.default.svc/openid/v1/jwks
+        ca_file: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+        token_file: /var/run/secrets/kubernetes.io/serviceaccount/token
+        principal_prefix: "k8s:"
+
+Without `jwks_url` the keys are where the issuer's `/.well-known/openid-configuration` (OpenID
+Connect Discovery 1.0) says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import jwt
+import msgspec
+
+from libs.access.documents import Document
+from libs.access.principals import NAME_LENGTH_MAX, Principal
+from slatemq.errors import Unauthenticated, Unavailable
+
+__all__ = ["ALGORITHMS", "Issuer", "JwtTokens"]
+
+log = logging.getLogger(__name__)
+
+ALGORITHMS: Final = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+"""Signatures by a private key alone: with HMAC, who can check a token could make one."""
+
+KEYS_BYTES_MAX: Final = 1 << 20
+FETCH_TIMEOUT_S: Final = 5.0
+
+KEYS_AGE_S_MAX: Final = 600.0
+"""Keys older than this are fetched again, so that one that its issuer has withdrawn ends."""
+
+KEYS_OUTAGE_S_MAX: Final = 3600.0
+"""So long keys are used while their issuer does not answer."""
+
+FETCH_AGAIN_S: Final = 10.0
+"""Between two fetches, however many tokens name a key that is not there."""
+
+_Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]+")]
+
+
+class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An issuer of tokens.
+
+    Attributes:
+        issuer: What the claim `iss` must be.
+        audience: One of which the claim `aud` must have.
+        jwks_url: Where its keys are; None: where its OpenID configuration says.
+        ca_file: The certificates that its server's must be signed by; None: those of the system.
+        token_file: A file with the bearer token that reading the keys needs; None: none.
+        algorithms: The signatures that are accepted.
+        principal_claim: The claim that is the principal's name.
+        principal_prefix: What stands before it, so that issuers cannot name each other's.
+        attributes: The claims that become attributes.
+        clock_skew_s: How far its clock may be from ours, in seconds.
+    """
+
+    issuer: _Url
+    audience: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | str
+    jwks_url: _Url | None = None
+    ca_file: str | None = None
+    token_file: str | None = None
+    algorithms: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("RS256", "ES256")
+    principal_claim: str = "sub"
+    principal_prefix: str = ""
+    attributes: tuple[str, ...] = ()
+    clock_skew_s: Annotated[int, msgspec.Meta(ge=0, le=300)] = 30
+
+
+class JwtTokens:
+    """Checks tokens of the issuers of a file."""
+
+    def __init__(self, document: Document) -> None:
+        """Check the file; raises InvalidArgument that names the key and the line."""
+        for key in document.values:
+            if key != "issuers":
+                raise document.error(str(key), "unknown; a file of issuers has `issuers`")
+        values = document.values.get("issuers", [])
+        issuers = document.convert("issuers", values, tuple[Issuer, ...])
+        self._keys: dict[str, tuple[Issuer, IssuerKeys]] = {}
+        for number, issuer in enumerate(issuers):
+            path = f"issuers[{number}]"
+            for place, algorithm in enumerate(issuer.algorithms):
+                if algorithm not in ALGORITHMS:
+                    problem = f"must be one of {', '.join(ALGORITHMS)}"
+                    raise document.error(f"{path}.algorithms[{place}]", problem)
+            for name, url in (("issuer", issuer.issuer), ("jwks_url", issuer.jwks_url)):
+                if url is not None and not _is_private(url):
+                    problem = "must begin with https://, unless it is on this machine"
+                    raise document.error(f"{path}.{name}", problem)
+            if issuer.issuer in self._keys:
+                raise document.error(f"{path}.issuer", "stands twice")
+            self._keys[issuer.issuer] = (issuer, IssuerKeys(issuer))
+
+    async def check(self, token: str) -> Principal:
+        """The principal that a token proves.
+
+        Raises:
+            Unauthenticated: It is forged, expired, for others, or of an unknown issuer.
+            Unavailable: The keys of its issuer cannot be read now.
+        """
+        try:
+            # Only to find the keys; nothing of it is believed before the signature is checked.
+            claimed = jwt.decode(token, options={"verify_signature": False})
+            key_id = jwt.get_unverified_header(token).get("kid", "")
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+            raise _refused("is not a JSON Web Token") from error
+        found = self._keys.get(claimed.get("iss") or "")
+        if found is None:
+            raise _refused("is of an issuer that this service does not know")
+        issuer, keys = found
+        key = await keys.get(key_id)
+        try:
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=issuer.algorithms,
+                audience=issuer.audience,
+                issuer=issuer.issuer,
+                leeway=issuer.clock_skew_s,
+                options={"require": ["exp", "iss", "aud", issuer.principal_claim]},
+            )
+        except jwt.ExpiredSignatureError as error:
+            raise _refused("has expired") from error
+        except jwt.InvalidAudienceError as error:
+            raise _refused("is for another audience") from error
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise _refused("is not valid") from error
+        return _principal(issuer, claims)
+
+
+class IssuerKeys:
+    """The public keys of one issuer, fetched when they are first needed, and kept up to date."""
+
+    def __init__(self, issuer: Issuer) -> None:
+        self._issuer = issuer
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched_s = self._tried_s = -KEYS_OUTAGE_S_MAX
+        self._fetching: asyncio.Lock | None = None
+
+    async def get(self, key_id: str) -> jwt.PyJWK:
+        """The key of this ID.
+
+        Raises:
+            Unauthenticated: The issuer has no such key.
+            Unavailable: Its keys cannot be read.
+        """
+        now = time.monotonic()
+        if key_id not in self._keys or now - self._fetched_s > KEYS_AGE_S_MAX:
+            await self._fetch(now)
+        if now - self._fetched_s > KEYS_OUTAGE_S_MAX:
+            raise Unavailable(
+                f"the keys of {self._issuer.issuer} cannot be read", reason="ISSUER_DOWN"
+            )
+        key = self._keys.get(key_id)
+        if key is None:
+            raise _refused("is signed with a key that its issuer does not have")
+        return key
+
+    async def _fetch(self, asked_s: float) -> None:
+        if self._fetching is None:
+            self._fetching = asyncio.Lock()
+        async with self._fetching:
+            now = time.monotonic()
+            if self._fetched_s > asked_s or now - self._tried_s < FETCH_AGAIN_S:
+                return
+            self._tried_s = now
+            try:
+                keys = await asyncio.to_thread(fetch_keys, self._issuer)
+            except (OSError, ValueError, jwt.PyJWTError) as error:
+                log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
+                return
+            self._keys, self._fetched_s = keys, time.monotonic()
+
+
+def fetch_keys(issuer: Issuer) -> dict[str, jwt.PyJWK]:
+    """The keys of an issuer that are for signatures, by ID. Blocks.
+
+    Raises:
+        OSError: They cannot be read.
+        ValueError: What was read is no set of keys.
+    """
+    context = ssl.create_default_context(cafile=issuer.ca_file)
+    url = issuer.jwks_url
+    if url is None:
+        place = issuer.issuer.rstrip("/") + "/.well-known/openid-configuration"
+        url = _read_json(issuer, place, context).get("jwks_uri")
+        if not isinstance(url, str) or not _is_private(url):
+            raise ValueError(f"{place} has no `jwks_uri` that begins with https://")
+    found = jwt.PyJWKSet.from_dict(_read_json(issuer, url, context)).keys
+    return {
+        key.key_id: key
+        for key in found
+        if key.key_id and key.key_type != "oct" and key.public_key_use in (None, "sig")
+    }
+
+
+def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, Any]:
+    request = urllib.request.Request(url, headers={"Accept": "application/json"})
+    if issuer.token_file is not None:
+        token = Path(issuer.token_file).read_text().strip()
+        # Not sent on to where the answer redirects.
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT_S, context=context) as answer:
+        data = answer.read(KEYS_BYTES_MAX + 1)
+    if len(data) > KEYS_BYTES_MAX:
+        raise ValueError(f"{url} has more than {KEYS_BYTES_MAX} bytes")
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"{url} is not a JSON object")
+    return value
+
+
+def _is_private(url: str) -> bool:
+    """Whether what it gives cannot be read or changed on the way."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")
+
+
+def _principal(issuer: Issuer, claims: dict[str, Any]) -> Principal:
+    name = claims[issuer.principal_claim]
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX:
+        raise _refused(f"has no usable claim `{issuer.principal_claim}`")
+    attributes: dict[str, str | list[str]] = {}
+    for claim in issuer.attributes:
+        value = claims.get(claim)
+        if isinstance(value, str):
+            attributes[claim] = value
+        elif isinstance(value, list):
+            attributes[claim] = [part for part in value if isinstance(part, str)]
+    # The signature is good until then by the issuer's clock; ours may be behind.
+    expires_at_s = float(claims["exp"]) + issuer.clock_skew_s
+    return Principal(issuer.principal_prefix + name, "jwt", attributes, expires_at_s)
+
+
+def _refused(problem: str) -> Unauthenticated:
+    return Unauthenticated(f"the token {problem}", reason="TOKEN_REFUSED")
+
+
+def _facts(issuer: Issuer, error: Exception) -> dict[str, str]:
+    return {"issuer": issuer.issuer, "error": str(error)}

@@ -1,0 +1,102 @@
+"""What each RPC asks of its caller, as its proto file says (`slatemq/v1/access.proto`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+
+from libs.access.verbs import Verb
+from slatemq.v1 import access_pb2
+
+__all__ = ["MethodAccess", "access_of"]
+
+Caller = Literal["service", "authenticated", "anyone"] | Verb
+
+Reader = Callable[[Any], Iterator[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodAccess:
+    """What one RPC asks.
+
+    Attributes:
+        caller: Who may call: services, who proves who it is, anyone; or the verb that must be
+            permitted.
+        readers: Read the IDs of queues from a request.
+    """
+
+    caller: Caller
+    readers: tuple[Reader, ...] = ()
+
+    def queues(self, request: Any) -> Iterator[str]:
+        """The queues that a request names, in its order; some may come twice."""
+        for read in self.readers:
+            for text in read(request):
+                yield text.partition("/")[0]
+
+
+OF_OTHERS: Final = {
+    "/grpc.health.v1.Health/": MethodAccess("anyone"),
+    "/grpc.reflection.v1.ServerReflection/": MethodAccess("authenticated"),
+    "/grpc.reflection.v1alpha.ServerReflection/": MethodAccess("authenticated"),
+}
+"""Services whose protos are not ours: probes have no token."""
+
+
+def access_of(method: str) -> MethodAccess:
+    """What `/slatemq.v1.QueueService/GetQueue` asks of its caller.
+
+    Raises:
+        LookupError: It is no RPC of a service that is known here, or its proto does not say.
+    """
+    for prefix, access in OF_OTHERS.items():
+        if method.startswith(prefix):
+            return access
+    name = method.removeprefix("/").replace("/", ".")
+    described: MethodDescriptor
+    try:
+        described = descriptor_pool.Default().FindMethodByName(name)
+    except KeyError as error:
+        raise LookupError(f"there is no RPC {method}") from error
+    option = described.GetOptions().Extensions[access_pb2.access]
+    which = option.WhichOneof("caller")
+    if which is None:
+        raise LookupError(f"the proto of {method} does not say who may call it")
+    readers = tuple(_reader(described.input_type, path.split(".")) for path in option.queues)
+    if which != "verb":
+        return MethodAccess(cast("Caller", which), readers)
+    word = access_pb2.Verb.Name(option.verb).removeprefix("VERB_").lower()
+    return MethodAccess(cast("Verb", word), readers)
+
+
+def _reader(message: Descriptor, path: Sequence[str]) -> Reader:
+    """Reads the texts at a path of fields, as in `start.queue_id`."""
+    field = message.fields_by_name.get(path[0])
+    if field is None:
+        raise LookupError(f"{message.full_name} has no field {path[0]}")
+    name, inner = path[0], None
+    if len(path) > 1:
+        if field.message_type is None:
+            raise LookupError(f"{message.full_name}.{name} is not a message")
+        inner = _reader(field.message_type, path[1:])
+    elif field.type != FieldDescriptor.TYPE_STRING:
+        raise LookupError(f"{message.full_name}.{name} is not a string")
+    if field.is_repeated:
+        return lambda request: _each(getattr(request, name), inner)
+    if inner is not None or field.has_presence:
+        return lambda request: (
+            _each([getattr(request, name)], inner) if request.HasField(name) else iter(())
+        )
+    return lambda request: iter((getattr(request, name),))
+
+
+def _each(values: Sequence[Any], inner: Reader | None) -> Iterator[str]:
+    for value in values:
+        if inner is None:
+            yield value
+        else:
+            yield from inner(value)

@@ -1,0 +1,246 @@
+"""What principals may do: roles of verbs on queues, bound to names.
+
+As in::
+
+    roles:
+      shop:
+        - verbs: [publish]
+          queues: ["orders", "orders-*"]
+          when: headers.tenant == principal.tenant
+        - verbs: [consume, inspect]
+          queues: ["receipts"]
+      operator:
+        - verbs: [inspect, operate]
+    bindings:
+      - principals: ["shop", "system:serviceaccount:shop:*"]
+        roles: [shop]
+    limits:
+      - principals: ["shop"]
+        publish_messages_per_s: 1000
+
+Nothing is permitted but by a rule, and nothing limited but by a limit. A `*` in a pattern stands
+for any number of characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from libs.access.documents import Document
+from libs.access.principals import Principal
+from libs.access.verbs import Verb
+from libs.filters import Filter, FilterError
+from libs.filters.engine import cel
+from libs.filters.signatures import Type
+
+__all__ = ["Decision", "Limits", "Policy", "Rights"]
+
+VARIABLES: Final[dict[str, Type]] = {
+    "headers": ("map", "string", "string"),
+    "principal": ("map", "string", "dyn"),
+}
+"""What a condition reads: the headers of a message, and the caller's name and attributes."""
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    verbs: Annotated[tuple[Verb, ...], msgspec.Meta(min_length=1)]
+    queues: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)] = ("*",)
+    when: str | None = None
+
+
+class _Binding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    principals: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+    roles: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one principal may take of one process. None does not limit.
+
+    Attributes:
+        publish_messages_per_s: Published messages a second; a burst may have one second's.
+        publish_bytes_per_s: Bytes of published payloads and headers a second, likewise.
+    """
+
+    publish_messages_per_s: _Count | None = None
+    publish_bytes_per_s: _Count | None = None
+
+
+class _LimitsEntry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    principals: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether something is permitted, and why.
+
+    Attributes:
+        is_permitted: Whether it is.
+        reason: The rule that permits it, or what is missing.
+    """
+
+    is_permitted: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a role.
+
+    Attributes:
+        place: Where it stands, as in `roles.shop[0]`.
+        verbs: What it permits.
+        queues: The patterns of the queues.
+        condition: What the headers of a published message must meet; None: nothing.
+    """
+
+    place: str
+    verbs: frozenset[str]
+    queues: Pattern
+    condition: Filter | None
+
+    def covers(self, verb: Verb, queue: str) -> bool:
+        """Whether it is about this verb on this queue, conditions aside."""
+        return verb in self.verbs and (verb == "operate" or self.queues.matches(queue))
+
+
+class Pattern:
+    """Texts that a `*` may stand in for any number of characters of."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        parts = [".*".join(re.escape(part) for part in text.split("*")) for text in patterns]
+        self._matches = re.compile("|".join(parts), re.DOTALL).fullmatch
+
+    def matches(self, text: str) -> bool:
+        return self._matches(text) is not None
+
+
+class Policy:
+    """The rules of a file."""
+
+    def __init__(self, document: Document) -> None:
+        """Check all of it.
+
+        Raises:
+            InvalidArgument: Something of it is wrong; names the key and the line.
+        """
+        values = document.values
+        for key in values:
+            if key not in ("roles", "bindings", "limits"):
+                problem = "unknown; a policy has `roles`, `bindings` and `limits`"
+                raise document.error(str(key), problem)
+        roles = document.convert("roles", values.get("roles", {}), dict[str, Any])
+        self._roles = {name: _rules(document, name, rules) for name, rules in roles.items()}
+        bindings = document.convert("bindings", values.get("bindings", []), tuple[_Binding, ...])
+        self._bindings: list[tuple[Pattern, Sequence[Rule]]] = []
+        for number, binding in enumerate(bindings):
+            for place, role in enumerate(binding.roles):
+                if role not in self._roles:
+                    path = f"bindings[{number}].roles[{place}]"
+                    raise document.error(path, f"there is no role {role!r}")
+            rules = [rule for role in binding.roles for rule in self._roles[role]]
+            self._bindings.append((Pattern(binding.principals), rules))
+        limits = document.convert("limits", values.get("limits", []), tuple[_LimitsEntry, ...])
+        self._limits = [(Pattern(entry.principals), entry) for entry in limits]
+
+    def limits(self, principal: Principal) -> Limits:
+        """Those of the first entry that has the principal's name."""
+        for names, limits in self._limits:
+            if names.matches(principal.name):
+                return limits
+        return NO_LIMITS
+
+    def rights(self, principal: Principal) -> Rights:
+        """What a principal may do. Worth keeping: making it looks at every binding."""
+        rules: dict[str, Rule] = {}
+        for names, bound in self._bindings:
+            if names.matches(principal.name):
+                rules.update((rule.place, rule) for rule in bound)
+        return Rights(principal, tuple(rules.values()))
+
+
+class Rights:
+    """What one principal may do."""
+
+    def __init__(self, principal: Principal, rules: Sequence[Rule]) -> None:
+        self.principal = principal
+        self._rules = rules
+        self._facts = {**principal.attributes, "name": principal.name}
+
+    def decide(
+        self, verb: Verb, queue: str = "", headers: Mapping[str, str] | None = None
+    ) -> Decision:
+        """Whether the principal may do this.
+
+        Args:
+            verb: What it wants to do.
+            queue: The queue. When it publishes, the one that the header `queue` names; empty for a
+                message without that header, which any queue's filter may take: only the pattern `*`
+                matches it.
+            headers: Of the published messages, for the conditions. None, where they are not known:
+                a rule with a condition counts as one that permits.
+        """
+        problems = []
+        for rule in self._rules:
+            if not rule.covers(verb, queue):
+                continue
+            problem = self._problem(rule, headers)
+            if not problem:
+                return Decision(True, f"permitted by {rule.place}{_unknown(rule, headers)}")
+            problems.append(f"{rule.place}: {problem}")
+        if problems:
+            return Decision(False, "; ".join(problems))
+        about = f" on {queue!r}" if queue else ""
+        return Decision(False, f"no rule permits {self.principal.name!r} to {verb}{about}")
+
+    def permits_some(self, verb: Verb) -> bool:
+        """Whether there is any queue on which the principal may do this."""
+        return any(verb in rule.verbs for rule in self._rules)
+
+    def _problem(self, rule: Rule, headers: Mapping[str, str] | None) -> str:
+        """Why the condition of a rule is not met; empty if it is."""
+        if rule.condition is None or headers is None:
+            return ""
+        facts = cel.Context({"headers": dict(headers), "principal": self._facts})
+        outcome = rule.condition.explain(facts)
+        if outcome.error:
+            return f"its condition cannot be evaluated: {outcome.error}"
+        return "" if outcome.matched else "its condition is false"
+
+
+def _unknown(rule: Rule, headers: Mapping[str, str] | None) -> str:
+    if rule.condition is None or headers is not None:
+        return ""
+    return f" where {rule.condition.checked.source}"
+
+
+def _rules(document: Document, name: str, rules: object) -> list[Rule]:
+    made = []
+    for number, rule in enumerate(document.convert(f"roles.{name}", rules, tuple[_Rule, ...])):
+        place = f"roles.{name}[{number}]"
+        condition = None
+        if rule.when is not None:
+            if set(rule.verbs) != {"publish"}:
+                problem = "only a rule whose one verb is `publish` has a condition"
+                raise document.error(f"{place}.when", problem)
+            try:
+                condition = Filter(rule.when, VARIABLES)
+            except FilterError as error:
+                raise document.error(f"{place}.when", str(error)) from error
+        if set(rule.verbs) == {"operate"} and rule.queues != ("*",):
+            problem = "`operate` is about the whole instance: leave out the queues"
+            raise document.error(f"{place}.queues", problem)
+        made.append(Rule(place, frozenset(rule.verbs), Pattern(rule.queues), condition))
+    return made

@@ -1,0 +1,79 @@
+"""What a file says, read again when the file changes.
+
+A file that is bad when the process starts stops it; one that is bad later is refused, and what was
+read before stays. Looked at by its status, not by watching the folder: Kubernetes replaces mounted
+files by changing a link, of which inotify says nothing for the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from slatemq._file_status import LOOK_S, file_status
+from slatemq.errors import InvalidArgument
+
+__all__ = ["ReloadedFile"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ReloadedFile(Generic[T]):
+    """The value that a file has.
+
+    Attributes:
+        value: As of the last good version of the file.
+        version: How many versions were read, the first included.
+    """
+
+    def __init__(self, *files: Path, read: Callable[[], T]) -> None:
+        """Read it.
+
+        Args:
+            files: What it consists of. More than one where they belong together.
+            read: Reads and checks all of it; raises InvalidArgument.
+
+        Raises:
+            InvalidArgument: From `read`.
+        """
+        self._files = files
+        self._read = read
+        self._status = file_status(*self._files)
+        self.value = read()
+        self.version = 1
+
+    def reload(self) -> bool:
+        """Read it again if the files have changed; whether there is a new value. Blocks.
+
+        Never raises: what is wrong with the new version is logged once.
+        """
+        status = file_status(*self._files)
+        if status == self._status:
+            return False
+        self._status = status
+        names = ", ".join(map(str, self._files))
+        try:
+            value = self._read()
+        except InvalidArgument as error:
+            problem = error.message
+            log.error("keeping the version before: %s", problem, extra={"file": names})
+            return False
+        self.value = value
+        self.version += 1
+        log.info("read again", extra={"file": names, "version": self.version})
+        return True
+
+    async def watch(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Reload it for ever; call `changed` after each new value.
+
+        It is looked at every `LOOK_S`: so long a revoked token is accepted at most.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if await asyncio.to_thread(self.reload):
+                changed()

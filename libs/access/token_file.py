@@ -1,0 +1,122 @@
+"""Static tokens: a file of names and hashes.
+
+As in::
+
+    tokens:
+      - id: 4k7m2pqa
+        principal: shop
+        hash: scrypt:16384:8:1:mJ3…:Vn9…
+        attributes: {tenant: shop}
+        expires: 2027-01-01T00:00:00Z
+
+A token is `smq_<id>_<secret>`; the file has no secrets. Two tokens of one principal are how a token
+is replaced: add the new one, give it out, remove the old one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from libs.access.documents import Document
+from libs.access.principals import ATTRIBUTES_MAX, NAME_LENGTH_MAX, Principal
+from slatemq._tokens import COST, HASH_BYTES, SALT_BYTES, hash_token
+
+__all__ = ["TokenEntry", "TokenFile", "token_id"]
+
+COST_MAX: Final = 1 << 17
+_TOKEN = re.compile(r"smq_([a-z0-9]{4,32})_([A-Za-z0-9_-]{20,128})")
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{4,32}$")]
+    principal: _Name
+    hash: str
+    attributes: Annotated[
+        dict[_Name, str | list[str]], msgspec.Meta(max_length=ATTRIBUTES_MAX)
+    ] = {}
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One token of the file.
+
+    Attributes:
+        id: What the token begins with, after `smq_`; no secret.
+        principal: Who it proves its holder to be.
+        salt, digest: Of scrypt, with the cost, block size and parallelism of `parameters`.
+    """
+
+    id: str
+    principal: Principal
+    salt: bytes
+    digest: bytes
+    parameters: tuple[int, int, int]
+
+    def matches(self, token: str) -> bool:
+        """Whether this is the token. Takes some 50 ms and 16 MiB: call it in a thread."""
+        return hmac.compare_digest(hash_token(token, self.salt, self.parameters), self.digest)
+
+
+class TokenFile:
+    """The tokens of a file, by ID."""
+
+    def __init__(self, document: Document) -> None:
+        """Check all of it; raises InvalidArgument that names the key and the line."""
+        values = document.values
+        for key in values:
+            if key != "tokens":
+                raise document.error(str(key), "unknown; a file of tokens has `tokens`")
+        self._entries: dict[str, TokenEntry] = {}
+        entries = document.convert("tokens", values.get("tokens", []), tuple[_Entry, ...])
+        for number, entry in enumerate(entries):
+            path = f"tokens[{number}]"
+            if entry.id in self._entries:
+                raise document.error(f"{path}.id", f"{entry.id} stands twice")
+            self._entries[entry.id] = _checked(document, path, entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, static_id: str) -> TokenEntry | None:
+        return self._entries.get(static_id)
+
+
+def token_id(token: str) -> str:
+    """The ID of a static token; empty for a text of any other form."""
+    found = _TOKEN.fullmatch(token)
+    return found[1] if found else ""
+
+
+def _checked(document: Document, path: str, entry: _Entry) -> TokenEntry:
+    try:
+        kind, cost, block, parallel, salt, digest = entry.hash.split(":")
+        parameters = (int(cost), int(block), int(parallel))
+        salt_bytes, digest_bytes = _decode(salt), _decode(digest)
+        if kind != "scrypt" or len(salt_bytes) < SALT_BYTES or len(digest_bytes) != HASH_BYTES:
+            raise ValueError
+        if parameters[0] < COST or parameters[0] > COST_MAX:
+            raise ValueError
+        hash_token("", salt_bytes, parameters)  # Refuses parameters that scrypt cannot have.
+    except (ValueError, MemoryError):
+        problem = (
+            f"must be scrypt:COST:BLOCK:PARALLEL:SALT:HASH, with a cost from {COST} to {COST_MAX}; "
+            f"make one with `slatemq access token`"
+        )
+        raise document.error(f"{path}.hash", problem) from None
+    expires_at_s = None if entry.expires is None else entry.expires.timestamp()
+    principal = Principal(entry.principal, "token", entry.attributes, expires_at_s)
+    return TokenEntry(entry.id, principal, salt_bytes, digest_bytes, parameters)
+
+
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

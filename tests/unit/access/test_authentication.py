@@ -1,0 +1,464 @@
+"""Static tokens and JSON Web Tokens, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from libs.access import authentication, jwt_tokens
+from libs.access.authentication import Authenticator
+from libs.access.documents import Document
+from libs.access.jwt_tokens import JwtTokens
+from libs.access.principals import ANONYMOUS
+from libs.access.reloading import ReloadedFile
+from libs.access.token_file import TokenEntry, TokenFile
+from slatemq._tokens import NewToken, new_token
+from slatemq.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
+
+
+class Files:
+    """A file of tokens and one of issuers, as an Authenticator reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokens = folder / "tokens.yaml"
+        self.issuers = folder / "issuers.yaml"
+        self.now_s = time.time()
+
+    def write(self, *tokens: NewToken) -> None:
+        self.tokens.write_text(yaml.safe_dump({"tokens": [token.entry for token in tokens]}))
+
+    def authenticator(self, *, tokens: bool = True, issuers: bool = False) -> Authenticator:
+        token_file = (
+            ReloadedFile(self.tokens, read=lambda: TokenFile(Document.read(self.tokens)))
+            if tokens
+            else None
+        )
+        issuer_file = (
+            ReloadedFile(self.issuers, read=lambda: JwtTokens(Document.read(self.issuers)))
+            if issuers
+            else None
+        )
+        self.reloaded = token_file
+        return Authenticator(token_file, issuer_file, lambda: self.now_s)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def bearer(token: str) -> str:
+    return f"Bearer {token}"
+
+
+async def test_a_static_token_proves_its_principal(files: Files) -> None:
+    made = new_token("shop", {"tenant": "a", "groups": ["x", "y"]})
+    files.write(made, new_token("other"))
+    authenticator = files.authenticator()
+
+    principal = await authenticator.prove(bearer(made.token))
+
+    assert (principal.name, principal.method) == ("shop", "token")
+    assert principal.attributes == {"tenant": "a", "groups": ["x", "y"]}
+    assert authenticator.known(bearer(made.token)) is principal
+
+
+async def test_a_call_without_a_token_is_anonymous(files: Files) -> None:
+    files.write()
+
+    assert await files.authenticator().prove("") is ANONYMOUS
+
+
+def forms_of(token: str) -> dict[str, str]:
+    head, _, secret = token.rpartition("_")
+    return {
+        "other secret": bearer(head + "_" + secret[:-1] + ("A" if secret[-1] != "A" else "B")),
+        "other ID": bearer(token.replace("smq_", "smq_2")),
+        "cut": bearer(token[:-1]),
+        "basic": f"Basic {token}",
+        "bare": token,
+        "two": bearer(f"{token} {token}"),
+        "empty": "Bearer ",
+        "long": bearer("smq_abcdefgh_" + "A" * 20_000),
+        "text": bearer("ä" * 30),
+    }
+
+
+@pytest.mark.parametrize("form", forms_of("smq_abcdefgh_" + "A" * 40))
+async def test_a_forged_token_is_refused(files: Files, form: str) -> None:
+    made = new_token("shop")
+    files.write(made)
+    authenticator = files.authenticator()
+    await authenticator.prove(bearer(made.token))
+
+    with pytest.raises(Unauthenticated):
+        await authenticator.prove(forms_of(made.token)[form])
+
+
+async def test_a_token_ends_when_it_expires(files: Files) -> None:
+    made = new_token("shop", expires=datetime.fromtimestamp(files.now_s, UTC) + timedelta(hours=1))
+    files.write(made)
+    authenticator = files.authenticator()
+    await authenticator.prove(bearer(made.token))
+
+    files.now_s += 3601
+
+    assert authenticator.known(bearer(made.token)) is None
+    with pytest.raises(Unauthenticated, match="expired"):
+        await authenticator.prove(bearer(made.token))
+
+
+async def test_a_token_that_is_removed_from_the_file_is_refused(files: Files) -> None:
+    old, new = new_token("shop"), new_token("shop")
+    files.write(old)
+    authenticator = files.authenticator()
+    await authenticator.prove(bearer(old.token))
+
+    files.write(new)
+    assert files.reloaded is not None
+    assert files.reloaded.reload()
+    authenticator.forget()
+
+    assert (await authenticator.prove(bearer(new.token))).name == "shop"
+    with pytest.raises(Unauthenticated, match="not known"):
+        await authenticator.prove(bearer(old.token))
+
+
+async def test_a_token_that_is_removed_while_it_is_checked_is_not_remembered(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = new_token("shop")
+    files.write(made)
+    authenticator = files.authenticator()
+    checking, go_on = threading.Event(), threading.Event()
+    matches = TokenEntry.matches
+
+    def slow(self: TokenEntry, token: str) -> bool:
+        checking.set()
+        assert go_on.wait(10)
+        return matches(self, token)
+
+    monkeypatch.setattr(TokenEntry, "matches", slow)
+    check = asyncio.create_task(authenticator.prove(bearer(made.token)))
+    await asyncio.to_thread(checking.wait, 10)
+    authenticator.forget()
+    go_on.set()
+    await check
+
+    assert authenticator.known(bearer(made.token)) is None
+
+
+async def test_a_flood_of_forged_tokens_waits_within_bounds(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = new_token("shop")
+    files.write(made)
+    authenticator = files.authenticator()
+    await authenticator.prove(bearer(made.token))
+    monkeypatch.setattr(authentication, "WAITING_MAX", 3)
+    forged = [bearer(f"smq_{made.entry['id']}_{n:040}") for n in range(8)]
+
+    results = await asyncio.gather(
+        *(authenticator.prove(token) for token in forged), return_exceptions=True
+    )
+
+    kinds = [type(result) for result in results]
+    assert kinds.count(ResourceExhausted) == 5
+    assert kinds.count(Unauthenticated) == 3
+    assert (await authenticator.prove(bearer(made.token))).name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"hash": "plain:secret"}, "tokens[0].hash"),
+        ({"hash": "scrypt:16384:8:1::"}, "tokens[0].hash"),
+        ({"hash": "scrypt:2:8:1:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
+        ({"hash": "scrypt:99999999:8:1:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
+        ({"hash": "scrypt:16384:8:999999:" + "A" * 22 + ":" + "A" * 43}, "tokens[0].hash"),
+        ({"id": "UPPER"}, "tokens[0].id"),
+        ({"principal": ""}, "tokens[0].principal"),
+        ({"secret": "x"}, "tokens[0]"),
+        ({"expires": "soon"}, "tokens[0].expires"),
+        ({"expires": "2027-01-01T00:00:00"}, "tokens[0].expires"),
+    ],
+)
+def test_a_bad_entry_is_refused_with_its_key(change: dict[str, Any], field: str) -> None:
+    text = yaml.safe_dump({"tokens": [new_token("shop").entry | change]})
+
+    with pytest.raises(InvalidArgument) as caught:
+        TokenFile(Document("tokens.yaml", text))
+
+    assert caught.value.field == field
+    assert "tokens.yaml" in caught.value.description
+
+
+def test_a_file_has_no_secret_and_no_two_tokens_are_alike() -> None:
+    first, second = new_token("shop"), new_token("shop")
+    secret = first.token.split("_", 2)[2]
+
+    assert secret not in yaml.safe_dump(first.entry)
+    assert first.entry["id"] != second.entry["id"]
+    assert first.entry["hash"].split(":")[4:] != second.entry["hash"].split(":")[4:]
+
+
+ISSUER = "http://127.0.0.1:1"
+AUDIENCE = "slatemq"
+
+
+@cache
+def private_key(owner: str, key_id: str) -> rsa.RSAPrivateKey:
+    """The same in all tests: making one takes long."""
+    return rsa.generate_private_key(public_exponent=65_537, key_size=2048)
+
+
+@dataclass
+class KeyServer:
+    """An issuer: its keys over HTTP."""
+
+    url: str
+    owner: str = "issuer"
+    private: dict[str, rsa.RSAPrivateKey] = field(default_factory=dict)
+    published: dict[str, Any] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    is_down: bool = False
+
+    def add(self, key_id: str) -> None:
+        key = self.private[key_id] = private_key(self.owner, key_id)
+        numbers = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+        self.published[key_id] = numbers | {"kid": key_id, "use": "sig", "alg": "RS256"}
+
+    def sign(self, key_id: str = "one", *, headers: Any = None, **claims: Any) -> str:
+        now = time.time()
+        whole = {"iss": self.url, "aud": AUDIENCE, "sub": "pod-1", "exp": now + 600, "iat": now}
+        whole |= claims
+        whole = {name: value for name, value in whole.items() if value is not None}
+        return jwt.encode(
+            whole, self.private[key_id], "RS256", headers={"kid": key_id} | (headers or {})
+        )
+
+
+@pytest.fixture
+def issuer() -> Iterator[KeyServer]:
+    served: KeyServer
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            served.requests.append(self.path)
+            if served.is_down:
+                self.send_error(503)
+                return
+            body = (
+                {"jwks_uri": f"{served.url}/keys"}
+                if self.path.startswith("/.well-known/")
+                else {"keys": list(served.published.values())}
+            )
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Tests have no log of it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served = KeyServer(f"http://127.0.0.1:{server.server_port}")
+    served.add("one")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield served
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def accepting(files: Files, issuer: KeyServer, **settings: Any) -> Authenticator:
+    entry = {"issuer": issuer.url, "audience": AUDIENCE} | settings
+    files.issuers.write_text(yaml.safe_dump({"issuers": [entry]}))
+    return files.authenticator(tokens=False, issuers=True)
+
+
+async def test_a_signed_token_proves_its_subject(files: Files, issuer: KeyServer) -> None:
+    authenticator = accepting(
+        files, issuer, principal_prefix="k8s:", attributes=["tenant", "groups", "absent"]
+    )
+
+    principal = await authenticator.prove(
+        bearer(issuer.sign(tenant="a", groups=["x", 3, "y"], aud=["other", AUDIENCE]))
+    )
+
+    assert (principal.name, principal.method) == ("k8s:pod-1", "jwt")
+    assert principal.attributes == {"tenant": "a", "groups": ["x", "y"]}
+    assert issuer.requests == ["/.well-known/openid-configuration", "/keys"]
+
+
+def unsigned(issuer: KeyServer) -> str:
+    parts = (
+        {"alg": "none", "kid": "one"},
+        {"iss": issuer.url, "aud": AUDIENCE, "sub": "root", "exp": time.time() + 600},
+    )
+    texts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
+    return b".".join([*texts, b""]).decode()
+
+
+def signed_with_the_public_key(issuer: KeyServer) -> str:
+    """HS256 with the published key as the secret: the usual confusion of algorithms."""
+    public = (
+        issuer.private["one"]
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    claims = {"iss": issuer.url, "aud": AUDIENCE, "sub": "root", "exp": time.time() + 600}
+    head, body, _ = jwt.encode(claims, "x" * 32, "HS256", headers={"kid": "one"}).split(".")
+    signature = hmac.digest(public, f"{head}.{body}".encode(), "sha256")
+    return f"{head}.{body}." + base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
+
+
+def by_another_key(issuer: KeyServer) -> str:
+    other = KeyServer(issuer.url, "forger")
+    other.add("one")
+    return other.sign()
+
+
+FORGED: dict[str, Callable[[KeyServer], str]] = {
+    "expired": lambda issuer: issuer.sign(exp=time.time() - 31),
+    "not yet": lambda issuer: issuer.sign(nbf=time.time() + 300),
+    "no expiry": lambda issuer: issuer.sign(exp=None),
+    "wrong audience": lambda issuer: issuer.sign(aud="other"),
+    "no audience": lambda issuer: issuer.sign(aud=None),
+    "unknown issuer": lambda issuer: issuer.sign(iss="http://127.0.0.1:1"),
+    "no subject": lambda issuer: issuer.sign(sub=None),
+    "empty subject": lambda issuer: issuer.sign(sub=""),
+    "long subject": lambda issuer: issuer.sign(sub="x" * 256),
+    "unknown key": lambda issuer: issuer.sign(headers={"kid": "other"}),
+    "odd key": lambda issuer: issuer.sign(headers={"kid": ""}),
+    "alg none": unsigned,
+    "alg confusion": signed_with_the_public_key,
+    "other key": by_another_key,
+    "other signature": lambda issuer: issuer.sign()[:-6] + "AAAAAA",
+    "no token": lambda issuer: "a.b.c",
+    "oversized": lambda issuer: issuer.sign(junk="x" * 20_000),
+}
+
+
+@pytest.mark.parametrize("form", FORGED)
+async def test_a_bad_signed_token_is_refused(files: Files, issuer: KeyServer, form: str) -> None:
+    authenticator = accepting(files, issuer)
+
+    with pytest.raises(Unauthenticated):
+        await authenticator.prove(bearer(FORGED[form](issuer)))
+
+    assert (await authenticator.prove(bearer(issuer.sign()))).name == "pod-1"
+
+
+async def test_a_new_key_is_fetched_and_a_withdrawn_one_ends(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
+    authenticator = accepting(files, issuer)
+    await authenticator.prove(bearer(issuer.sign()))
+
+    issuer.add("two")
+    del issuer.published["one"]
+
+    assert (await authenticator.prove(bearer(issuer.sign("two")))).name == "pod-1"
+    with pytest.raises(Unauthenticated, match="key"):
+        await authenticator.prove(bearer(issuer.sign("one", sub="pod-2")))
+
+
+async def test_unknown_keys_do_not_make_requests_without_end(
+    files: Files, issuer: KeyServer
+) -> None:
+    authenticator = accepting(files, issuer)
+    await authenticator.prove(bearer(issuer.sign()))
+    before = len(issuer.requests)
+
+    for number in range(20):
+        with pytest.raises(Unauthenticated):
+            await authenticator.prove(bearer(issuer.sign(headers={"kid": f"k{number}"})))
+
+    assert len(issuer.requests) == before
+
+
+async def test_an_issuer_that_is_down_is_no_refusal(files: Files, issuer: KeyServer) -> None:
+    authenticator = accepting(files, issuer)
+    issuer.is_down = True
+
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign()))
+
+
+async def test_known_keys_serve_while_their_issuer_is_down(
+    files: Files, issuer: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwt_tokens, "FETCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(jwt_tokens, "KEYS_AGE_S_MAX", 0.0)
+    authenticator = accepting(files, issuer)
+    await authenticator.prove(bearer(issuer.sign()))
+
+    issuer.is_down = True
+
+    assert (await authenticator.prove(bearer(issuer.sign(sub="pod-2")))).name == "pod-2"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"algorithms": ["HS256"]}, "issuers[0].algorithms[0]"),
+        ({"algorithms": ["none"]}, "issuers[0].algorithms[0]"),
+        ({"algorithms": []}, "issuers[0].algorithms"),
+        ({"issuer": "http://example.com"}, "issuers[0].issuer"),
+        ({"jwks_url": "http://example.com/keys"}, "issuers[0].jwks_url"),
+        ({"jwks_url": "file:///etc/passwd"}, "issuers[0].jwks_url"),
+        ({"audience": []}, "issuers[0].audience"),
+        ({"clock_skew_s": 86_400}, "issuers[0].clock_skew_s"),
+        ({"secret": "x"}, "issuers[0]"),
+    ],
+)
+def test_a_bad_issuer_is_refused_with_its_key(change: dict[str, Any], field: str) -> None:
+    entry = {"issuer": "https://example.com", "audience": AUDIENCE} | change
+
+    with pytest.raises(InvalidArgument) as caught:
+        JwtTokens(Document("issuers.yaml", yaml.safe_dump({"issuers": [entry]})))
+
+    assert caught.value.field == field
+
+
+def test_a_bad_new_version_leaves_the_one_before(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = new_token("shop")
+    files.write(made)
+    reloaded = ReloadedFile(files.tokens, read=lambda: TokenFile(Document.read(files.tokens)))
+
+    files.tokens.write_text("tokens: [")
+
+    assert not reloaded.reload()
+    assert reloaded.value.get(made.entry["id"]) is not None
+    assert "is not YAML" in caplog.text
+    caplog.clear()
+    assert not reloaded.reload()
+    assert not caplog.text
+    files.tokens.unlink()
+    assert not reloaded.reload()
+    files.write(made, new_token("other"))
+    assert reloaded.reload()
+    assert len(reloaded.value) == 2

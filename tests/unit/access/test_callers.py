@@ -1,0 +1,134 @@
+"""Calls are judged by who makes them, before they are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from libs.access.authentication import Authenticator
+from libs.access.callers import Callers
+from libs.access.documents import Document
+from libs.access.methods import access_of
+from libs.access.policy import Policy
+from libs.access.reloading import ReloadedFile
+from libs.access.token_file import TokenFile
+from slatemq._tokens import new_token
+from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
+from slatemq.v1 import assignment_pb2, consumer_pb2, queue_pb2, topology_pb2
+
+POLICY = """
+roles:
+  worker:
+    - {verbs: [consume, inspect], queues: ["orders*"]}
+bindings:
+  - principals: [worker, certified]
+    roles: [worker]
+"""
+CLAIM = access_of("/slatemq.v1.ConsumerService/Claim")
+ACK = access_of("/slatemq.v1.ConsumerService/Ack")
+PURGE = access_of("/slatemq.v1.QueueService/PurgeQueue")
+LIST = access_of("/slatemq.v1.QueueService/ListQueues")
+ASSIGN = access_of("/slatemq.v1.AssignmentService/Assign")
+TOPOLOGY = access_of("/slatemq.v1.TopologyService/GetTopology")
+CHECK = access_of("/grpc.health.v1.Health/Check")
+
+
+class Rig:
+    """A policy, and tokens of `worker` and `stranger`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policy = folder / "policy.yaml"
+        self.policy.write_text(POLICY)
+        tokens = folder / "tokens.yaml"
+        made = {name: new_token(name) for name in ("worker", "stranger")}
+        tokens.write_text(yaml.safe_dump({"tokens": [one.entry for one in made.values()]}))
+        self.worker = f"Bearer {made['worker'].token}"
+        self.stranger = f"Bearer {made['stranger'].token}"
+        self.file = ReloadedFile(self.policy, read=lambda: Policy(Document.read(self.policy)))
+        token_file = ReloadedFile(tokens, read=lambda: TokenFile(Document.read(tokens)))
+        self.callers = Callers(Authenticator(token_file, None), self.file, ("cert*",))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+async def test_a_call_is_judged_by_the_queue_that_it_names(rig: Rig) -> None:
+    worker = await rig.callers.find(rig.worker)
+
+    worker.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders-eu"))
+    worker.check(ACK, consumer_pb2.AckRequest(lease_tokens=["1"]))
+    worker.check(LIST, queue_pb2.ListQueuesRequest())
+    with pytest.raises(PermissionDenied) as caught:
+        worker.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="bills"))
+    assert caught.value.metadata == {"verb": "consume", "queue": "bills"}
+    with pytest.raises(PermissionDenied):
+        worker.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
+
+
+async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
+    rig.policy.write_text(
+        "roles: {all: [{verbs: [publish, consume, inspect, edit, administer, operate]}]}\n"
+        "bindings: [{principals: ['*'], roles: [all]}]\n"
+    )
+    assert rig.file.reload()
+
+    for authorization in ("", rig.worker, rig.stranger):
+        caller = await rig.callers.find(authorization, ["certified"])
+        caller.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
+        with pytest.raises(PermissionDenied, match="only services"):
+            caller.check(ASSIGN, assignment_pb2.AssignRequest())
+
+
+async def test_who_proves_nothing_is_told_to_and_who_does_is_refused(rig: Rig) -> None:
+    async def outcome(authorization: str) -> type[SlateMQError] | None:
+        try:
+            caller = await rig.callers.find(authorization)
+            caller.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
+        except SlateMQError as error:
+            return type(error)
+        return None
+
+    assert await outcome(rig.worker) is None
+    assert await outcome(rig.stranger) is PermissionDenied
+    assert await outcome("") is Unauthenticated
+    assert await outcome("Bearer x") is Unauthenticated
+
+
+async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> None:
+    anonymous = await rig.callers.find("")
+    stranger = await rig.callers.find(rig.stranger)
+
+    anonymous.check(CHECK, None)
+    stranger.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
+    with pytest.raises(Unauthenticated):
+        anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
+
+
+async def test_a_client_certificate_proves_one_of_its_names(rig: Rig) -> None:
+    certified = await rig.callers.find("", ["other", "certified"])
+    certified.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
+
+    assert certified.principal.method == "certificate"
+    other = await rig.callers.find("", ["other"])
+    assert other.principal.name == "anonymous"
+    with pytest.raises(Unauthenticated):
+        await rig.callers.find("Bearer bad", ["certified"])
+
+
+async def test_a_new_policy_holds_for_callers_that_are_known(rig: Rig) -> None:
+    before = await rig.callers.find(rig.worker)
+    assert rig.callers.known(rig.worker) is before
+
+    rig.policy.write_text(POLICY.replace('"orders*"', '"bills"'))
+    assert rig.file.reload()
+
+    after = rig.callers.known(rig.worker)
+    assert after is not None
+    after.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="bills"))
+    with pytest.raises(PermissionDenied):
+        after.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
+    assert after.quota is before.quota

@@ -1,0 +1,87 @@
+"""Each RPC says who may call it, and its queues are found in its requests."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from libs.access.methods import access_of
+from slatemq.v1 import (
+    assignment_pb2,
+    consumer_pb2,
+    entry_pb2,
+    ingest_pb2,
+    queue_pb2,
+    router_pb2,
+)
+
+PROTOS = Path(__file__).resolve().parents[3] / "protos"
+
+
+def rpcs() -> list[MethodDescriptor]:
+    found: list[MethodDescriptor] = []
+    for path in sorted((PROTOS / "slatemq").rglob("*.proto")):
+        name = str(path.relative_to(PROTOS))
+        import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+        file = descriptor_pool.Default().FindFileByName(name)
+        for service in file.services_by_name.values():
+            found += service.methods
+    return sorted(found, key=lambda rpc: rpc.full_name)
+
+
+@pytest.mark.parametrize("rpc", rpcs(), ids=lambda rpc: rpc.full_name)
+def test_an_rpc_says_who_may_call_it(rpc: MethodDescriptor) -> None:
+    service, _, name = rpc.full_name.rpartition(".")
+
+    access = access_of(f"/{service}/{name}")
+
+    assert list(access.queues(GetMessageClass(rpc.input_type)())) in ([], [""], ["", ""])
+
+
+def test_a_request_gives_its_queues() -> None:
+    settlements = [entry_pb2.DeadLetterSettlement(handle=handle) for handle in ("a/1/f0", "b/2")]
+    start = consumer_pb2.ConsumeStart(queue_id="q")
+    heartbeat = consumer_pb2.ConsumeHeartbeat()
+    cases = [
+        ("ConsumerService/Claim", consumer_pb2.ClaimRequest(queue_id="q"), ["q"]),
+        (
+            "QueueService/CreateQueue",
+            queue_pb2.CreateQueueRequest(queue=queue_pb2.Queue(queue_id="q")),
+            ["q"],
+        ),
+        ("QueueService/CreateQueue", queue_pb2.CreateQueueRequest(), []),
+        ("ConsumerService/Consume", consumer_pb2.ConsumeRequest(start=start), ["q"]),
+        ("ConsumerService/Consume", consumer_pb2.ConsumeRequest(heartbeat=heartbeat), []),
+        ("RouterService/Explain", router_pb2.ExplainRequest(queue_ids=["a", "b"]), ["a", "b"]),
+    ]
+    for method, request, queues in cases:
+        assert list(access_of(f"/slatemq.v1.{method}").queues(request)) == queues
+    service = entry_pb2.DESCRIPTOR.services_by_name["DeadLetterService"].full_name
+    settle = access_of(f"/{service}/SettleDeadLetters")
+    request = entry_pb2.SettleDeadLettersRequest(settlements=settlements)
+    assert list(settle.queues(request)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("method", "caller"),
+    [
+        (f"{assignment_pb2.DESCRIPTOR.package}.AssignmentService/Assign", "service"),
+        (f"{ingest_pb2.DESCRIPTOR.package}.IngestService/Publish", "publish"),
+        ("slatemq.v1.TopologyService/GetTopology", "authenticated"),
+        ("grpc.health.v1.Health/Check", "anyone"),
+        ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "authenticated"),
+    ],
+)
+def test_what_an_rpc_asks(method: str, caller: str) -> None:
+    assert access_of(f"/{method}").caller == caller
+
+
+@pytest.mark.parametrize("method", ["/slatemq.v1.QueueService/Absent", "/other/X", "", "/"])
+def test_a_method_that_is_not_there_has_no_access(method: str) -> None:
+    with pytest.raises(LookupError):
+        access_of(method)

@@ -1,0 +1,144 @@
+"""Policies: what they permit, and how a bad one is refused."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.access.documents import Document
+from libs.access.policy import Pattern, Policy, Rights
+from libs.access.principals import ANONYMOUS, Principal
+from libs.access.verbs import VERBS, Verb
+from slatemq.errors import InvalidArgument
+
+POLICY = """
+roles:
+  shop:
+    - verbs: [publish]
+      queues: ["orders", "orders-*"]
+      when: headers.tenant == principal.tenant
+    - verbs: [consume, inspect]
+      queues: [receipts]
+  operator:
+    - verbs: [inspect, operate]
+bindings:
+  - principals: ["shop-*"]
+    roles: [shop]
+  - principals: [ops, shop-lead]
+    roles: [operator]
+"""
+
+SHOP = Principal("shop-1", "token", {"tenant": "a"})
+
+
+def rights(principal: Principal, text: str = POLICY) -> Rights:
+    return Policy(Document("policy.yaml", text)).rights(principal)
+
+
+@pytest.mark.parametrize(
+    ("verb", "queue", "headers", "permitted"),
+    [
+        ("publish", "orders", {"tenant": "a"}, True),
+        ("publish", "orders-eu", {"tenant": "a"}, True),
+        ("publish", "orders", {"tenant": "b"}, False),
+        ("publish", "orders", {}, False),
+        ("publish", "other", {"tenant": "a"}, False),
+        ("publish", "", {"tenant": "a"}, False),
+        ("consume", "receipts", None, True),
+        ("consume", "receipts2", None, False),
+        ("administer", "receipts", None, False),
+        ("operate", "", None, False),
+    ],
+)
+def test_a_principal_may_do_what_a_rule_permits_and_nothing_else(
+    verb: Verb, queue: str, headers: dict[str, str] | None, permitted: bool
+) -> None:
+    assert rights(SHOP).decide(verb, queue, headers).is_permitted is permitted
+
+
+def test_a_decision_names_its_rule_or_what_is_missing() -> None:
+    shop = rights(SHOP)
+
+    assert shop.decide("consume", "receipts").reason == "permitted by roles.shop[1]"
+    assert shop.decide("publish", "orders", {"tenant": "b"}).reason == (
+        "roles.shop[0]: its condition is false"
+    )
+    assert "cannot be evaluated" in shop.decide("publish", "orders", {}).reason
+    assert shop.decide("edit", "receipts").reason == (
+        "no rule permits 'shop-1' to edit on 'receipts'"
+    )
+
+
+def test_a_message_without_a_queue_header_needs_the_pattern_of_all_queues() -> None:
+    all_queues = "roles: {r: [{verbs: [publish]}]}\nbindings: [{principals: [p], roles: [r]}]"
+    publisher = rights(Principal("p", "token"), all_queues)
+
+    assert publisher.decide("publish", "", {}).is_permitted
+    assert not rights(SHOP).decide("publish", "", {"tenant": "a"}).is_permitted
+
+
+def test_the_rules_of_all_bindings_of_a_name_add_up() -> None:
+    lead = rights(Principal("shop-lead", "token", {"tenant": "a"}))
+
+    assert lead.decide("operate").is_permitted
+    assert lead.decide("publish", "orders", {"tenant": "a"}).is_permitted
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_who_is_not_bound_may_do_nothing(verb: Verb) -> None:
+    for principal in (ANONYMOUS, Principal("stranger", "jwt")):
+        assert not rights(principal).decide(verb, "receipts", {}).is_permitted
+        assert not rights(principal).permits_some(verb)
+
+
+def test_an_attribute_cannot_take_the_place_of_the_name() -> None:
+    text = """
+roles: {r: [{verbs: [publish], when: 'principal.name == "root"'}]}
+bindings: [{principals: ["*"], roles: [r]}]
+"""
+    forger = rights(Principal("forger", "jwt", {"name": "root"}), text)
+
+    assert not forger.decide("publish", "q", {}).is_permitted
+
+
+@given(
+    pattern=st.text(alphabet="ab*.\n", max_size=8),
+    text=st.text(alphabet="ab.\n", max_size=8),
+)
+def test_patterns_match_as_a_shell_does_with_the_star_alone(pattern: str, text: str) -> None:
+    assert Pattern([pattern]).matches(text) == fnmatchcase(text, pattern)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "line"),
+    [
+        ("roles: {r: [{verbs: [fly]}]}", "roles.r[0].verbs[0]", 1),
+        ("roles:\n  r:\n    - verbs: []", "roles.r[0].verbs", 3),
+        ("roles:\n  r:\n    - verbs: [publish]\n      when: headers.x +", "roles.r[0].when", 4),
+        ("roles:\n  r:\n    - verbs: [publish]\n      when: nothing", "roles.r[0].when", 4),
+        ("roles:\n  r:\n    - verbs: [consume]\n      when: 'true'", "roles.r[0].when", 4),
+        ("roles:\n  r:\n    - {verbs: [operate], queues: [q]}", "roles.r[0].queues", 3),
+        ("roles:\n  r:\n    - {verbs: [operate], queue: q}", "roles.r[0]", 3),
+        ("bindings:\n  - {principals: [p], roles: [absent]}", "bindings[0].roles[0]", 2),
+        ("roles: []", "roles", 1),
+        ("rules: []", "rules", 1),
+        ("roles:\n  r: []\n  r: []", "roles.r", 2),
+    ],
+)
+def test_a_bad_policy_is_refused_with_its_key_and_line(text: str, field: str, line: int) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        rights(SHOP, text)
+
+    assert caught.value.field == field
+    assert f"line {line} of policy.yaml" in caught.value.description or (
+        f"in lines {line} and" in caught.value.description
+    )
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "\0", "a: !!python/object:x {}", "[" * 5000])
+def test_what_is_not_a_mapping_in_yaml_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"policy\.yaml"):
+        rights(SHOP, text)
