@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from slatemq._consume.delivered import Received
     from slatemq._publish.published import Published
     from slatemq.client import Client, connect
+    from slatemq.credentials import Credentials
     from slatemq.models import (
         BatchSettings,
         Explanation,
@@ -108,6 +109,7 @@ __all__ = [
     "Complete",
     "Consumer",
     "Counts",
+    "Credentials",
     "DelayedWatch",
     "DeletedQueue",
     "DropDeadLetter",
@@ -167,6 +169,7 @@ __all__ = [
 _HOMES = (
     "models",
     "client",
+    "credentials",
     "_admin.entry_models",
     "_admin.instance",
     "_admin.janitor",
@@ -187,7 +190,7 @@ _HOMES = (
 )
 """The modules of the names. The client loads all that follow it but the last, which few need."""
 
-_MODULES = ("codecs", "errors", "events", "sync")
+_MODULES = ("codecs", "encryption", "errors", "events", "sync")
 """The modules that users need beside the names of this one."""
 
 

@@ -26,10 +26,12 @@ from slatemq._consume.finishing import Finisher, nack_of
 from slatemq._consume.processing import ending_at_sigterm, process_all
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
+from slatemq._rpc.connecting import Connecting
 from slatemq._rpc.endpoints import addresses_of
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.peers import CALL_S, Peers
 from slatemq._rpc.queue_locations import QueueLocations
+from slatemq.credentials import Credentials
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.models import (
     BatchSettings,
@@ -52,6 +54,7 @@ def connect(
     batches: BatchSettings | None = None,
     call_timeout: Duration = CALL_S,
     tracing: bool = False,
+    credentials: Credentials | None = None,
 ) -> Client:
     """A client of the instance that has a process at `endpoint` (`host:port`, any service).
 
@@ -61,8 +64,15 @@ def connect(
     answers, InvalidArgument (NOT_SLATEMQ) when another server does.
     `call_timeout`: how long a call is repeated while processes are down. `tracing`: record
     OpenTelemetry spans and metrics, and carry the context in the headers; needs the extra `otel`.
+    `credentials`: certificates and a token, for instances that need them.
     """
-    return Client(endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing)
+    return Client(
+        endpoint,
+        batches=batches,
+        call_timeout=call_timeout,
+        tracing=tracing,
+        credentials=credentials,
+    )
 
 
 class Client(
@@ -85,11 +95,13 @@ class Client(
         batches: BatchSettings | None = None,
         call_timeout: Duration = CALL_S,
         tracing: bool = False,
+        credentials: Credentials | None = None,
     ) -> None:
         addresses = addresses_of(endpoint)
         self._telemetry = _telemetry(addresses[0]) if tracing else None
-        carried = None if self._telemetry is None else self._telemetry.carried
-        peers = Peers(addresses, seconds(call_timeout, "call_timeout"), carried)
+        context = None if self._telemetry is None else self._telemetry.carried
+        connecting = Connecting(credentials, context)
+        peers = Peers(addresses, seconds(call_timeout, "call_timeout"), connecting)
         locations = QueueLocations(peers)
         self._finisher = Finisher(locations)
         super().__init__(locations, LeaseKeeper(self._finisher))

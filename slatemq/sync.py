@@ -29,6 +29,7 @@ from slatemq._consume.commands import Command
 from slatemq._rpc.blocking import Face, Loop, StreamFace, iterator_of, list_of, maker_of, method_of
 from slatemq._rpc.forks import check_can_connect
 from slatemq._rpc.peers import CALL_S
+from slatemq.credentials import Credentials
 from slatemq.errors import Unavailable
 from slatemq.models import BatchSettings, Duration, Time
 
@@ -377,6 +378,7 @@ def connect(
     batches: BatchSettings | None = None,
     call_timeout: Duration = CALL_S,
     tracing: bool = False,
+    credentials: Credentials | None = None,
 ) -> SyncClient:
     """A synchronous client; see slatemq.connect. Use it as a context manager."""
     check_can_connect()
@@ -384,7 +386,11 @@ def connect(
 
     async def make() -> asynchronous.Client:
         return asynchronous.connect(
-            endpoint, batches=batches, call_timeout=call_timeout, tracing=tracing
+            endpoint,
+            batches=batches,
+            call_timeout=call_timeout,
+            tracing=tracing,
+            credentials=credentials,
         )
 
     try:

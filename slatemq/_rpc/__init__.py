@@ -10,7 +10,11 @@ In reading order; a file imports only files above it:
                   hundred thousand
 `topology_cache`  Where the processes of an instance are: learned from any of them, and kept up to
                   date
-`traced_channels` Channels whose calls carry the current trace context in their metadata
+`metadata_channels` Channels whose calls carry metadata: the trace context, and the token of who
+                  calls
+`tls`             TLS of a client or a service: its certificates as files, read again when they
+                  change
+`connecting`      How a client's channels are opened: plain or TLS, with the metadata of every call
 `peers`           Finding the processes of an instance from one address, and calling them until
                   they answer
 `blocking`        Coroutines for programs without asyncio: an event loop in a thread, and faces of

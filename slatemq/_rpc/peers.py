@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from slatemq._rpc.forks import check_can_connect, inherited_client, note_channel
+from slatemq._rpc.connecting import Connecting
+from slatemq._rpc.forks import check_can_connect, inherited_client
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
 from slatemq._rpc.topology_cache import TopologyCache
-from slatemq._rpc.traced_channels import Carried, traced_channel
 from slatemq.errors import (
     DeadlineExceeded,
     ResourceExhausted,
@@ -109,17 +109,21 @@ class Peers:
     """The channels of one client, on one event loop of one process."""
 
     def __init__(
-        self, addresses: Sequence[str], call_s: float = CALL_S, carried: Carried | None = None
+        self,
+        addresses: Sequence[str],
+        call_s: float = CALL_S,
+        connecting: Connecting | None = None,
     ) -> None:
         """Ask these addresses first; try each call for at most `call_s` seconds.
 
-        `carried` gives every call a trace context, where there is any. Raises RuntimeError as
-        `check_can_connect`.
+        `connecting` opens the channels. Raises RuntimeError as `check_can_connect`.
         """
         check_can_connect()
         self.call_s = call_s
-        self._carried = carried
+        self._connecting = connecting or Connecting()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._outdated: list[grpc.aio.Channel] = []
+        self._version = self._connecting.version
         self._topology = TopologyCache(addresses, self.at)
         self._closed = False
         self._pid = os.getpid()
@@ -146,19 +150,21 @@ class Peers:
     def at(self, address: str) -> grpc.aio.Channel:
         if self._closed:
             raise closed()
+        if self._version != self._connecting.version:
+            # Calls that are under way go on; new ones connect with the new certificates.
+            self._version = self._connecting.version
+            self._outdated += self._channels.values()
+            self._channels = {}
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-            note_channel(channel)
-            if self._carried is not None:
-                channel = traced_channel(channel, self._carried)
-            self._channels[address] = channel
+            channel = self._channels[address] = self._connecting.open(address, _OPTIONS)
         return channel
 
     async def close(self) -> None:
         """Closes all channels; calls that are under way raise Unavailable (CLIENT_CLOSED)."""
         self._closed = True
-        channels, self._channels = list(self._channels.values()), {}
+        channels = [*self._outdated, *self._channels.values()]
+        self._channels, self._outdated = {}, []
         for channel in channels:
             await channel.close()
         await self._topology.close()

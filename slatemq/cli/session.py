@@ -19,7 +19,7 @@ from slatemq.cli import interrupts
 from slatemq.cli.failures import Interrupted
 from slatemq.cli.output import say, write_json
 from slatemq.cli.parameters import DURATION, ENDPOINT
-from slatemq.errors import SlateMQError
+from slatemq.errors import InvalidArgument, SlateMQError
 
 if TYPE_CHECKING:
     from slatemq.client import Client
@@ -33,6 +33,34 @@ ENDPOINT_VARIABLE = "SLATEMQ_ENDPOINT"
 
 DEFAULT_TIMEOUT = timedelta(seconds=30)
 
+CREDENTIALS = {
+    "profile": (
+        "NAME",
+        "The profile to use of ~/.config/slatemq/profiles.toml.  "
+        "[env var: SLATEMQ_PROFILE; default: default]",
+    ),
+    "tls": ("", "Connect with TLS; so do --ca, --cert and --server-name.  [env var: SLATEMQ_TLS]"),
+    "ca": (
+        "FILE",
+        "Authorities that certificates of services must be signed by, in PEM.  "
+        "[env var: SLATEMQ_CA]",
+    ),
+    "cert": ("FILE", "The certificate that proves who calls, in PEM.  [env var: SLATEMQ_CERT]"),
+    "key": ("FILE", "Its private key, in PEM.  [env var: SLATEMQ_KEY]"),
+    "token_file": (
+        "FILE",
+        "A file with the token that proves who calls.  "
+        "[env vars: SLATEMQ_TOKEN_FILE, SLATEMQ_TOKEN]",
+    ),
+    "server_name": (
+        "NAME",
+        "The name that certificates of services have, if not that of the "
+        "address.  [env var: SLATEMQ_SERVER_NAME]",
+    ),
+}
+"""The options that say who calls, and how: metavar and help. Every command takes them; only the
+root command lists them, since they are the same for all."""
+
 
 @dataclass
 class Session:
@@ -45,13 +73,27 @@ class Session:
     endpoint: str | None = None
     json: bool = False
     timeout: timedelta = DEFAULT_TIMEOUT
+    profile: str | None = None
+    tls: bool | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    token_file: str | None = None
+    server_name: str | None = None
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
     def connect(self) -> Client:
         """A client of the server; entering it raises Unavailable when nothing answers there."""
         address = self._address()
         # Loads gRPC only now: that takes longer than a command that needs no server.
-        return slatemq.connect(address, call_timeout=self.timeout)
+        return slatemq.connect(address, call_timeout=self.timeout, credentials=self._credentials())
+
+    def _credentials(self) -> slatemq.Credentials:
+        given = {name: getattr(self, name) for name in CREDENTIALS if name != "profile"}
+        try:
+            return slatemq.Credentials.load(given, profile=self.profile)
+        except InvalidArgument as error:
+            raise click.UsageError(error.message) from error
 
     def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Run `work` with a client to its end, as `run` does."""
@@ -95,7 +137,7 @@ JSON_OPTION = click.Option(
     help="Print one JSON object per line, for programs.",
 )
 
-SESSION_OPTIONS = (
+SESSION_OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--endpoint"],
         type=ENDPOINT,
@@ -115,6 +157,23 @@ SESSION_OPTIONS = (
         "[default: 30s]",
     ),
 )
+
+
+class _RootOption(click.Option):
+    """An option that every command takes, and only the root command lists."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return super().get_help_record(ctx) if ctx.parent is None else None
+
+
+def _credential_option(name: str) -> click.Option:
+    metavar, text = CREDENTIALS[name]
+    kind: dict[str, Any] = {"metavar": metavar} if metavar else {"is_flag": True, "default": None}
+    flag = "--" + name.replace("_", "-")
+    return _RootOption([flag], expose_value=False, callback=_keep, help=text, **kind)
+
+
+SESSION_OPTIONS += tuple(map(_credential_option, CREDENTIALS))
 
 _pass_session = click.make_pass_decorator(Session, ensure=True)
 

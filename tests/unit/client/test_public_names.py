@@ -12,7 +12,7 @@ from slatemq.models import payload_bytes
 
 def test_the_names_of_the_package_are_those_for_users() -> None:
     names = {name for name in dir(slatemq) if not name.startswith("__")}
-    assert names == {*slatemq.__all__, "codecs", "errors", "events", "sync"}
+    assert names == {*slatemq.__all__, "codecs", "encryption", "errors", "events", "sync"}
     for name in names:
         assert getattr(slatemq, name) is not None
 

@@ -15,11 +15,16 @@ from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
 from services.stack import launcher
 from slatemq.cli.app import invoke
+from slatemq.credentials import VARIABLES
 from slatemq.variables import KNOWN, is_service_link, unknown_variables
 
 CONFIGS = (BrokerConfig, IngestConfig, JanitorConfig, RouterConfig)
 HOLDERS = (*CONFIGS, InstanceSettings)
-COMMAND = {f"SLATEMQ_{name}" for name in ("ENDPOINT", "MESSAGE_ID", "QUEUE", "ATTEMPTS", "HEADERS")}
+COMMAND = {
+    *(f"SLATEMQ_{name}" for name in ("ENDPOINT", "MESSAGE_ID", "QUEUE", "ATTEMPTS", "HEADERS")),
+    *(f"SLATEMQ_{name}" for name in ("PROFILE", "PROFILES", "TLS")),
+    *VARIABLES.values(),
+}
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
 
 LINKS = {

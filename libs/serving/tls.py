@@ -1,0 +1,116 @@
+"""TLS of a server: its certificate, read again when the files change, and what clients prove.
+
+gRPC asks for the certificate at each handshake, in a thread of its own. So a new one serves from
+the next connection on, and connections that are open stay open.
+
+gRPC's credentials cannot refuse TLS 1.2 by themselves; the guard of calls refuses those of such a
+connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, cast
+
+import grpc
+
+from slatemq._rpc.tls import CertificateFiles
+from slatemq.errors import InvalidArgument
+
+__all__ = ["OLDEST_TLS", "ServerTls", "identities", "is_old"]
+
+log = logging.getLogger(__name__)
+
+OLDEST_TLS: Final = b"TLSv1.3"
+
+AuthContext = Mapping[str, Iterable[bytes]]
+"""What gRPC says of a connection: `context.auth_context()`."""
+
+
+class ServerTls:
+    """The credentials of one port."""
+
+    def __init__(self, files: CertificateFiles, *, needs_client_certificate: bool) -> None:
+        """Read the files.
+
+        Args:
+            files: Certificate and key of the server; `ca` is what clients' are signed by.
+            needs_client_certificate: Whether clients without one are refused in the handshake.
+
+        Raises:
+            InvalidArgument: A file is not usable; names it.
+        """
+        self._files = files
+        self._needs_client_certificate = needs_client_certificate
+        self._lock = threading.Lock()
+        self._status = files.status()
+        self._first = self._configuration()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        changed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._changed)
+        return grpc.dynamic_ssl_server_credentials(
+            self._first, changed, self._needs_client_certificate
+        )
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The configuration, if the files have changed and are good; else None."""
+        with self._lock:
+            status = self._files.status()
+            if status == self._status:
+                return None
+            try:
+                configuration = self._configuration()
+            except InvalidArgument as error:
+                log.warning("keeping the certificate before: %s", error.message)
+                return None
+            self._status = status
+        log.info("certificate read again", extra={"file": str(self._files.cert)})
+        return configuration
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        ca, cert, key = self._files.read()
+        if cert is None or key is None:
+            raise InvalidArgument("cert", "a server needs a certificate and its key")
+        if self._needs_client_certificate and ca is None:
+            raise InvalidArgument("ca", "needed to check the certificates of clients")
+        check_pair(cert, key)
+        return grpc.ssl_server_certificate_configuration([(key, cert)], ca)
+
+
+def check_pair(cert: bytes, key: bytes) -> None:
+    """Check that a key belongs to a certificate: gRPC would refuse every connection without a word.
+
+    Raises:
+        InvalidArgument: It does not, or one of them cannot be read.
+    """
+    # Loaded where there is TLS.
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        certificate = x509.load_pem_x509_certificates(cert)[0]
+    except ValueError as error:
+        raise InvalidArgument("cert", f"is not a certificate: {error}") from error
+    try:
+        private = load_pem_private_key(key, None)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument("key", f"is not a private key without a password: {error}") from error
+    if private.public_key() != certificate.public_key():
+        raise InvalidArgument("key", "does not belong to the certificate")
+
+
+def identities(auth: AuthContext) -> frozenset[str]:
+    """The names in the certificate that the client of a connection has proven; empty without one.
+
+    Subject alternative names of all kinds and the common name.
+    """
+    found = [*auth.get("x509_subject_alternative_name", ()), *auth.get("x509_common_name", ())]
+    return frozenset(name.decode(errors="replace") for name in found)
+
+
+def is_old(auth: AuthContext) -> bool:
+    """Whether a connection is TLS, of a version before 1.3."""
+    versions = auth.get("ssl_tls_version")
+    return versions is not None and list(versions) != [OLDEST_TLS]

@@ -1,0 +1,120 @@
+"""TLS of a client or a service: its certificates as files, read again when they change."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from slatemq._file_status import LOOK_S, file_status
+from slatemq.errors import InvalidArgument
+
+__all__ = ["CertificateFiles", "ChannelTls"]
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Files in PEM.
+
+    Attributes:
+        ca: Certificates of the authorities that the other side's must be signed by.
+        cert: The own certificate, followed by those between it and its authority.
+        key: Its private key.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument where a certificate has no key, or a key no certificate."""
+        if (self.cert is None) != (self.key is None):
+            have, lack = ("cert", "key") if self.key is None else ("key", "cert")
+            raise InvalidArgument(lack, f"`{have}` is given, so the file of its {lack} is needed")
+
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """The contents of the three; None for one that is not given.
+
+        Raises:
+            InvalidArgument: One cannot be read or is not PEM; names which.
+        """
+        return _pem("ca", self.ca), _pem("cert", self.cert), _pem("key", self.key)
+
+    def status(self) -> tuple[object, ...]:
+        """Differs from an earlier one when a file has changed."""
+        return file_status(self.ca, self.cert, self.key)
+
+
+class ChannelTls:
+    """What channels are opened with: the credentials of the files as they are now.
+
+    Attributes:
+        options: What channels need besides the credentials.
+    """
+
+    def __init__(self, files: CertificateFiles, server_name: str = "") -> None:
+        """Read the files.
+
+        Args:
+            files: The certificates; without `ca` those of the system are trusted.
+            server_name: The name that servers' certificates must have; empty: that of the address.
+
+        Raises:
+            InvalidArgument: A file is not usable.
+        """
+        self._files = files
+        self._status = files.status()
+        self._credentials = _channel_credentials(files)
+        self._looked_s = time.monotonic()
+        self._version = 1
+        self.options = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Those of the newest files that were good."""
+        self._look()
+        return self._credentials
+
+    @property
+    def version(self) -> int:
+        """Grows with each change.
+
+        A channel that was opened with an earlier version goes on, but connects again with
+        certificates that may have expired: open another one for new calls.
+        """
+        self._look()
+        return self._version
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        status = self._files.status()
+        if status == self._status:
+            return
+        try:
+            self._credentials = _channel_credentials(self._files)
+        except InvalidArgument:
+            return  # They are being replaced: looked at again, and the old ones serve till then.
+        self._status = status
+        self._version += 1
+
+
+def _channel_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
+    ca, cert, key = files.read()
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _pem(name: str, file: Path | None) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(name, f"cannot read {file}: {error.strerror}") from error
+    if b"-----BEGIN " not in data or b"-----END " not in data:
+        raise InvalidArgument(name, f"{file} is not PEM")
+    return data

@@ -1,0 +1,9 @@
+"""Certificates and tokens: `slatemq certs` and `slatemq access`.
+
+In reading order; a file imports only files above it:
+
+`dev_certificates` A throwaway authority, and certificates that it signs: for development, not for
+                   production
+`certs`            `slatemq certs`: certificates for a stack on one machine
+`access`           `slatemq access`: tokens for those who call
+"""

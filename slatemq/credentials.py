@@ -1,0 +1,198 @@
+"""Who a client is, and how its connections are protected: TLS, certificates, tokens."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from slatemq._file_status import LOOK_S, file_status
+from slatemq.errors import InvalidArgument
+
+__all__ = ["Credentials"]
+
+PROFILES_FILE: Final = Path("~/.config/slatemq/profiles.toml")
+
+VARIABLES: Final = {
+    "ca": "SLATEMQ_CA",
+    "cert": "SLATEMQ_CERT",
+    "key": "SLATEMQ_KEY",
+    "token": "SLATEMQ_TOKEN",
+    "token_file": "SLATEMQ_TOKEN_FILE",
+    "server_name": "SLATEMQ_SERVER_NAME",
+}
+
+TOKEN_LENGTH_MAX: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Credentials:
+    """What a client proves, and whom it trusts. Files are read again when they change.
+
+    Attributes:
+        tls: Whether connections are TLS; so they are, too, with `ca`, `cert` or `server_name`.
+        ca: A file in PEM: the authorities that servers' certificates must be signed by; None: those
+            that gRPC comes with.
+        cert: A file in PEM: the client's certificate, and those between it and its authority.
+        key: A file in PEM: its private key.
+        token: What proves who calls: `smq_…`, or a JSON Web Token.
+        token_file: A file that holds it.
+        server_name: The name that servers' certificates have; empty: that of the address.
+    """
+
+    tls: bool = False
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+    token: str = ""
+    token_file: str | Path | None = None
+    server_name: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for parts that do not go together."""
+        if (self.cert is None) != (self.key is None):
+            lacks, has = ("key", "cert") if self.key is None else ("cert", "key")
+            raise InvalidArgument(lacks, f"`{has}` is given, so the file of its {lacks} is needed")
+        if self.token and self.token_file is not None:
+            raise InvalidArgument("token", "give the token or its file, not both")
+
+    def __repr__(self) -> str:
+        """Without the token: it is a secret."""
+        shown = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self)[:4]]
+        return f"Credentials({', '.join(shown)}, has_token={bool(self.token or self.token_file)})"
+
+    @property
+    def is_tls(self) -> bool:
+        return self.tls or bool(self.ca or self.cert or self.server_name)
+
+    @classmethod
+    def load(
+        cls,
+        given: Mapping[str, str | None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        profile: str | None = None,
+    ) -> Credentials:
+        """Credentials from options, the environment, and a profile, each part from the first.
+
+        The profile is a table of `~/.config/slatemq/profiles.toml` (or of SLATEMQ_PROFILES):
+        the one named, else by SLATEMQ_PROFILE, else `default` where there is one::
+
+            [default]
+            ca = "/etc/slatemq/ca.crt"
+            token_file = "/etc/slatemq/token"
+
+        Args:
+            given: Parts by name, which come first; None is one not given.
+            environ: `SLATEMQ_CA`, `_CERT`, `_KEY`, `_TOKEN`, `_TOKEN_FILE`, `_SERVER_NAME`, and
+                `SLATEMQ_TLS=1`; None takes those of this process.
+            profile: The name of the profile.
+
+        Raises:
+            InvalidArgument: A part is wrong, or there is no such profile.
+        """
+        environ = os.environ if environ is None else environ
+        given = {name: value for name, value in (given or {}).items() if value is not None}
+        stated = {name: environ[var] for name, var in VARIABLES.items() if environ.get(var)}
+        if environ.get("SLATEMQ_TLS", "") not in ("", "0", "false"):
+            stated["tls"] = "1"
+        values: dict[str, Any] = {}
+        for source in (given, stated, _profile(profile, environ)):
+            # A token of one source replaces a token file of the next, and the other way round.
+            has_token = "token" in values or "token_file" in values
+            for name, value in source.items():
+                if not (has_token and name in ("token", "token_file")):
+                    values.setdefault(name, value)
+        values["tls"] = bool(values.get("tls"))
+        return cls(**values)
+
+
+class TokenSource:
+    """The token of credentials, as call metadata."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        """Raises InvalidArgument where the token's file cannot be read."""
+        file = credentials.token_file
+        self._file = None if file is None else Path(file).expanduser()
+        self._status = file_status(self._file)
+        self._looked_s = time.monotonic()
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        if self._file is not None:
+            self._metadata = _authorization(_read_token(self._file))
+        elif credentials.token:
+            self._metadata = _authorization(credentials.token)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """`authorization`, or nothing."""
+        if self._file is not None and time.monotonic() - self._looked_s >= LOOK_S:
+            self._looked_s = time.monotonic()
+            status = file_status(self._file)
+            if status != self._status:
+                try:
+                    self._metadata = _authorization(_read_token(self._file))
+                except InvalidArgument:
+                    return self._metadata  # It is being replaced: looked at again.
+                self._status = status
+        return self._metadata
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is on this machine, so that no network carries what is sent."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _authorization(token: str) -> tuple[tuple[str, str], ...]:
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidArgument("token", "must be printable ASCII without spaces")
+    if len(token) > TOKEN_LENGTH_MAX:
+        raise InvalidArgument("token", f"must have at most {TOKEN_LENGTH_MAX} characters")
+    return (("authorization", f"Bearer {token}"),)
+
+
+def _read_token(file: Path) -> str:
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument("token_file", f"cannot read {file}: {error}") from error
+    if not token:
+        raise InvalidArgument("token_file", f"{file} is empty")
+    return token
+
+
+def _profile(name: str | None, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """The parts of a profile; empty where none is named and there is no default."""
+    named = name or environ.get("SLATEMQ_PROFILE") or ""
+    stated = environ.get("SLATEMQ_PROFILES")
+    file = Path(stated) if stated else PROFILES_FILE.expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+        import tomllib  # Not for those who have no file.
+
+        profiles = tomllib.loads(text)
+    except FileNotFoundError:
+        if named or stated:
+            raise InvalidArgument("profile", f"there is no file {file}") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidArgument("profile", f"cannot read {file}: {error}") from error
+    found = profiles.get(named or "default")
+    if found is None:
+        if named:
+            raise InvalidArgument("profile", f"{file} has no profile {named!r}")
+        return {}
+    known = {one.name for one in fields(Credentials)}
+    for part, value in found.items() if isinstance(found, dict) else [("", found)]:
+        if part not in known or not isinstance(value, bool if part == "tls" else str):
+            expected = ", ".join(sorted(known))
+            problem = f"{file}: each part is a text of {expected} (`tls` is true or false)"
+            raise InvalidArgument(f"profile.{part}", problem)
+    return dict(found)

@@ -1,0 +1,165 @@
+"""Payloads that the server cannot read: encrypted by the client that publishes them.
+
+::
+
+    payload = version ‖ nonce ‖ data key, encrypted with the key ring's ‖ nonce ‖ ciphertext
+                1        12                     32 + 16                     12   length + 16 bytes
+
+Each client has a data key of its own, at random, and encrypts it with the current key of its ring;
+both by AES-256-GCM (NIST SP 800-38D). Nonces of a data key count up, so none comes twice; those of
+the ring's keys are random, and a key of the ring encrypts a data key for each client, not for each
+message, so the bound of 2^32 random nonces (section 8.3) is far.
+
+The header `slatemq-key` names the key of the ring. It is authenticated with the payload; the other
+headers are not, and the server reads them, for filters. Needs the package cryptography.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument
+
+__all__ = ["KEY_HEADER", "OVERHEAD_BYTES", "KeyRing", "new_key"]
+
+KEY_HEADER: Final = "slatemq-key"
+"""The header that names the key of the ring."""
+
+KEY_BYTES: Final = 32
+OVERHEAD_BYTES: Final = 1 + 12 + 32 + 16 + 12 + 16
+"""By so much a payload grows."""
+
+_VERSION: Final = b"\x01"
+_NONCE_BYTES: Final = 12
+_WRAPPED_BYTES: Final = _NONCE_BYTES + KEY_BYTES + 16
+_DATA_KEYS_MAX: Final = 1024
+
+MESSAGES_PER_DATA_KEY_MAX: Final = 1 << 32
+
+
+def new_key() -> str:
+    """A key for a ring: 256 random bits, in base64."""
+    return base64.b64encode(os.urandom(KEY_BYTES)).decode()
+
+
+class KeyRing:
+    """Keys by ID. One of them is current: it encrypts; all of them decrypt.
+
+    To rotate: add the new key to the rings of all clients, make it current in those that publish,
+    and remove the old one when no message is left that needs it. Not for use in several threads.
+    """
+
+    def __init__(self, keys: Mapping[str, str], current: str) -> None:
+        """Take these keys, in base64 as `new_key` makes them.
+
+        Raises:
+            InvalidArgument: A key is not one of 32 bytes, or there is no key of the current ID.
+        """
+        self._keys = {key_id: AESGCM(_key(key_id, text)) for key_id, text in keys.items()}
+        if current not in self._keys:
+            raise InvalidArgument("current", f"there is no key {current!r} in the ring")
+        self.current = current
+        self._opened: OrderedDict[tuple[str, bytes], AESGCM] = OrderedDict()
+        self._renew()
+
+    @classmethod
+    def from_file(cls, file: str | Path) -> KeyRing:
+        """The ring of a file: lines of `ID KEY`, the current one first. `#` begins a comment.
+
+        Raises:
+            InvalidArgument: It cannot be read, or a line of it is wrong.
+        """
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument("encryption", f"cannot read {file}: {error}") from error
+        keys: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or words[0] in keys:
+                problem = "must be `ID KEY`" if len(words) != 2 else f"{words[0]} stands twice"
+                raise InvalidArgument("encryption", f"line {number} of {file}: {problem}")
+            keys[words[0]] = words[1]
+        if not keys:
+            raise InvalidArgument("encryption", f"{file} has no key")
+        return cls(keys, next(iter(keys)))
+
+    def encrypt(self, payload: bytes) -> bytes:
+        """What is published, with the header `slatemq-key` set to `current`."""
+        number = next(self._numbers)
+        if number >= MESSAGES_PER_DATA_KEY_MAX:
+            self._renew()
+            number = next(self._numbers)
+        nonce = number.to_bytes(_NONCE_BYTES, "big")
+        sealed = self._data_key.encrypt(nonce, payload, self._associated)
+        return b"".join((_VERSION, self._wrapped, nonce, sealed))
+
+    def decrypt(self, payload: bytes, key_id: str) -> bytes:
+        """What was given to `encrypt`.
+
+        Args:
+            payload: As it was published.
+            key_id: The message's header `slatemq-key`.
+
+        Raises:
+            FailedPrecondition: The ring has no such key (KEY_UNKNOWN).
+            DataLoss: The payload was not made with that key, or was changed (NOT_DECRYPTED).
+        """
+        key = self._keys.get(key_id)
+        if key is None:
+            raise FailedPrecondition(
+                "KEY_UNKNOWN", f"the key ring has no key {key_id!r}", subject=key_id
+            )
+        head = len(_VERSION) + _WRAPPED_BYTES
+        if payload[:1] != _VERSION or len(payload) < OVERHEAD_BYTES:
+            raise _damaged(key_id)
+        wrapped = payload[1:head]
+        nonce = payload[head : head + _NONCE_BYTES]
+        associated = _VERSION + key_id.encode()
+        try:
+            data_key = self._opened.get((key_id, wrapped))
+            if data_key is None:
+                plain = key.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], associated)
+                data_key = self._opened[key_id, wrapped] = AESGCM(plain)
+                if len(self._opened) > _DATA_KEYS_MAX:
+                    self._opened.popitem(last=False)
+            return data_key.decrypt(nonce, payload[head + _NONCE_BYTES :], associated)
+        except InvalidTag:
+            raise _damaged(key_id) from None
+
+    def _renew(self) -> None:
+        """Take another data key."""
+        data_key = os.urandom(KEY_BYTES)
+        nonce = os.urandom(_NONCE_BYTES)
+        self._associated = _VERSION + self.current.encode()
+        self._wrapped = nonce + self._keys[self.current].encrypt(nonce, data_key, self._associated)
+        self._data_key = AESGCM(data_key)
+        self._numbers = itertools.count()
+
+
+def _key(key_id: str, text: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        data = b""
+    if len(data) != KEY_BYTES:
+        raise InvalidArgument(f"keys[{key_id}]", f"must be {KEY_BYTES} bytes in base64")
+    return data
+
+
+def _damaged(key_id: str) -> DataLoss:
+    return DataLoss(
+        f"the payload was not encrypted with the key {key_id!r}, or was changed",
+        reason="NOT_DECRYPTED",
+    )

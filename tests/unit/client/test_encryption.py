@@ -1,0 +1,111 @@
+"""Payload encryption: what comes back, what does not, and that no nonce comes twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slatemq import encryption
+from slatemq.encryption import OVERHEAD_BYTES, KeyRing, new_key
+from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument
+
+OLD, NEW = new_key(), new_key()
+
+
+@given(payload=st.binary(max_size=2000))
+def test_a_payload_comes_back_and_is_not_to_be_seen(payload: bytes) -> None:
+    sealed = KeyRing({"a": OLD}, "a").encrypt(payload)
+
+    assert KeyRing({"a": OLD}, "a").decrypt(sealed, "a") == payload
+    assert len(sealed) == len(payload) + OVERHEAD_BYTES
+    assert len(payload) < 8 or payload not in sealed
+
+
+@given(place=st.integers(0, OVERHEAD_BYTES + 4), bit=st.integers(0, 7))
+def test_any_changed_bit_is_found(place: int, bit: int) -> None:
+    ring = KeyRing({"a": OLD}, "a")
+    sealed = bytearray(ring.encrypt(b"lamps"))
+    sealed[place] ^= 1 << bit
+
+    with pytest.raises(DataLoss) as caught:
+        ring.decrypt(bytes(sealed), "a")
+
+    assert caught.value.reason == "NOT_DECRYPTED"
+
+
+@given(length=st.integers(0, OVERHEAD_BYTES + 4))
+def test_a_payload_that_is_cut_or_was_never_encrypted_is_refused(length: int) -> None:
+    ring = KeyRing({"a": OLD}, "a")
+
+    for payload in (ring.encrypt(b"lamps")[:length], b"\x01" * length):
+        with pytest.raises(DataLoss):
+            ring.decrypt(payload, "a")
+
+
+def test_keys_rotate_without_a_break() -> None:
+    before = KeyRing({"old": OLD}, "old")
+    meanwhile = KeyRing({"old": OLD, "new": NEW}, "new")
+    after = KeyRing({"new": NEW}, "new")
+    first, second = before.encrypt(b"1"), meanwhile.encrypt(b"2")
+
+    assert meanwhile.decrypt(first, "old") == b"1"
+    assert after.decrypt(second, "new") == b"2"
+    with pytest.raises(FailedPrecondition) as caught:
+        after.decrypt(first, "old")
+    assert (caught.value.reason, caught.value.subject) == ("KEY_UNKNOWN", "old")
+
+
+def test_the_name_of_the_key_is_authenticated() -> None:
+    ring = KeyRing({"a": OLD, "b": OLD}, "a")
+
+    with pytest.raises(DataLoss):
+        ring.decrypt(ring.encrypt(b"lamps"), "b")
+
+
+def test_no_nonce_comes_twice_also_where_the_data_key_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encryption, "MESSAGES_PER_DATA_KEY_MAX", 10)
+    ring = KeyRing({"a": OLD}, "a")
+
+    sealed = [ring.encrypt(b"lamps") for _ in range(35)]
+
+    heads = {payload[: OVERHEAD_BYTES - 16] for payload in sealed}
+    assert len(heads) == 35
+    assert len({payload[1:61] for payload in sealed}) == 4
+    assert [ring.decrypt(payload, "a") for payload in sealed] == [b"lamps"] * 35
+
+
+def test_two_clients_share_no_data_key() -> None:
+    one, two = (KeyRing({"a": OLD}, "a").encrypt(b"")[1:61] for _ in range(2))
+
+    assert one != two
+
+
+def test_a_ring_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# of the shop\nnew {NEW}\nold {OLD}  # until spring\n\n")
+
+    ring = KeyRing.from_file(file)
+
+    assert ring.current == "new"
+    assert ring.decrypt(KeyRing({"old": OLD}, "old").encrypt(b"x"), "old") == b"x"
+
+
+@pytest.mark.parametrize("text", ["", "a", "a b", "a OLD\na NEW", "a OLD c"])
+def test_a_bad_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text.replace("OLD", OLD).replace("NEW", NEW))
+
+    with pytest.raises(InvalidArgument) as caught:
+        KeyRing.from_file(file)
+
+    assert OLD not in caught.value.message
+
+
+def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        KeyRing.from_file(tmp_path / "absent")
