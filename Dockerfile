@@ -30,11 +30,12 @@ ENV SERVICE=${SERVICE} \
     SLATEMQ_HOST=0.0.0.0
 RUN python -m compileall -q /app
 USER 1000
-EXPOSE 7420
+# For clients, and for the other services.
+EXPOSE 7420 7419
 # What a new volume mounted here is made from: it takes over the owner.
 VOLUME /data
 HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-S", "-E", "libs/serving/process/healthprobe.py", "127.0.0.1:7420"]
 # exec: the service itself gets SIGTERM, and drains. The port is no variable, since Kubernetes sets
 # SLATEMQ_PORT to tcp://… where a Service is called slatemq.
-CMD ["sh", "-c", "exec python -m services.$SERVICE --port 7420"]
+CMD ["sh", "-c", "exec python -m services.$SERVICE --port 7420 --peer-port 7419"]

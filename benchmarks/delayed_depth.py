@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         command = [sys.executable, "-m", "services.broker", "--root", Path(folder).as_uri()]
         with (Path(folder) / "log").open("wb") as log:
-            broker = subprocess.Popen([*command, "--port", str(port)], stderr=log, stdout=log)
+            broker = subprocess.Popen([*command, "--peer-port", str(port)], stderr=log, stdout=log)
         try:
             asyncio.run(fill(port, broker.pid, given.messages))
         finally:

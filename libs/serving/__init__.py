@@ -8,8 +8,10 @@ Its rooms, from the ground up:
 `recording`  the SDK behind it, loaded where something is recorded
 `process`    settings, logs, memory, health, the shard that a process owns, its end
 `instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
+`tls`        TLS of a port: certificates that are read again, and what clients prove
 `http`       the HTTP port: /health and /metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors
+`access`     what protects the ports: TLS, the policy, and who the services are
 `reflection` both versions of it
 `snapshot_servicer` SnapshotService of each owner of a database
 `events`     event queues, as every process has them

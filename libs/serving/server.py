@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -31,6 +31,7 @@ from grpc_health.v1 import health_pb2_grpc
 from opentelemetry import metrics
 
 from libs.serving import limits
+from libs.serving.access import protection_of
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
@@ -43,6 +44,7 @@ from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.service import LateHandlers, Service
 from libs.serving.telemetry import Telemetry
+from libs.serving.tls import ServerTls
 from libs.storage.database.roots import parse_root
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
 from libs.storage.objects.durability import full_disk
@@ -106,6 +108,7 @@ class RunningService:
     Attributes:
         gate: Whether calls are let in.
         address: The advertised `host:port`, once bound.
+        peer_address: That of the port for services, once bound.
         http_address: `host:port` of the HTTP port, once bound; empty without one.
     """
 
@@ -117,7 +120,7 @@ class RunningService:
         render_metrics: Callable[[], bytes] | None = None,
     ) -> None:
         self.gate = Gate(config.concurrent_calls_max)
-        self.address = self.http_address = ""
+        self.address = self.peer_address = self.http_address = ""
         self._render_metrics = render_metrics
         self._http: HttpServer | None = None
         self._service = service
@@ -131,25 +134,27 @@ class RunningService:
         )
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
-        self._server = grpc.aio.server(
-            interceptors=[
-                CallGuard(
-                    self.gate,
-                    telemetry,
-                    limits.message_bytes_max(config.instance.payload_bytes_max),
-                    Elsewhere(service.directory, service.grpc_services),
-                    lambda: service.held_bytes,
-                )
-            ],
-            options=limits.server_options(config.instance.payload_bytes_max),
+        self._protection = protection_of(config)
+        guard = CallGuard(
+            self.gate,
+            telemetry,
+            limits.message_bytes_max(config.instance.payload_bytes_max),
+            Elsewhere(service.directory, service.grpc_services),
+            lambda: service.held_bytes,
         )
+        self._server = self._server_with(guard.of_door(self._protection.client_door))
+        self._peer_server = self._server_with(guard.of_door(self._protection.service_door))
+
+    def _server_with(self, guard: CallGuard) -> grpc.aio.Server:
+        options = limits.server_options(self._config.instance.payload_bytes_max)
+        return grpc.aio.server(interceptors=[guard], options=options)
 
     async def run(self, signals: Signals) -> ExitCause:
         """Bind, start, serve, and stop for the first cause."""
         try:
             await self._bind()
         except OSError as error:
-            await self._server.stop(0)
+            await self._stop_servers(0)
             return self._ended(ExitCause.failed(f"cannot listen: {error}"))
         cause = await self._serve(signals)
         for watch in self._watches:
@@ -159,28 +164,43 @@ class RunningService:
             await self._drain(signals)
         else:
             self.gate.close(cause.event.upper(), "the service is stopping")
-            await self._server.stop(FATAL_GRACE_SECONDS)
+            await self._stop_servers(FATAL_GRACE_SECONDS)
         cause = await self._stop_service(cause)
         if self._http is not None:
             await self._http.stop()
         return self._ended(cause)
 
     async def _bind(self) -> None:
-        names = [*self._service.grpc_services, grpc_health.SERVICE_NAME]
         await self._health.not_serving("the service is starting")
-        self._server.add_generic_rpc_handlers((self._handlers,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        add_reflection(self._server, names)
-        listen = f"{self._config.host}:{self._config.port}"
-        try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise OSError(f"{listen}: {error}") from error
-        self.address = self._config.advertised_address or f"{self._config.host}:{port}"
-        if self._config.http_port >= 0:
+        config, protection = self._config, self._protection
+        port = self._listen(self._server, config.port, protection.client_tls)
+        peer_port = self._listen(self._peer_server, config.peer_port, protection.service_tls)
+        self.address = config.advertised_address or f"{config.host}:{port}"
+        host = self.address.rpartition(":")[0]
+        self.peer_address = config.peer_address or f"{host}:{peer_port}"
+        if config.http_port >= 0:
             await self._bind_http()
         await self._server.start()
-        log.info("listening", extra={"address": self.address} | self._http_fact)
+        await self._peer_server.start()
+        log.info("listening", extra=self._addresses)
+        if protection.warning:
+            log.warning("%s", protection.warning)
+
+    def _listen(self, server: grpc.aio.Server, port: int, tls: ServerTls | None) -> int:
+        """Bind a port, with the handlers of all services; raises OSError."""
+        server.add_generic_rpc_handlers((self._handlers,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_reflection(server, [*self._service.grpc_services, grpc_health.SERVICE_NAME])
+        listen = f"{self._config.host}:{port}"
+        try:
+            if tls is None:
+                return server.add_insecure_port(listen)
+            return server.add_secure_port(listen, tls.credentials())
+        except RuntimeError as error:
+            raise OSError(f"{listen}: {error}") from error
+
+    async def _stop_servers(self, grace: float) -> None:
+        await asyncio.gather(self._server.stop(grace), self._peer_server.stop(grace))
 
     async def _bind_http(self) -> None:
         # Loaded when asked for: few processes have an HTTP port.
@@ -197,13 +217,18 @@ class RunningService:
             raise OSError(f"HTTP on {host}:{port}: {error}") from error
 
     @property
+    def _addresses(self) -> dict[str, str]:
+        addresses = {"address": self.address, "peer_address": self.peer_address}
+        return addresses | self._http_fact
+
+    @property
     def _http_fact(self) -> dict[str, str]:
         return {"http_address": self.http_address} if self.http_address else {}
 
     async def _serve(self, signals: Signals) -> ExitCause:
         asked = asyncio.ensure_future(signals.first.wait())
         try:
-            started = asyncio.ensure_future(self._service.start(self.address))
+            started = asyncio.ensure_future(self._service.start(self.address, self.peer_address))
             await _first(asked, started)
             if started.cancelled() or not started.done():
                 await _cancel(started)
@@ -228,17 +253,16 @@ class RunningService:
         self.gate.open()
         await self._health.serving()
         if self._config.ready_file:
-            _write_whole(
-                Path(self._config.ready_file),
-                json.dumps({"address": self.address} | self._http_fact),
-            )
+            _write_whole(Path(self._config.ready_file), json.dumps(self._addresses))
         log.info("serving", extra={"address": self.address})
 
     def _keep_announced(self) -> None:
+        works: list[Coroutine[Any, Any, None]] = []
+        if self._protection.callers is not None:
+            works.append(self._protection.callers.watch_files())
         announcement = self._service.announcement
-        if announcement is None:
-            return
-        works = [announcement.keep()]
+        if announcement is not None:
+            works.append(announcement.keep())
         if isinstance(announcement, Ownership):
             standstill = self.gate.standstill = Standstill(announcement.prove)
             store = StoreWatch(
@@ -261,10 +285,10 @@ class RunningService:
         await _cancel(impatient)
         if not drained.done():
             await _cancel(drained)
-            await self._server.stop(0)
+            await self._stop_servers(0)
 
     async def _drain_calls(self, grace: float) -> None:
-        stopped = asyncio.ensure_future(self._server.stop(grace))
+        stopped = asyncio.ensure_future(self._stop_servers(grace))
         try:
             await asyncio.wait_for(self._service.drain(), grace)
         except TimeoutError:
@@ -274,7 +298,7 @@ class RunningService:
         idle = asyncio.ensure_future(self.gate.idle())
         await _first(stopped, idle)
         await _cancel(idle)
-        await self._server.stop(SENDING_GRACE_SECONDS)
+        await self._stop_servers(SENDING_GRACE_SECONDS)
         await stopped
 
     async def _stop_service(self, cause: ExitCause) -> ExitCause:

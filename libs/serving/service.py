@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 import grpc
 import grpc.aio
 
+from libs.serving.access import service_tls, tls_environment
 from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance_servicer import InstanceServicer
@@ -17,6 +18,7 @@ from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY
 from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause
+from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.ownership import Announcement
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
@@ -85,9 +87,15 @@ class Service(Generic[C]):
             self.directory,
             payload_bytes_max=config.instance.payload_bytes_max,
             carrier=telemetry.carrier,
+            tls=service_tls(config),
         )
         self.announcement: Announcement | None = None
         self._relay: ProcessRelay | None = None
+
+    @property
+    def probe_tls(self) -> Mapping[str, str]:
+        """The files with which other processes are probed; empty without TLS."""
+        return tls_files(tls_environment(self._config))
 
     @property
     def grpc_services(self) -> Sequence[str]:
@@ -106,8 +114,10 @@ class Service(Generic[C]):
     def http_parts(self) -> HttpParts:
         return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
-    async def start(self, address: str) -> None:
-        """Open what is owned and become ready to serve under this advertised `host:port`.
+    async def start(self, address: str, peer_address: str) -> None:
+        """Open what is owned and become ready to serve under these advertised `host:port`.
+
+        `address` is for clients, `peer_address` for the other services.
 
         May take its time; may be cancelled by a signal. Raises FatalError to name the exit;
         the errors of libs.storage name it by themselves (Fenced exits as fenced).

@@ -219,7 +219,7 @@ class BrokerService(Service[BrokerConfig]):
         assert self.broker is not None, "called after start"
         return self.broker.servicers
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, peer_address: str) -> None:
         """Opens the shard, which fences its former owner, and reads where it stands."""
         owner, database, last_ms = await self._load()
         self.broker = Broker(
@@ -235,12 +235,12 @@ class BrokerService(Service[BrokerConfig]):
         measure_outbox(self._telemetry, owner.shard.outbox)
         measure_in_flight(self._telemetry, self.broker.delivery.in_flight)
         self._tasks += [asyncio.create_task(work) for work in self.broker.works()]
-        await self._announce(owner, address)
+        await self._announce(owner, address, peer_address)
 
-    async def _announce(self, owner: ShardOwner, address: str) -> None:
+    async def _announce(self, owner: ShardOwner, address: str, peer_address: str) -> None:
         """Says where the shard is, once it is proven ours, and begins to publish its events."""
         config, shard = self._config, owner.shard
-        peer = Peer("broker", config.shard, address, config.peer_address)
+        peer = Peer("broker", config.shard, address, peer_address)
         self.announcement = Ownership(owner.commits, self.directory, peer)
         await self.announcement.announce()
         log.info(

@@ -88,7 +88,7 @@ class IngestProcess(Service[IngestConfig]):
             TaskServicer(self._tasks),
         ]
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, peer_address: str) -> None:
         await probe_store(self._root.objects)
         config = self._config
         shard = self._shard = await open_shard(self._root, config)
@@ -100,7 +100,7 @@ class IngestProcess(Service[IngestConfig]):
                 config, shard, self.directory, self._telemetry, self._tasks
             )
         limit = config.instance.payload_bytes_max
-        peer = Peer("ingest", config.shard, address, config.peer_address, limit)
+        peer = Peer("ingest", config.shard, address, peer_address, limit)
         commits = shard.publisher.commits
         self.announcement = Ownership(commits, self.directory, peer)
         if self._tasks is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from libs.serving.access import tls_environment
 from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
@@ -102,14 +103,14 @@ class JanitorProcess(Service[JanitorConfig]):
             self.runner, self._store, self._archived, self._queues, self.channels, _now_ms
         )
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, peer_address: str) -> None:
         """Take the place of an earlier process of this number, and begin."""
         if names := missing():
             log.info("no job runs until these are installed: %s", ", ".join(names))
         if (why := lacking_temporary_folder()) is not None:
             log.warning("no job runs until there is a folder for temporary files: %s", why)
-        peer = Peer("janitor", self._config.shard, address, self._config.peer_address)
-        self.announcement = Announcement(self.directory, peer)
+        peer = Peer("janitor", self._config.shard, address, peer_address)
+        self.announcement = Announcement(self.directory, peer, tls=self.probe_tls)
         try:
             await self.runner.take_over()
             await self.announcement.announce()
@@ -162,6 +163,7 @@ class JanitorProcess(Service[JanitorConfig]):
             "log_level": config.log_level,
             "log_format": config.log_format,
             "trace": dict(self._telemetry.carrier() if self._telemetry.carrier is not None else ()),
+            "tls": tls_environment(config),
             "options": {
                 # What is not asked for is as JobOptions has it.
                 **{name: value for name, value in vars(ask).items() if value and name != "job"},

@@ -55,10 +55,10 @@ class RouterProcess(Service[RouterConfig]):
     def servicers(self) -> Iterable[object]:
         return [RouterServicer(self.router, Explainer(self.router))]
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, peer_address: str) -> None:
         """Begin to route, and give it a moment to be under way."""
-        peer = Peer("router", self._config.shard, address, self._config.peer_address)
-        self.announcement = Announcement(self.directory, peer)
+        peer = Peer("router", self._config.shard, address, peer_address)
+        self.announcement = Announcement(self.directory, peer, tls=self.probe_tls)
         try:
             await self.announcement.announce()
         except StorageError as error:

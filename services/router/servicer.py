@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from libs.access.current import may
 from libs.filters import Facts, QueueOutcome, facts
 from libs.serving.requests.headers import encoded_headers
 from services.router.router import Router
@@ -83,7 +84,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         message = _message(request, self._now_ms())
         outcomes = await self._explainer.explain(message, request.queue_ids)
         return router_pb2.ExplainResponse(
-            queues=[router_pb2.QueueExplanation(**asdict(outcome)) for outcome in outcomes]
+            queues=[
+                router_pb2.QueueExplanation(**asdict(outcome))
+                for outcome in outcomes
+                if may("inspect", outcome.queue_id)
+            ]
         )
 
     async def GetRoutingStatus(  # noqa: N802 - the RPC's name

@@ -86,6 +86,7 @@ _INSTEAD = {
     "SLATEMQ_ROOT": "--data or --store says where all data is",
     "SLATEMQ_HOST": "all services listen on 127.0.0.1",
     "SLATEMQ_PORT": "use --ports BASE",
+    "SLATEMQ_PEER_PORT": "each service takes a free one",
     "SLATEMQ_HTTP_PORT": "use --http-ports BASE",
     "SLATEMQ_ADVERTISED_ADDRESS": "clients reach all services on 127.0.0.1",
     "SLATEMQ_PEER_ADDRESS": "services reach each other on 127.0.0.1",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
-from libs.serving.process.healthprobe import probe
+from libs.serving.process.healthprobe import NO_TLS, probe, tls_files
 
 STARTS_MAX = 10
 """A service that ends this often before it has ever served will not serve. Lives are counted, not
@@ -210,7 +210,7 @@ class Supervised:
 
     async def _look(self) -> float:
         """Wait until it serves; returns when that was, on the monotonic clock."""
-        await until_serving(self.address)
+        await until_serving(self.address, tls_files(self._program.environ))
         self.serving.set()
         self._has_served = True
         if self._lives_count > 1:
@@ -219,9 +219,9 @@ class Supervised:
         return time.monotonic()
 
 
-async def until_serving(address: str) -> None:
+async def until_serving(address: str, tls: Mapping[str, str] = NO_TLS) -> None:
     """Ask a server for its health until it says SERVING. Never gives up: cancel it."""
-    while await asyncio.to_thread(probe, address):  # noqa: ASYNC110
+    while await asyncio.to_thread(probe, address, tls):  # noqa: ASYNC110
         await asyncio.sleep(HEALTH_LOOK_SECONDS)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from libs.storage.database.roots import open_root
 from tests.ready_process import popen
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -141,3 +142,9 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+async def peer_address(stack: LocalStack, service: str) -> str:
+    """Where the other services reach one: its address in the topology."""
+    data = await open_root(stack.root).objects.get(f"topology/{service}-0.json")
+    return str(json.loads(data)["peer_address"])

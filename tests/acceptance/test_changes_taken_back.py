@@ -14,7 +14,7 @@ import pytest
 from services.stack.process import until_serving
 from slatemq.v1 import assignment_pb2, consumer_pb2, ingest_pb2, queue_pb2
 from slatemq.v1.assignment_pb2_grpc import AssignmentServiceStub
-from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.local_stack import LocalStack, peer_address
 from tests.acceptance.stubs import Stubs, persist
 from tests.claimed_runs import messages_of
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
@@ -58,7 +58,7 @@ async def change_and_crash(
     creating = asyncio.ensure_future(stubs.queues.CreateQueue(request))
     await eventually(lambda: first.happened)
     changing = asyncio.ensure_future(change(stubs, queue_id))
-    async with grpc.aio.insecure_channel(stack.endpoints["broker"]) as channel:
+    async with grpc.aio.insecure_channel(await peer_address(stack, "broker")) as channel:
         # The broker has read the change when it answers what came after it.
         routing: Any = AssignmentServiceStub(channel)
         await routing.GetRoutingState(assignment_pb2.GetRoutingStateRequest())

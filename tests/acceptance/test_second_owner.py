@@ -34,7 +34,7 @@ class SecondBroker:
 
     @property
     def address(self) -> str:
-        return str(json.loads(self._ready.read_text())["address"])
+        return str(json.loads(self._ready.read_text())["peer_address"])
 
     def close(self) -> None:
         self.process.terminate()

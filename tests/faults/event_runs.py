@@ -125,7 +125,7 @@ class _Rig:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[QueuedIngest]:
-        async with QueuedIngest.at(self.ingest.address) as client:
+        async with QueuedIngest.at(self.ingest.peer_address) as client:
             assert isinstance(client, QueuedIngest)
             yield client
 

@@ -16,7 +16,7 @@ import grpc.aio
 
 from services.stack.process import until_serving
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
-from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.local_stack import LocalStack, peer_address
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import PUBLISH_BATCH, Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
@@ -30,7 +30,7 @@ FAILURES = (Outcome.REFUSE, Outcome.RESET, Outcome.HANG)
 async def _restart_from_tables(stack: LocalStack) -> None:
     """Kill the owners when all that they have is in tables."""
     for owner in OWNERS:
-        async with grpc.aio.insecure_channel(stack.endpoints[owner]) as channel:
+        async with grpc.aio.insecure_channel(await peer_address(stack, owner)) as channel:
             stub = snapshot_pb2_grpc.SnapshotServiceStub(channel)
             await stub.CreateSnapshot(snapshot_pb2.CreateSnapshotRequest())
     killed = {owner: stack.signal(owner, signal.SIGKILL) for owner in OWNERS}

@@ -67,7 +67,7 @@ async def replace_until_collected(owner: CollectingMember, seconds: float) -> No
                 await asyncio.sleep(0.05)
 
     # Without keepalive: the calls wait for as long as it is frozen.
-    async with grpc.aio.insecure_channel(owner.address) as channel:
+    async with grpc.aio.insecure_channel(owner.peer_address) as channel:
         await channel.channel_ready()
         await owner.replace(meanwhile())
         for outcome in await asyncio.gather(*calls, return_exceptions=True):

@@ -37,7 +37,7 @@ class Member:
         self._arguments = arguments
         self.service = service
         self.shard = shard
-        self.address = ""
+        self.address = self.peer_address = ""
         self.exits: Counter[int] = Counter()
         self.folder = folder
         self._starts = 0
@@ -59,7 +59,7 @@ class Member:
         assert self._process is not None
         return int(self._process.pid)
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, peer_port: int = 0) -> None:
         """Start an owner, and wait until it serves."""
         self._starts += 1
         ready = self.folder / f"{self.name}.{self._starts}.ready"
@@ -67,6 +67,7 @@ class Member:
             self._process = await create_subprocess(
                 *(sys.executable, *self.program, "--shard", str(self.shard)),
                 *("--root", (self.folder / "data").as_uri(), "--port", str(port)),
+                *("--peer-port", str(peer_port)),
                 *("--ready-file", str(ready), "--parent-pid", str(os.getpid())),
                 *self._arguments,
                 cwd=REPOSITORY,
@@ -80,7 +81,8 @@ class Member:
                 if self._process.returncode is not None:
                     raise RuntimeError(f"{self.name} ended while starting: {self.last_words()}")
                 await asyncio.sleep(0.05)
-        self.address = str(json.loads(ready.read_text())["address"])
+        addresses = json.loads(ready.read_text())
+        self.address, self.peer_address = addresses["address"], addresses["peer_address"]
 
     @property
     def program(self) -> Sequence[str]:
@@ -102,10 +104,10 @@ class Member:
             yield log
 
     async def kill(self) -> None:
-        """SIGKILL the owner, and start another at the same address."""
+        """SIGKILL the owner, and start another at the same addresses."""
         process = self._send(signal.SIGKILL)
         await process.wait()
-        await self.start(int(self.address.rpartition(":")[2]))
+        await self.start(*(int(a.rpartition(":")[2]) for a in (self.address, self.peer_address)))
 
     async def freeze(self, meanwhile: Awaitable[None]) -> None:
         """Stop the owner while something goes on; no other takes its shard."""

@@ -18,6 +18,7 @@ import grpc.aio
 
 from libs.serving import limits
 from libs.serving.peers.topology import TopologyDirectory
+from slatemq._rpc.tls import ChannelTls
 from slatemq.errors import Unavailable
 
 Carrier = Callable[[], Sequence[tuple[str, str]]]
@@ -43,6 +44,7 @@ _AWAY = (
 class _Peer:
     address: str
     channel: grpc.aio.Channel
+    tls_version: int
 
 
 class Channels:
@@ -55,11 +57,14 @@ class Channels:
         payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX,
         call_deadline_ms: int = limits.CALL_DEADLINE_MS,
         carrier: Carrier | None = None,
+        tls: ChannelTls | None = None,
     ) -> None:
         """Find peers in this directory; unary calls without a deadline get this one.
 
         `carrier` gives metadata that every call has: the trace context, where telemetry is on.
+        `tls` proves that this process is a service; None connects without TLS.
         """
+        self._tls = tls
         self._directory = directory
         self._options = limits.channel_options(payload_bytes_max)
         self._deadline = call_deadline_ms / 1000
@@ -93,12 +98,12 @@ class Channels:
             )
         # Another caller may have been here while this one read.
         known = self._peers.get((service, shard))
-        if known is None or known.address != address:
+        version = 0 if self._tls is None else self._tls.version
+        if known is None or known.address != address or known.tls_version != version:
             if known is not None:
                 self._close_later(known.channel)
-            known = _Peer(
-                address, open_channel(address, self._options, self._deadline, self._carrier)
-            )
+            channel = open_channel(address, self._options, self._deadline, self._carrier, self._tls)
+            known = _Peer(address, channel, version)
             self._peers[service, shard] = known
         return known.channel
 
@@ -155,12 +160,17 @@ def open_channel(
     options: Sequence[tuple[str, int]] | None = None,
     deadline_seconds: float = limits.CALL_DEADLINE_MS / 1000,
     carrier: Carrier | None = None,
+    tls: ChannelTls | None = None,
 ) -> grpc.aio.Channel:
     """A channel to `host:port` whose unary calls have a deadline, stated or not.
 
     `carrier` gives metadata that every call has.
     """
-    channel = grpc.aio.insecure_channel(address, options=options or limits.channel_options())
+    options = options or limits.channel_options()
+    if tls is None:
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(address, tls.credentials, (*options, *tls.options))
     return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
 
 

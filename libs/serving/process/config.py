@@ -82,10 +82,55 @@ class ServingConfig:
         "host:port under which clients reach this process; empty means the one it listens on.",
         default="",
     )
+    peer_port: int = setting(
+        "Port for the other services, on the same address: what they call of one another is "
+        "served there alone; 0 takes a free one.",
+        default=0,
+        minimum=0,
+        maximum=65_535,
+    )
     peer_address: str = setting(
-        "host:port under which the other services reach this process, where that differs from "
-        "what clients need (containers); empty means the advertised one.",
+        "host:port under which the other services reach that port; empty means the host of the "
+        "advertised address, and the port itself.",
         default="",
+    )
+    tls_cert: str = setting(
+        "File with this process's certificate and those between it and its authority, in PEM; "
+        "empty serves without TLS. Files of TLS are read again when they change.",
+        default="",
+    )
+    tls_key: str = setting("File with the private key of that certificate, in PEM.", default="")
+    tls_ca: str = setting(
+        "File with the authorities that the certificates of the other services, and of clients "
+        "that have one, must be signed by, in PEM.",
+        default="",
+    )
+    service_identity: str = setting(
+        "Name that the certificate of every service has among its alternative names.",
+        default="slatemq-service",
+    )
+    client_certificates: str = setting(
+        "Whether clients must have a certificate; its names can be principals of the policy.",
+        default="none",
+        choices=("none", "required"),
+    )
+    access_policy: str = setting(
+        "YAML file that says what principals may do; empty lets all callers do everything. Files "
+        "of access are read again when they change.",
+        default="",
+    )
+    access_tokens: str = setting(
+        "YAML file of static tokens, made by `slatemq access token`; empty accepts none.",
+        default="",
+    )
+    access_issuers: str = setting(
+        "YAML file of issuers whose JSON Web Tokens are accepted (OpenID Connect); empty accepts "
+        "none.",
+        default="",
+    )
+    insecure: bool = setting(
+        "Listen on addresses of other machines without TLS or without a policy all the same.",
+        default=False,
     )
     parent_pid: int = setting(
         "Process to end with: once it is gone, this one is killed; 0 means none. For supervisors "
@@ -94,8 +139,8 @@ class ServingConfig:
         minimum=0,
     )
     ready_file: str = setting(
-        'File to write {"address": "host:port"} to once serving, with "http_address" where there '
-        "is an HTTP port; empty writes none.",
+        'File to write {"address": "host:port", "peer_address": …} to once serving, with '
+        '"http_address" where there is an HTTP port; empty writes none.',
         default="",
     )
     fenced_exit_code: int = setting(
@@ -159,10 +204,13 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
         (shared, "of the instance: for a new one, and then as `slatemq instance show` has it"),
     ):
         for one in group:
+            is_switch = kind_of(one) is bool
             parser.add_argument(
                 flag_of(one.name),
                 default=None,
-                metavar=kind_of(one).__name__.upper(),
+                metavar="true|false" if is_switch else kind_of(one).__name__.upper(),
+                nargs="?" if is_switch else None,
+                const="true" if is_switch else None,
                 help=_help(one, scope).replace("%", "%%"),
             )
     given = vars(parser.parse_args(argv))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
 from libs.serving.peers.topology import Peer, TopologyDirectory
-from libs.serving.process.healthprobe import probe
+from libs.serving.process.healthprobe import NO_TLS, probe
 from libs.storage.errors import Fenced, StorageError
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,19 @@ class Announcement:
     it, and ended.
     """
 
-    def __init__(self, directory: TopologyDirectory, peer: Peer, check_s: float = CHECK_S) -> None:
-        """Check the entry of `peer`, this process, every `check_s`."""
+    def __init__(
+        self,
+        directory: TopologyDirectory,
+        peer: Peer,
+        check_s: float = CHECK_S,
+        tls: Mapping[str, str] = NO_TLS,
+    ) -> None:
+        """Check the entry of `peer`, this process, every `check_s`.
+
+        `tls` has the files with which others are probed, as of `healthprobe.probe`.
+        """
         self._directory = directory
+        self._tls = tls
         self._peer = peer
         self._check_s = check_s
         self._asked_at: float | None = None
@@ -99,7 +109,7 @@ class Announcement:
         """Whether to replace an entry that is not this process's."""
         if found is None:
             return True
-        return bool(await asyncio.to_thread(probe, found.peer_address or found.address))
+        return bool(await asyncio.to_thread(probe, found.peer_address or found.address, self._tls))
 
 
 class Ownership(Announcement):

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 ENVIRONMENT_PREFIX: Final = "SLATEMQ_"
 
-_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int)}
+_KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in (str, int, bool)}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def setting(
     maximum: int | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field of a config dataclass, of type str or int; required when it has no default.
+    """A field of a config dataclass, of type str, int or bool; required when it has no default.
 
     Args:
         text: What it does, with its unit; shown by `--help`.
@@ -58,7 +58,7 @@ def settings_of(config_type: type) -> list[dataclasses.Field[Any]]:
 def kind_of(field: dataclasses.Field[Any]) -> type:
     name = field.type if isinstance(field.type, str) else field.type.__name__
     if name not in _KINDS:
-        raise TypeError(f"a setting is str or int, not {name}")
+        raise TypeError(f"a setting is str, int or bool, not {name}")
     return _KINDS[name]
 
 
@@ -72,10 +72,15 @@ def variable_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def parse(field: dataclasses.Field[Any], text: str) -> str | int:
+def parse(field: dataclasses.Field[Any], text: str) -> str | int | bool:
     """Parse the text of a flag or variable. Raises ValueError with the rule it breaks."""
     described: Setting = field.metadata["setting"]
-    if kind_of(field) is int:
+    kind = kind_of(field)
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError("must be true or false")
+        return text == "true"
+    if kind is int:
         try:
             value = int(text)
         except ValueError:

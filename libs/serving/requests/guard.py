@@ -21,6 +21,8 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from copy import copy
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -29,6 +31,7 @@ from google.rpc.status_pb2 import Status
 
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.requests.doors import Door, Judge, ServiceDoor
 from libs.serving.requests.gate import Entrance, Gate, OpenGate
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
@@ -74,7 +77,15 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self._telemetry = telemetry
         self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
         self._elsewhere = elsewhere or Elsewhere()
+        self._door: Door = ServiceDoor()
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    def of_door(self, door: Door) -> CallGuard:
+        """A guard of another port, which shares all bounds with this one."""
+        other = copy(self)
+        other._door = door
+        other._guarded = {}
+        return other
 
     async def intercept_service(
         self,
@@ -103,20 +114,21 @@ class CallGuard(grpc.aio.ServerInterceptor):
         behavior = getattr(handler, "_".join(("unary", "stream")[many] for many in is_streaming))
         codec = Codec(handler.request_deserializer or _unchanged)
         gate = OpenGate() if method.startswith(limits.PROBE_PREFIXES) else self._gate
+        judge = self._door.judge_of(method)
         guarded: Callable[[Any, Context], Any]
         encoding = _encoding
         if inspect.isasyncgenfunction(behavior):
             behavior = self._telemetry.traced_stream(method, behavior)
             encoding = _unboxing
             if handler.request_streaming:
-                guarded = self._guard_both_streams(method, behavior, codec, gate)
+                guarded = self._guard_both_streams(method, behavior, codec, gate, judge)
             else:
-                guarded = self._guard_answer_stream(method, behavior, codec, gate)
+                guarded = self._guard_answer_stream(method, behavior, codec, gate, judge)
         elif inspect.iscoroutinefunction(behavior) and not any(is_streaming):
             behavior = self._telemetry.traced(method, behavior)
-            guarded = self._guard_unary(method, behavior, codec, gate)
+            guarded = self._guard_unary(method, behavior, codec, gate, judge)
         elif inspect.iscoroutinefunction(behavior) and not handler.request_streaming:
-            guarded = self._guard_writer(method, behavior, codec, gate)
+            guarded = self._guard_writer(method, behavior, codec, gate, judge)
         else:
             return self._refused(method)  # The generated base class's own.
         make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = (
@@ -127,7 +139,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return make(guarded, None, encoding(handler.response_serializer))
 
     def _guard_unary(
-        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], Awaitable[Any]]:
         reader = self._reader
 
@@ -136,6 +148,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 with gate:
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
+                        if judge is not None:
+                            await judge.judge(context, request)
                         if (proof := gate.proof()) is not None:
                             await proof
                         return await behavior(request, context)
@@ -149,7 +163,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _guard_answer_stream(
-        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         reader = self._reader
 
@@ -158,6 +172,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 with gate:
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
+                        if judge is not None:
+                            await judge.judge(context, request)
                         if (proof := gate.proof()) is not None:
                             await proof
                         # Closed here and now when the client goes, not when the collector finds it.
@@ -176,14 +192,14 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _guard_both_streams(
-        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
             try:
                 with gate:
                     if (proof := gate.proof()) is not None:
                         await proof
-                    parsed = self._reader.stream(requests, codec)
+                    parsed = self._reader.stream(requests, codec, _of_call(judge, context))
                     async with aclosing(behavior(parsed, context)) as responses:
                         async for response in responses:
                             box = [response]
@@ -197,7 +213,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _guard_writer(
-        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance
+        self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
     ) -> Callable[[Any, Context], Awaitable[None]]:
         """Guard a handler that writes its responses itself, as health's does."""
 
@@ -206,6 +222,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 with gate:
                     request, held_bytes = await self._reader.read(context, codec, method)
                     self._reader.release(held_bytes)
+                    if judge is not None:
+                        await judge.judge(context, request)
                     await behavior(request, context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 await _fail(method, context, error)
@@ -227,6 +245,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
         return handler
+
+
+def _of_call(judge: Judge | None, context: Context) -> Callable[[Any], Awaitable[None]] | None:
+    """What judges each request of a stream: a token may end while the stream lasts."""
+    return None if judge is None else partial(judge.judge, context)
 
 
 def _unchanged(data: bytes) -> bytes:
@@ -322,5 +345,11 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
     return errors.Internal("internal error; the service's log says more")
 
 
-_CALLERS = (errors.InvalidArgument, errors.NotFound, errors.FailedPrecondition)
+_CALLERS = (
+    errors.InvalidArgument,
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.NotFound,
+    errors.FailedPrecondition,
+)
 """Errors that a request of a stream may cause."""

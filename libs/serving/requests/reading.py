@@ -115,11 +115,15 @@ class RequestReader:
             raise
 
     async def stream(
-        self, requests: AsyncIterator[bytes], codec: Codec
+        self,
+        requests: AsyncIterator[bytes],
+        codec: Codec,
+        judge: Callable[[Any], Awaitable[None]] | None = None,
     ) -> AsyncGenerator[Any, bool]:
         """The requests of a call, each held until the next is asked for.
 
-        `asend(True)` releases the last one without asking for the next, and gives None.
+        `asend(True)` releases the last one without asking for the next, and gives None. `judge`
+        raises for one that its caller may not make.
 
         Raises InvalidArgument, ResourceExhausted.
         """
@@ -133,6 +137,8 @@ class RequestReader:
                 else:
                     request = self._parsed(codec, data)
                 del data
+                if judge is not None:
+                    await judge(request)
                 is_pause = yield request
                 del request
             finally:

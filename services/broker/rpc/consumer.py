@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from google.rpc.status_pb2 import Status
 
+from libs.access.current import require, require_publish
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
 from services.broker.core.lease_table import lease_ended, lease_unknown
@@ -240,6 +241,12 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     async def Execute(  # noqa: N802 - the RPC's name
         self, request: consumer_pb2.ExecuteRequest, context: Any
     ) -> consumer_pb2.ExecuteResponse:
+        for command in request.commands:
+            match command.WhichOneof("action"):
+                case "transfer":
+                    require("consume", command.transfer.target_queue_id)
+                case "push":
+                    require_publish(command.push.queue_id, command.push.headers)
         return await self._executor.execute(request)
 
     def _leases(

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from libs.access.current import may
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
 from libs.storage.records.archived_records import ArchivedMessage
@@ -165,7 +166,9 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
             for place, queue_id in enumerate(request.queue_ids)
         ]
         # Those of other shards are searched there.
-        ids = list(dict.fromkeys(named)) or list(self._owner.shard.queues)
+        ids = list(dict.fromkeys(named)) or [
+            queue_id for queue_id in self._owner.shard.queues if may("inspect", queue_id)
+        ]
         await self._owner.durable()
         since_ms = await self._received_ms(request.message_id)
         answer = entry_pb2.FindMessageResponse(queues_count=len(ids))

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from libs.access.current import ALL_QUEUES, may, require
 from libs.filters import DEFAULT_FILTER
 from services.broker.config import BrokerConfig
 from services.broker.core.commands import Purge
@@ -140,7 +141,11 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.ListQueuesResponse:
         size = min(not_negative("page_size", request.page_size) or PAGE_SIZE, PAGE_SIZE_MAX)
         after = _after(request.page_token)
-        ids = sorted(queue_id for queue_id in self._owner.shard.queues if queue_id > after)
+        ids = sorted(
+            queue_id
+            for queue_id in self._owner.shard.queues
+            if queue_id > after and may("inspect", queue_id)
+        )
         if request.prefix:
             ids = ids[bisect.bisect_left(ids, request.prefix) :]
             ids = [queue_id for queue_id in ids if queue_id.startswith(request.prefix)]
@@ -278,6 +283,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any
     ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
+        require("inspect", ALL_QUEUES)
         after = request.after_revision
         if not 0 <= after <= self._owner.durable_revision:
             raise InvalidArgument(

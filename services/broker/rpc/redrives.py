@@ -6,6 +6,7 @@ import asyncio
 import re
 from typing import Any, Final
 
+from libs.access.current import may, require
 from libs.filters import SOURCE_BYTES_MAX
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
@@ -101,6 +102,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         self, request: entry_pb2.GetRedriveRequest, context: Any
     ) -> entry_pb2.GetRedriveResponse:
         redrive = self._redrive(await self._number(request.redrive_id))
+        require("inspect", redrive.queue_id)
         await self._owner.durable()
         return entry_pb2.GetRedriveResponse(redrive=redrive)
 
@@ -113,7 +115,9 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         numbers = [
             number
             for number, record in reversed(list(self._owner.shard.redrives))
-            if (below is None or number < below) and queue_id in ("", record.queue_id)
+            if (below is None or number < below)
+            and queue_id in ("", record.queue_id)
+            and may("inspect", record.queue_id)
         ]
         answer = entry_pb2.ListRedrivesResponse(
             redrives=[self._redrive(number) for number in numbers[:size]]
@@ -158,6 +162,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
 
     async def _set(self, redrive_id: str, state: RedriveState) -> int:
         number = await self._number(redrive_id)
+        require("edit", self._redrive(number).queue_id)
 
         def change(now_ms: int) -> None:
             redrives = self._owner.shard.redrives

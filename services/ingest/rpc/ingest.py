@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 
 from opentelemetry import trace
 
+from libs.access.current import ALL_QUEUES, current_caller, require
 from libs.serving import limits
 from libs.serving import telemetry as conventions
 from libs.serving.peers.topology import TopologyDirectory
@@ -302,7 +303,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             stream.close()
 
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
-        return wire.accept(request, self._rules)
+        accepted = wire.accept(request, self._rules)
+        if (caller := current_caller.get()) is not None:
+            caller.publish(
+                (run.headers, len(run.payloads), sum(map(len, run.payloads)))
+                for run in request.runs
+            )
+        return accepted
 
     async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:
         publisher = self._shard.publisher
@@ -335,6 +342,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def BatchGetMessages(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetMessagesRequest, context: Any
     ) -> ingest_pb2.BatchGetMessagesResponse:
+        # IDs count up: who may guess them sees the messages of all queues.
+        require("inspect", ALL_QUEUES)
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")
         wire.check_message_ids(request.message_ids, self._config.shard)

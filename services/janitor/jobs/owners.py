@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Final, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from libs.serving.access import inherited_tls
 from libs.serving.peers.calls import Backoff
 from libs.serving.peers.channels import Channels, inherited
 from libs.serving.peers.topology import TopologyDirectory
@@ -51,7 +53,9 @@ class Owners:
         self._runner = runner
         self._patience_s = patience_s
         self._directory = TopologyDirectory(root.objects)
-        self._channels = Channels(self._directory, carrier=inherited())
+        self._channels = Channels(
+            self._directory, carrier=inherited(), tls=inherited_tls(os.environ)
+        )
 
     def call(self, service: str, shard: int, method: Method[T], request: Message) -> T:
         """Call an owner, repeatedly while it is down. Raises SlateMQError, StorageError."""

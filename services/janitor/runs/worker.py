@@ -57,6 +57,7 @@ def work(run: RunJob) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Spark starts its processes with it.
     os.environ.update({name.upper(): value for name, value in task["trace"].items()})
+    os.environ.update(task["tls"])
     options = JobOptions(**task["options"])
     threading.Thread(target=_obey, args=(control, options.cancelled), daemon=True).start()
     report_snapshots(lambda name: result.say({"snapshot": [name.database, name.snapshot_id]}))

@@ -29,6 +29,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from libs.serving.access import TLS_VARIABLES
 from libs.serving.peers.channels import TRACE_VARIABLES
 from services.janitor.spark.failures import why_not
 from services.janitor.spark.source import register
@@ -127,7 +128,7 @@ def spark_session(
         "spark.driver.memory": memory,
         **{
             f"spark.executorEnv.{name}": os.environ[name]
-            for name in TRACE_VARIABLES
+            for name in (*TRACE_VARIABLES, *TLS_VARIABLES)
             if name in os.environ
         },
         **(settings or {}),

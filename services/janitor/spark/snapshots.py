@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from libs.serving.access import inherited_tls
 from libs.serving.peers.channels import Channels, inherited
 from libs.serving.peers.topology import Topology, TopologyDirectory
 from libs.storage.database.roots import open_root
@@ -234,7 +236,7 @@ def held_snapshots(root: str, services: Sequence[str] = SERVICES) -> Iterator[Ta
 @asynccontextmanager
 async def _hold(root: str, services: Sequence[str]) -> AsyncIterator[TakenSnapshots]:
     directory = TopologyDirectory(open_root(root).objects)
-    channels = Channels(directory, carrier=inherited())
+    channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
     try:
         async with taken_snapshots(directory, channels, services=services) as taken:
             yield taken

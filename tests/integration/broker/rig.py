@@ -297,7 +297,7 @@ async def running(
         assert not ended.done(), ended.result()
         await asyncio.sleep(0.005)
     try:
-        async with open_channel(rig.running.address) as channel:
+        async with open_channel(rig.running.peer_address) as channel:
             rig.connect(channel)
             yield rig
     finally:

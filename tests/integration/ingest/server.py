@@ -133,7 +133,7 @@ class Server:
     async def start(self) -> None:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
-        await self.service.start(self.address)
+        await self.service.start(self.address, self.address)
         self.service.add_to(self._handlers.registry)
         self.gate.open()
 
@@ -193,4 +193,4 @@ def _forget(ready_file: Path) -> None:
 
 
 def _address(ready_file: Path) -> str | None:
-    return str(json.loads(ready_file.read_text())["address"]) if ready_file.exists() else None
+    return str(json.loads(ready_file.read_text())["peer_address"]) if ready_file.exists() else None

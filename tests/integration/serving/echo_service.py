@@ -96,7 +96,7 @@ class EchoService(Service[ServingConfig]):
     def add_to(self, server: grpc.aio.Server) -> None:
         self.servicer.add_to(server)
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, peer_address: str) -> None:
         self.steps.append(f"start {address}")
         await self.may_start.wait()
         if self.start_error is not None:

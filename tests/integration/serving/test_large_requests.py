@@ -94,7 +94,7 @@ async def serving(kind: str, folder: Path, ready: bool = False) -> AsyncIterator
             while not ready_file.exists():
                 assert process.returncode is None, log.read_text()
                 await asyncio.sleep(0.02)
-        yield Ingest(process, json.loads(ready_file.read_text())["address"], log)
+        yield Ingest(process, json.loads(ready_file.read_text())["peer_address"], log)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGKILL)

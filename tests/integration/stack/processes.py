@@ -50,7 +50,7 @@ class Service:
         self._command += ["--parent-pid", str(os.getpid())]  # killed tests leave nobody behind
         self._process: Any = None
         self.channel: grpc.aio.Channel | None = None
-        self.address = self.http_address = ""
+        self.address = self.peer_address = self.http_address = ""
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)
@@ -61,10 +61,12 @@ class Service:
                 await asyncio.sleep(0.01)
         addresses = json.loads(self._ready.read_text())
         self.address = str(addresses["address"])
+        self.peer_address = str(addresses["peer_address"])
         self.http_address = str(addresses.get("http_address", ""))
         if self.channel is None:
-            self._command += ["--port", self.address.rpartition(":")[2]]
-            self.channel = open_channel(self.address)
+            for flag, address in (("--port", self.address), ("--peer-port", self.peer_address)):
+                self._command += [flag, address.rpartition(":")[2]]
+            self.channel = open_channel(self.peer_address)
 
     @property
     def process(self) -> Any:

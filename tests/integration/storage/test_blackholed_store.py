@@ -49,7 +49,7 @@ class Owner:
 
     @property
     def address(self) -> str:
-        return str(json.loads(self._ready.read_text())["address"])
+        return str(json.loads(self._ready.read_text())["peer_address"])
 
     @property
     def said(self) -> str:

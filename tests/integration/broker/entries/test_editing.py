@@ -246,7 +246,7 @@ async def test_another_broker_hands_out_nothing_that_it_held_before_an_edit() ->
             await Editing(rig).edit(1)
 
             assert payloads(await other.claim("there")) == [b"new"]
-            address = other.running.address
+            address = other.running.peer_address
         # While it is away nobody knows what it hands out.
         await TopologyDirectory(root.objects).announce(Peer("broker", 1, address))
         with pytest.raises(Unavailable) as refused:

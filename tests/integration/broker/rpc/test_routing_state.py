@@ -54,7 +54,7 @@ async def test_configs_that_no_message_has_room_for_are_read_page_by_page() -> N
             await rig.owner.run(partial(create, number))
         await rig.owner.durable()
         await rig.assign([1], "q0000")
-        async with grpc.aio.insecure_channel(rig.running.address) as channel:
+        async with grpc.aio.insecure_channel(rig.running.peer_address) as channel:
             state = await read_state(channel, 0, known=0)
             watch = queue_pb2_grpc.QueueServiceStub(channel).WatchQueues(
                 queue_pb2.WatchQueuesRequest()

@@ -37,7 +37,7 @@ class Process:
             while not ready.exists():
                 assert self.process.returncode is None
                 await asyncio.sleep(0.02)
-        self.channel = open_channel(json.loads(ready.read_text())["address"])
+        self.channel = open_channel(json.loads(ready.read_text())["peer_address"])
         self.queues = queue_pb2_grpc.QueueServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
 

@@ -45,7 +45,8 @@ def test_parts_have_the_messages_of_the_entry_at_first_and_when_read_again(
         parts = [part for part in read_log_parts(entry) if part is not None]
 
     assert told(chain.from_iterable(part.runs for part in parts)) == messages
-    assert [part.read() for part in parts] == [part.runs for part in parts]
+    # Which messages share a run may differ: a part that is read again has no bound in bytes.
+    assert [told(part.read()) for part in parts] == [told(part.runs) for part in parts]
     assert all(sum(len(sizes) for *_, sizes, _ in part.runs) <= messages_max for part in parts)
 
 

@@ -1,0 +1,152 @@
+"""What protects the ports of a process: TLS, the policy, and who the services are.
+
+A process on loopback may go without; any other one needs TLS and a policy, or says `--insecure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.healthprobe import tls_files
+from libs.serving.process.settings import flag_of, variable_of
+from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
+from libs.serving.tls import ServerTls
+from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq.credentials import is_loopback
+from slatemq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from libs.access.callers import Callers
+
+TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key", "service_identity")
+TLS_VARIABLES = tuple(map(variable_of, TLS_SETTINGS))
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How the ports of a process are protected.
+
+    Attributes:
+        client_door, service_door: What judges the calls of each port.
+        client_tls, service_tls: The TLS of each port; None: none.
+        callers: The callers of a policy, whose files are to be watched; None: no policy.
+        warning: What is not protected although others can reach it; empty: nothing.
+    """
+
+    client_door: Door
+    service_door: Door
+    client_tls: ServerTls | None
+    service_tls: ServerTls | None
+    callers: Callers | None
+    warning: str
+
+
+def protection_of(config: ServingConfig) -> Protection:
+    """Read the files that the settings name.
+
+    Raises:
+        FatalError: A file is not usable, or the process would be open to other machines.
+    """
+    try:
+        return _protection(config)
+    except InvalidArgument as error:
+        raise _unusable(error) from error
+
+
+def _protection(config: ServingConfig) -> Protection:
+    lacking = [
+        name
+        for name, stated in (("TLS", config.tls_cert), ("policy", config.access_policy))
+        if not stated
+    ]
+    is_open = bool(lacking) and not is_loopback(f"{config.host}:0")
+    if is_open and not config.insecure:
+        raise InvalidArgument(
+            "host",
+            f"other machines can reach {config.host}, and there is no {' and no '.join(lacking)}: "
+            f"set --tls-cert, --tls-key, --tls-ca and --access-policy (docs/how-to/secure.md), "
+            f"listen on 127.0.0.1, or say --insecure",
+        )
+    client_tls = service_tls_ = None
+    files = _files(config)
+    if files is not None:
+        needs_certificate = config.client_certificates == "required"
+        client_tls = ServerTls(files, needs_client_certificate=needs_certificate)
+        service_tls_ = ServerTls(files, needs_client_certificate=True)
+    callers = _callers(config)
+    return Protection(
+        ClientDoor(callers),
+        ServiceDoor(config.service_identity if files is not None else ""),
+        client_tls,
+        service_tls_,
+        callers,
+        f"open to other machines without {' and '.join(lacking)}" if is_open else "",
+    )
+
+
+def service_tls(config: ServingConfig) -> ChannelTls | None:
+    """What channels to other services are opened with; None: without TLS.
+
+    Raises:
+        FatalError: A file is not usable.
+    """
+    try:
+        files = _files(config)
+        return None if files is None else ChannelTls(files, config.service_identity)
+    except InvalidArgument as error:
+        raise _unusable(error) from error
+
+
+def tls_environment(config: ServingConfig) -> dict[str, str]:
+    """The variables by which a process that this one starts connects as it does."""
+    stated = {variable_of(name): getattr(config, name) for name in TLS_SETTINGS}
+    return {name: value for name, value in stated.items() if value and config.tls_cert}
+
+
+def inherited_tls(environ: Mapping[str, str]) -> ChannelTls | None:
+    """What channels to services are opened with, by the environment; None: without TLS.
+
+    Raises:
+        InvalidArgument: A file is not usable.
+    """
+    files = tls_files(environ)
+    if not files:
+        return None
+    paths = (Path(files[name]) for name in ("ca", "cert", "key"))
+    return ChannelTls(CertificateFiles(*paths), files["identity"])
+
+
+def _unusable(error: InvalidArgument) -> FatalError:
+    """The end of the process, with the name of the setting."""
+    name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
+    problem = f"{flag_of(name)}: {error.description}" if name else error.description
+    return FatalError(ExitCause.usage(problem))
+
+
+def _files(config: ServingConfig) -> CertificateFiles | None:
+    stated = {name: getattr(config, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+    if not any(stated.values()):
+        return None
+    for name, value in stated.items():
+        if not value:
+            raise InvalidArgument(name, "needed, since other files of TLS are stated")
+    return CertificateFiles(*(Path(value) for value in stated.values()))
+
+
+def _callers(config: ServingConfig) -> Callers | None:
+    if not config.access_policy:
+        for name in ("access_tokens", "access_issuers"):
+            if getattr(config, name):
+                raise InvalidArgument(name, "has no effect without --access-policy")
+        return None
+    # Loaded where there is a policy: with CEL, and what checks tokens.
+    callers: Callers = import_module("libs.access.callers").callers_of(
+        config.access_policy, config.access_tokens, config.access_issuers
+    )
+    return callers

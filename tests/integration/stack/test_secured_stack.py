@@ -1,0 +1,261 @@
+"""A whole stack with TLS, tokens and a policy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import yaml
+
+import slatemq
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq._tokens import NewToken, new_token
+from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
+from slatemq.errors import PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
+from slatemq.v1 import (
+    assignment_pb2,
+    assignment_pb2_grpc,
+)
+from tests.acceptance.local_stack import LocalStack, peer_address
+
+pytestmark = pytest.mark.slow
+
+POLICY: dict[str, Any] = {
+    "roles": {
+        "shop": [
+            {
+                "verbs": ["publish"],
+                "queues": ["orders*"],
+                "when": "headers.tenant == principal.tenant",
+            },
+            {"verbs": ["consume", "inspect"], "queues": ["orders*"]},
+        ],
+        "all": [
+            {"verbs": ["publish", "consume", "inspect", "edit", "administer", "operate"]},
+        ],
+    },
+    "bindings": [
+        {"principals": ["shop"], "roles": ["shop"]},
+        {"principals": ["ops"], "roles": ["all"]},
+    ],
+    "limits": [{"principals": ["shop"], "publish_messages_per_s": 5}],
+}
+
+
+class Secured:
+    """The stack, and what its clients have."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.certificates = folder / "certs"
+        make_certificates(self.certificates)
+        self.tokens = {
+            "shop": new_token("shop", {"tenant": "acme"}),
+            "ops": new_token("ops"),
+            "stranger": new_token("stranger"),
+        }
+        self.write_tokens(*self.tokens.values())
+        (folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
+
+    def write_tokens(self, *tokens: NewToken) -> None:
+        entries = [token.entry for token in tokens]
+        (self.folder / "tokens.yaml").write_text(yaml.safe_dump({"tokens": entries}))
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "SLATEMQ_TLS_CA": str(self.certificates / "ca.crt"),
+            "SLATEMQ_TLS_CERT": str(self.certificates / "service.crt"),
+            "SLATEMQ_TLS_KEY": str(self.certificates / "service.key"),
+            "SLATEMQ_ACCESS_POLICY": str(self.folder / "policy.yaml"),
+            "SLATEMQ_ACCESS_TOKENS": str(self.folder / "tokens.yaml"),
+        }
+
+    def credentials(self, name: str) -> slatemq.Credentials:
+        token = self.tokens[name].token if name else ""
+        return slatemq.Credentials(ca=self.certificates / "ca.crt", token=token)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, LocalStack]]:
+    folder = tmp_path_factory.mktemp("secured")
+    made = Secured(folder)
+    before = dict(os.environ)
+    os.environ.update(made.environ)
+    try:
+        with LocalStack(folder / "stack") as stack:
+            yield made, stack
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+async def test_each_caller_does_what_the_policy_permits(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    async with (
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(stack.endpoint, credentials=made.credentials("shop")) as shop,
+    ):
+        for name in ("orders", "bills"):
+            await ops.create_queue(name)
+
+        # Publishing: the queue, and the condition on headers
+        sent = await shop.publish(b"lamp", {"queue": "orders", "tenant": "acme"})
+        for headers in ({"queue": "bills", "tenant": "acme"}, {"queue": "orders", "tenant": "b"}):
+            with pytest.raises(PermissionDenied):
+                await shop.publish(b"lamp", headers)
+
+        # Consuming: one queue, and not the other
+        async with shop.consume("orders") as messages:
+            message = await anext(messages)
+            assert (message.payload, message.message_id) == (b"lamp", sent.message_id)
+            await message.ack()
+        with pytest.raises(PermissionDenied):
+            await shop.claim("bills")
+
+        # Lists have what may be inspected
+        assert [queue.queue_id async for queue in shop.list_queues()] == ["orders"]
+        assert len([queue async for queue in ops.list_queues()]) == 2
+        for forbidden in (shop.purge_queue("orders"), shop.get_queue("bills")):
+            with pytest.raises(PermissionDenied):
+                await forbidden
+
+
+async def test_a_limit_holds_one_caller_and_no_other(secured: tuple[Secured, LocalStack]) -> None:
+    made, stack = secured
+    async with (
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(
+            stack.endpoint, credentials=made.credentials("shop"), call_timeout=0.5
+        ) as shop,
+    ):
+        headers = {"queue": "orders-x", "tenant": "acme"}
+        batch = [slatemq.OutgoingMessage(b"x", headers) for _ in range(50)]
+        with pytest.raises(ResourceExhausted) as caught:
+            await asyncio.gather(*(shop.publish_batch(batch) for _ in range(3)))
+
+        assert caught.value.reason == "PRINCIPAL_LIMIT"
+        await ops.publish_batch([slatemq.OutgoingMessage(b"x", headers) for _ in range(500)])
+
+
+@pytest.mark.parametrize("form", ["no token", "forged", "stranger"])
+async def test_who_proves_nothing_gets_nothing(
+    secured: tuple[Secured, LocalStack], form: str
+) -> None:
+    made, stack = secured
+    ca = made.certificates / "ca.crt"
+    credentials = {
+        "no token": slatemq.Credentials(ca=ca),
+        "forged": slatemq.Credentials(ca=ca, token=made.tokens["ops"].token[:-2] + "xx"),
+        "stranger": made.credentials("stranger"),
+    }[form]
+
+    with pytest.raises(PermissionDenied if form == "stranger" else Unauthenticated):
+        async with slatemq.connect(stack.endpoint, credentials=credentials) as client:
+            await client.create_queue("mine")
+
+
+async def test_a_client_without_tls_does_not_get_in(secured: tuple[Secured, LocalStack]) -> None:
+    _, stack = secured
+
+    with pytest.raises(Unavailable):
+        async with slatemq.connect(stack.endpoint, call_timeout=1):
+            pytest.fail("connected without TLS")
+
+
+async def test_no_token_and_no_client_certificate_opens_a_call_of_services(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    peer_port = await peer_address(stack, "broker")
+    ca = made.certificates / "ca.crt"
+    client = CertificateFiles(
+        ca, made.certificates / "client.crt", made.certificates / "client.key"
+    )
+    bearer = (("authorization", f"Bearer {made.tokens['ops'].token}"),)
+
+    async def refused(address: str, files: CertificateFiles) -> str:
+        tls = ChannelTls(files, SERVICE_NAME)
+        async with grpc.aio.secure_channel(address, tls.credentials, tls.options) as channel:
+            assign: Any = assignment_pb2_grpc.AssignmentServiceStub(channel).Assign
+            try:
+                await assign(assignment_pb2.AssignRequest(), metadata=bearer, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                return from_rpc_error(error).reason
+        return "not refused"
+
+    assert await refused(stack.endpoints["broker"], CertificateFiles(ca)) == "FOR_SERVICES_ALONE"
+    assert await refused(peer_port, client) == "FOR_SERVICES_ALONE"
+    assert await refused(peer_port, CertificateFiles(ca)) == "UNAVAILABLE"
+
+
+async def test_a_token_that_is_removed_ends_also_on_open_streams(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    lost = made.tokens["lost"] = new_token("ops")
+    made.write_tokens(*made.tokens.values())
+
+    async def create() -> None:
+        async with slatemq.connect(
+            stack.endpoint, credentials=made.credentials("lost"), call_timeout=2
+        ) as client:
+            await client.create_queue("of-lost")
+
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await create()
+            except Unauthenticated:
+                await asyncio.sleep(0.2)  # The services have not read the file yet.
+            else:
+                break
+        async with slatemq.connect(
+            stack.endpoint, credentials=made.credentials("lost"), call_timeout=2
+        ) as client:
+            made.write_tokens(*(token for token in made.tokens.values() if token is not lost))
+            with pytest.raises(Unauthenticated):
+                await publish_for_ever(client)
+
+
+async def publish_for_ever(client: slatemq.Client) -> None:
+    while True:
+        await client.publish(b"x", {"queue": "of-lost"})
+        await asyncio.sleep(0.1)
+
+
+def test_the_command_takes_files_and_the_environment(
+    secured: tuple[Secured, LocalStack], tmp_path: Path
+) -> None:
+    made, stack = secured
+    token = tmp_path / "token"
+    token.write_text(made.tokens["ops"].token)
+    command = [sys.executable, "-m", "slatemq.cli", "--endpoint", stack.endpoint]
+    command += ["--ca", str(made.certificates / "ca.crt")]
+
+    def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environ},
+        )
+
+    listed = run("--token-file", str(token), "--json", "status")
+    assert listed.returncode == 0, listed.stderr
+    assert run("queue", "ls", SLATEMQ_TOKEN=made.tokens["shop"].token).returncode == 0
+    refused = run("queue", "ls")
+    assert refused.returncode == 1
+    assert "needs a token" in refused.stderr
