@@ -23,6 +23,7 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -123,7 +124,8 @@ class JwtTokens:
             key_id = jwt.get_unverified_header(token).get("kid", "")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise _refused("is not a JSON Web Token") from error
-        found = self._keys.get(claimed.get("iss") or "")
+        name = claimed.get("iss")
+        found = self._keys.get(name) if isinstance(name, str) else None
         if found is None:
             raise _refused("is of an issuer that this service does not know")
         issuer, keys = found
@@ -185,7 +187,7 @@ class IssuerKeys:
             self._tried_s = now
             try:
                 keys = await asyncio.to_thread(fetch_keys, self._issuer)
-            except (OSError, ValueError, jwt.PyJWTError) as error:
+            except (OSError, ValueError, HTTPException, jwt.PyJWTError) as error:
                 log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
                 return
             self._keys, self._fetched_s = keys, time.monotonic()
@@ -196,7 +198,8 @@ def fetch_keys(issuer: Issuer) -> dict[str, jwt.PyJWK]:
 
     Raises:
         OSError: They cannot be read.
-        ValueError: What was read is no set of keys.
+        HTTPException: The answer breaks off, or is not HTTP.
+        ValueError: What was read is not a set of keys.
     """
     context = ssl.create_default_context(cafile=issuer.ca_file)
     url = issuer.jwks_url

@@ -239,6 +239,7 @@ class KeyServer:
     published: dict[str, Any] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     is_down: bool = False
+    is_other_server: bool = False
 
     def add(self, key_id: str) -> None:
         key = self.private[key_id] = private_key(self.owner, key_id)
@@ -262,6 +263,9 @@ def issuer() -> Iterator[KeyServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             served.requests.append(self.path)
+            if served.is_other_server:
+                self.wfile.write(b"220 mail\r\n\r\n")
+                return
             if served.is_down:
                 self.send_error(503)
                 return
@@ -310,10 +314,10 @@ async def test_a_signed_token_proves_its_subject(files: Files, issuer: KeyServer
     assert issuer.requests == ["/.well-known/openid-configuration", "/keys"]
 
 
-def unsigned(issuer: KeyServer) -> str:
+def unsigned(issuer: KeyServer, **claims: Any) -> str:
     parts = (
         {"alg": "none", "kid": "one"},
-        {"iss": issuer.url, "aud": AUDIENCE, "sub": "root", "exp": time.time() + 600},
+        {"iss": issuer.url, "aud": AUDIENCE, "sub": "root", "exp": time.time() + 600, **claims},
     )
     texts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
     return b".".join([*texts, b""]).decode()
@@ -345,6 +349,7 @@ FORGED: dict[str, Callable[[KeyServer], str]] = {
     "wrong audience": lambda issuer: issuer.sign(aud="other"),
     "no audience": lambda issuer: issuer.sign(aud=None),
     "unknown issuer": lambda issuer: issuer.sign(iss="http://127.0.0.1:1"),
+    "list as issuer": lambda issuer: unsigned(issuer, iss=[issuer.url]),
     "no subject": lambda issuer: issuer.sign(sub=None),
     "empty subject": lambda issuer: issuer.sign(sub=""),
     "long subject": lambda issuer: issuer.sign(sub="x" * 256),
@@ -401,6 +406,16 @@ async def test_unknown_keys_do_not_make_requests_without_end(
 async def test_an_issuer_that_is_down_is_no_refusal(files: Files, issuer: KeyServer) -> None:
     authenticator = accepting(files, issuer)
     issuer.is_down = True
+
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign()))
+
+
+async def test_an_issuer_that_does_not_speak_http_is_no_refusal(
+    files: Files, issuer: KeyServer
+) -> None:
+    authenticator = accepting(files, issuer)
+    issuer.is_other_server = True
 
     with pytest.raises(Unavailable, match="keys"):
         await authenticator.prove(bearer(issuer.sign()))
