@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from libs.access.authentication import Authenticator
-from libs.access.documents import Document
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.methods import MethodAccess
 from libs.access.policy import Policy, Rights
@@ -26,8 +25,6 @@ from libs.access.verbs import Verb
 from slatemq.errors import PermissionDenied, Unauthenticated
 
 __all__ = ["Caller", "Callers", "callers_of"]
-
-T = TypeVar("T")
 
 KEPT_MAX: Final = 10_000
 
@@ -181,23 +178,18 @@ class Callers:
 
 
 def callers_of(policy: str, tokens: str, issuers: str) -> Callers:
-    """The callers of these files; an empty name is no file.
+    """The callers of these files; for an empty name, no file is read.
 
     Raises:
         InvalidArgument: A file is not usable; names the key and the line.
     """
     return Callers(
         Authenticator(
-            _reloaded(tokens, TokenFile) if tokens else None,
-            _reloaded(issuers, JwtTokens) if issuers else None,
+            ReloadedFile(Path(tokens), TokenFile) if tokens else None,
+            ReloadedFile(Path(issuers), JwtTokens) if issuers else None,
         ),
-        _reloaded(policy, Policy),
+        ReloadedFile(Path(policy), Policy),
     )
-
-
-def _reloaded(name: str, kind: Callable[[Document], T]) -> ReloadedFile[T]:
-    file = Path(name)
-    return ReloadedFile(file, read=lambda: kind(Document.read(file)))
 
 
 def _unproven() -> Unauthenticated:

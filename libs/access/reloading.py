@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from libs.access.documents import Document
 from slatemq._file_status import LOOK_S, file_status
 from slatemq.errors import InvalidArgument
 
@@ -31,41 +32,37 @@ class ReloadedFile(Generic[T]):
         version: How many versions were read, the first included.
     """
 
-    def __init__(self, *files: Path, read: Callable[[], T]) -> None:
-        """Read it.
-
-        Args:
-            files: What it consists of. More than one where they belong together.
-            read: Reads and checks all of it; raises InvalidArgument.
+    def __init__(self, file: Path, kind: Callable[[Document], T]) -> None:
+        """Read it; `kind` makes its value, and raises InvalidArgument.
 
         Raises:
-            InvalidArgument: From `read`.
+            InvalidArgument: It cannot be read, or from `kind`.
         """
-        self._files = files
-        self._read = read
-        self._status = file_status(*self._files)
-        self.value = read()
+        self._file = file
+        self._kind = kind
+        self._status = file_status(file)
+        self.value = kind(Document.read(file))
         self.version = 1
 
     def reload(self) -> bool:
-        """Read it again if the files have changed; whether there is a new value. Blocks.
+        """Read it again if it has changed; whether there is a new value. Blocks.
 
         Never raises: what is wrong with the new version is logged once.
         """
-        status = file_status(*self._files)
+        status = file_status(self._file)
         if status == self._status:
             return False
         self._status = status
-        names = ", ".join(map(str, self._files))
+        name = str(self._file)
         try:
-            value = self._read()
+            value = self._kind(Document.read(self._file))
         except InvalidArgument as error:
             problem = error.message
-            log.error("keeping the version before: %s", problem, extra={"file": names})
+            log.error("keeping the version before: %s", problem, extra={"file": name})
             return False
         self.value = value
         self.version += 1
-        log.info("read again", extra={"file": names, "version": self.version})
+        log.info("read again", extra={"file": name, "version": self.version})
         return True
 
     async def watch(self, changed: Callable[[], None] = lambda: None) -> None:

@@ -45,16 +45,8 @@ class Files:
         self.tokens.write_text(yaml.safe_dump({"tokens": [token.entry for token in tokens]}))
 
     def authenticator(self, *, tokens: bool = True, issuers: bool = False) -> Authenticator:
-        token_file = (
-            ReloadedFile(self.tokens, read=lambda: TokenFile(Document.read(self.tokens)))
-            if tokens
-            else None
-        )
-        issuer_file = (
-            ReloadedFile(self.issuers, read=lambda: JwtTokens(Document.read(self.issuers)))
-            if issuers
-            else None
-        )
+        token_file = ReloadedFile(self.tokens, TokenFile) if tokens else None
+        issuer_file = ReloadedFile(self.issuers, JwtTokens) if issuers else None
         self.reloaded = token_file
         return Authenticator(token_file, issuer_file, lambda: self.now_s)
 
@@ -462,7 +454,7 @@ def test_a_bad_new_version_leaves_the_one_before(
 ) -> None:
     made = new_token("shop")
     files.write(made)
-    reloaded = ReloadedFile(files.tokens, read=lambda: TokenFile(Document.read(files.tokens)))
+    reloaded = ReloadedFile(files.tokens, TokenFile)
 
     files.tokens.write_text("tokens: [")
 

@@ -9,7 +9,6 @@ import yaml
 
 from libs.access.authentication import Authenticator
 from libs.access.callers import Callers
-from libs.access.documents import Document
 from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
@@ -46,8 +45,8 @@ class Rig:
         tokens.write_text(yaml.safe_dump({"tokens": [one.entry for one in made.values()]}))
         self.worker = f"Bearer {made['worker'].token}"
         self.stranger = f"Bearer {made['stranger'].token}"
-        self.file = ReloadedFile(self.policy, read=lambda: Policy(Document.read(self.policy)))
-        token_file = ReloadedFile(tokens, read=lambda: TokenFile(Document.read(tokens)))
+        self.file = ReloadedFile(self.policy, Policy)
+        token_file = ReloadedFile(tokens, TokenFile)
         self.callers = Callers(Authenticator(token_file, None), self.file, ("cert*",))
 
 
