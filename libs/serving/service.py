@@ -161,4 +161,4 @@ def _register(servicer: object, server: grpc.aio.Server) -> None:
         if add is not None:
             add(servicer, server)
             return
-    raise TypeError(f"{type(servicer).__name__} is no servicer of generated code")
+    raise TypeError(f"{type(servicer).__name__} is not a servicer of generated code")
