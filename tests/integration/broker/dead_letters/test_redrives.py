@@ -164,7 +164,8 @@ async def test_dead_letters_that_fail_again_or_come_later_are_not_taken() -> Non
         one = await start(rig, rate=10)  # one message at a time, and a tenth of a second each
         await until(rig, one.redrive_id, lambda value: value.redriven_count >= 1)
         await fail_again(rig, 1)
-        await fail(rig, [5])
+        await rig.assign([5], priorities=[0])  # before those that have come back meanwhile
+        await fail_again(rig, 1)
 
         one = await ended(rig, one.redrive_id)
 
