@@ -29,7 +29,11 @@ def _names(text: str) -> tuple[str, ...]:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
-    made.add_argument("--systems", default=",".join(servers.STARTERS))
+    made.add_argument(
+        "--systems",
+        default=",".join(servers.STARTERS),
+        help=f"and {','.join(servers.SECURED)}: slatemq with TLS, and with tokens and a policy too",
+    )
     made.add_argument(
         "--workloads",
         default="",

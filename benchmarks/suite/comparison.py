@@ -121,7 +121,7 @@ class Comparison:
     def _starter(self, system: str) -> Starter:
         if system in self.urls:
             return servers.running(system, self.urls[system])
-        return servers.STARTERS[system]
+        return {**servers.STARTERS, **servers.SECURED}[system]
 
     def _profiled(self, server: Server, name: str) -> AbstractContextManager[None]:
         if self.profile is None or not server.named():

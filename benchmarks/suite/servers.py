@@ -15,8 +15,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import yaml
+
+from slatemq._tokens import new_token
+from slatemq.cli.access.dev_certificates import make_certificates
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -128,6 +133,48 @@ def slatemq(
             folder,
             lambda: json.loads(ready.read_text())["pids"],
         )
+
+
+@contextmanager
+def tls(
+    folder: Path, environment: dict[str, str] | None = None, token: str = ""
+) -> Iterator[Server]:
+    """Our stack with TLS, among its services too."""
+    certificates = folder / "certificates"
+    make_certificates(certificates)
+    authority = certificates / "ca.crt"
+    chosen = {
+        "SLATEMQ_TLS_CA": str(authority),
+        "SLATEMQ_TLS_CERT": str(certificates / "service.crt"),
+        "SLATEMQ_TLS_KEY": str(certificates / "service.key"),
+        **(environment or {}),
+    }
+    with slatemq(folder, chosen) as server:
+        url = f"slatemqs://{token}@{server.url}{authority}"
+        yield replace(server, system="tls", url=url, settings=f"{OURS}; TLS 1.3")
+
+
+@contextmanager
+def secured(folder: Path) -> Iterator[Server]:
+    """Our stack with TLS and a policy: a token on each call, a condition on each publish."""
+    token = new_token("shop", {"tenant": "acme"})
+    every_verb = ["consume", "inspect", "edit", "administer", "operate"]
+    rules = [
+        {"verbs": ["publish"], "queues": ["*"], "when": "headers.topic != principal.tenant"},
+        {"verbs": every_verb},
+    ]
+    policy = {
+        "roles": {"shop": rules},
+        "bindings": [{"principals": ["shop"], "roles": ["shop"]}],
+    }
+    files = {"POLICY": policy, "TOKENS": {"tokens": [token.entry]}}
+    environment = {}
+    for name, content in files.items():
+        path = folder / f"{name.lower()}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        environment[f"SLATEMQ_ACCESS_{name}"] = str(path)
+    with tls(folder, environment, token.token) as server:
+        yield replace(server, system="secured", settings=f"{server.settings}, token, policy")
 
 
 @contextmanager
@@ -267,6 +314,9 @@ STARTERS: dict[str, Starter] = {
     "nats": nats,
     "rabbitmq": rabbitmq,
 }
+
+SECURED: dict[str, Starter] = {"tls": tls, "secured": secured}
+"""Ours again, to see what TLS and a policy cost; only those who name them run them."""
 
 
 def running(system: str, url: str) -> Starter:
