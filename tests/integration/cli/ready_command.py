@@ -22,7 +22,6 @@ from tests.ready_process import popen
 MODULE: Final = "tests.integration.cli.ready_command"
 
 _LOADED_LATE: Final = ("slatemq.client", "slatemq.sync", "rich.console", "rich.table")
-_NO_COMMANDS: Final = ("__main__", "windows_lines")
 
 
 def run(
@@ -53,11 +52,9 @@ def _give(giving: BinaryIO, stdin: bytes) -> None:
 
 def load() -> None:
     """Load every command and what they load late."""
-    names = [module.name for module in pkgutil.iter_modules(slatemq.cli.__path__)]
-    for name in (
-        *(f"slatemq.cli.{name}" for name in names if name not in _NO_COMMANDS),
-        *_LOADED_LATE,
-    ):
+    rooms = pkgutil.walk_packages(slatemq.cli.__path__, "slatemq.cli.")
+    names = [module.name for module in rooms if not module.name.endswith(".__main__")]
+    for name in (*names, *_LOADED_LATE):
         import_module(name)
 
 
