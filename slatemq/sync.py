@@ -13,7 +13,6 @@ As in::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from slatemq import client as asynchronous
@@ -87,12 +86,7 @@ class Received(Face[delivered.Received], delivered.ClaimedMessage):
         self._inner.begin()  # Here, not on the loop: a span is current in the thread that works.
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             self._loop.run(lambda: self._inner.leave(error))
         finally:
@@ -123,13 +117,8 @@ class Batch(Face[batching.Batch], Sequence[Received]):
     def __enter__(self) -> Batch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._loop.run(lambda: self._inner.__aexit__(kind, error, traceback))
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._loop.run(lambda: self._inner.__aexit__(None, error, None))
 
 
 class Consumer(StreamFace[consuming.Consumer, Received]):

@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -71,7 +71,9 @@ def main(
         parent.end_with(config.parent_pid)
     watchdog = Watchdog(config.slow_step_ms) if config.slow_step_ms else None
     exposition = _exposition() if config.http_port >= 0 else None
-    cause = _run(_serve(name, config, build, watchdog, exposition), watchdog)
+    make = new_event_loop if watchdog is None else partial(watchdog.new_event_loop, new_event_loop)
+    with asyncio.Runner(loop_factory=make) as runner:
+        cause = runner.run(_serve(name, config, build, watchdog, exposition))
     logging.shutdown()
     sys.exit(config.fenced_exit_code if cause.code == EXIT_FENCED else cause.code)
 
@@ -128,9 +130,3 @@ def _exposition() -> Exposition:
     # loop that would wait for it.
     exposition: Exposition = import_module("libs.serving.http.server").Exposition()
     return exposition
-
-
-def _run(work: Coroutine[Any, Any, ExitCause], watchdog: Watchdog | None) -> ExitCause:
-    make = new_event_loop if watchdog is None else partial(watchdog.new_event_loop, new_event_loop)
-    with asyncio.Runner(loop_factory=make) as runner:
-        return runner.run(work)

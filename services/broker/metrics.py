@@ -18,13 +18,15 @@ STATE = "slatemq.message.state"
 
 def measure(telemetry: Telemetry, shard: Shard) -> None:
     """Registers what each queue holds and what became of its attempts; read when it is sent."""
-    if not telemetry.enabled:
-        return
+    meter = telemetry.meter
 
     def gauge(name: str, read: Read, unit: str, description: str) -> None:
-        telemetry.meter.create_observable_gauge(
-            name, callbacks=[_of_queues(shard, read)], unit=unit, description=description
-        )
+        callbacks = [_of_queues(shard, read)]
+        meter.create_observable_gauge(name, callbacks, unit, description)
+
+    def counter(name: str, read: Read, unit: str, description: str) -> None:
+        callbacks = [_of_queues(shard, read)]
+        meter.create_observable_counter(name, callbacks, unit, description)
 
     gauge("slatemq.queue.messages", _by_state, "{message}", "Messages of a queue by state")
     gauge(
@@ -35,27 +37,30 @@ def measure(telemetry: Telemetry, shard: Shard) -> None:
     )
     gauge(
         "slatemq.queue.oldest_claimable.age",
-        _oldest_claimable,
+        lambda queue: [((queue.waiting.counts(_wall_ms()).oldest_claimable_ms or 0) / 1000, {})],
         "s",
         "How long the message has been claimable that waits longest; 0 when none is",
     )
     gauge(
         "slatemq.queue.quarantined",
-        _quarantined,
+        lambda queue: [(int(bool(queue.settings.quarantine)), {})],
         "1",
         "1 while the queue is left out of routing, since its expressions took too long",
     )
-    telemetry.meter.create_observable_counter(
+    counter(
         "slatemq.queue.failed.attempts",
-        callbacks=[_of_queues(shard, _failed_attempts)],
-        unit="{attempt}",
-        description="Attempts that ended in a nack, or with their lease",
+        lambda queue: [
+            (queue.nacked_count, {"slatemq.attempt.outcome": "nacked"}),
+            (queue.ended_leases_count, {"slatemq.attempt.outcome": "lease_expired"}),
+        ],
+        "{attempt}",
+        "Attempts that ended in a nack, or with their lease",
     )
-    telemetry.meter.create_observable_counter(
+    counter(
         "slatemq.queue.expired.messages",
-        callbacks=[_of_queues(shard, _expired)],
-        unit="{message}",
-        description="Messages dropped since their retention was over",
+        lambda queue: [(queue.waiting.expired_count, {})],
+        "{message}",
+        "Messages dropped since their retention was over",
     )
 
 
@@ -93,40 +98,19 @@ def _by_priority(queue: Queue) -> Iterable[tuple[float, Labels]]:
                 yield count, {"slatemq.message.priority": priority, STATE: state}
 
 
-def _oldest_claimable(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    yield (queue.waiting.counts(_wall_ms()).oldest_claimable_ms or 0) / 1000, {}
-
-
-def _quarantined(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    yield int(bool(queue.settings.quarantine)), {}
-
-
-def _failed_attempts(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    yield queue.nacked_count, {"slatemq.attempt.outcome": "nacked"}
-    yield queue.ended_leases_count, {"slatemq.attempt.outcome": "lease_expired"}
-
-
-def _expired(queue: Queue) -> Iterable[tuple[float, Labels]]:
-    yield queue.waiting.expired_count, {}
-
-
 def _wall_ms() -> int:
     return int(time.time() * 1000)  # this is another thread: the owner's clock is not for it
 
 
 def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
     """Registers gauges of what waits for each ingest, and of what needs an operator."""
-    if not telemetry.enabled:
-        return
 
     def gauge(name: str, read: Callable[[int], float], unit: str, description: str) -> None:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
             for ingest_shard in outbox.ingest_shards:
                 yield Observation(read(ingest_shard), {"slatemq.ingest.shard": ingest_shard})
 
-        telemetry.meter.create_observable_gauge(
-            name, callbacks=[observe], unit=unit, description=description
-        )
+        telemetry.meter.create_observable_gauge(name, [observe], unit, description)
 
     def age_s(ingest_shard: int) -> float:
         oldest_ms = outbox.oldest_ms(ingest_shard)
@@ -160,8 +144,6 @@ def measure_outbox(telemetry: Telemetry, outbox: Outbox) -> None:
 
 def measure_in_flight(telemetry: Telemetry, limit: InFlightLimit) -> None:
     """Registers gauges of the messages in flight of all queues, and of claims held up by them."""
-    if not telemetry.enabled:
-        return
     telemetry.meter.create_observable_gauge(
         "slatemq.in_flight.messages",
         callbacks=[lambda _: [Observation(limit.messages_count)]],

@@ -145,7 +145,7 @@ class OwedEvents(RunEvents):
                 run_id=run.run_id,
                 job=run.ask.job,
                 state=run.state,
-                removed=_removed_count(run),
+                removed=sum(n for name, n in run.counts.items() if name.endswith(_REMOVED)),
                 error=run.error,
             )
             found.append(self._event(run, finished, run.ended_at_ms))
@@ -156,10 +156,6 @@ class OwedEvents(RunEvents):
         return make_event(
             data, source=self._source, request_id=run.request_id, at_ms=at_ms, event_id=event_id
         )
-
-
-def _removed_count(run: Run) -> int:
-    return sum(count for name, count in run.counts.items() if name.endswith(_REMOVED))
 
 
 class JanitorRelay(ProcessRelay):

@@ -300,13 +300,10 @@ class Tail:
         for other in log.tails:
             met = before <= other.position <= self.position
             if met and other is not self and not other.is_paused and other.subscribers:
-                self._merge_into(other)
+                for subscriber in list(self.subscribers):
+                    self.leave(subscriber)
+                    other.join(subscriber)
                 return
-
-    def _merge_into(self, other: Tail) -> None:
-        for subscriber in list(self.subscribers):
-            self.leave(subscriber)
-            other.join(subscriber)
 
     async def _has_capacity(self) -> bool:
         """Wait until every route that is fed has room; returns False when none is left."""

@@ -8,7 +8,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, overload
 
 from slatemq._checks import message_of
@@ -119,10 +118,7 @@ class Batch(Sequence[Received]):
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _kind: object, error: BaseException | None, _traceback: object
     ) -> None:
         if error is None:
             refused = [one for one in await self.ack_all() if one is not None]

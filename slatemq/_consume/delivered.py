@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import repeat
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from slatemq._consume.finishing import BATCH_MAX, LAST, Finisher, nack_of
@@ -460,10 +459,7 @@ class Received(ClaimedMessage):
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _kind: object, error: BaseException | None, _traceback: object
     ) -> None:
         try:
             await self.leave(error)

@@ -51,7 +51,7 @@ class TopologyCache:
         self._endpoints = endpoints
         self._channel_at = channel_at
         self._known: Topology | None = None
-        self._stale = True
+        self.is_stale = True  # also after `forget`, until the next answer
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
@@ -64,14 +64,9 @@ class TopologyCache:
             self._begin_refresh()
         return self._known
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether `forget` was called since the last answer."""
-        return self._stale
-
     def forget(self) -> None:
         """A process is down or has moved: ask again before the next call."""
-        self._stale = True
+        self.is_stale = True
 
     async def get(self) -> Topology:
         """The topology: asked once, after `forget`, and in the background every `AGE_S`.
@@ -86,7 +81,7 @@ class TopologyCache:
             if self._known is None or self._must_ask():
                 try:
                     self._known = await self._ask()
-                    self._stale = False
+                    self.is_stale = False
                 except (Unavailable, DeadlineExceeded, InvalidArgument):
                     if self._known is None or self._closed:
                         raise
@@ -102,7 +97,7 @@ class TopologyCache:
         """
         async with self._asking:
             self._known = await self._ask()
-            self._stale = False
+            self.is_stale = False
             self._asked_at = time.monotonic()
             return self._known
 
@@ -114,7 +109,7 @@ class TopologyCache:
             await asyncio.wait([self._refreshing])
 
     def _must_ask(self) -> bool:
-        return self._stale and time.monotonic() - self._asked_at >= REFRESH_S
+        return self.is_stale and time.monotonic() - self._asked_at >= REFRESH_S
 
     def _begin_refresh(self) -> None:
         if self._closed or (self._refreshing is not None and not self._refreshing.done()):

@@ -48,13 +48,9 @@ class Setting(NamedTuple):
         return form(getattr(one, self.keyword + unit))
 
 
-def _retention(length_s: int) -> str:
-    return format_duration(length_s * 1000) if length_s else "forever"
-
-
 _SHOWN: dict[click.ParamType[Any], tuple[str, Callable[[Any], str]]] = {
     DURATION: ("_ms", format_duration),
-    SECONDS: ("_s", _retention),
+    SECONDS: ("_s", lambda length_s: format_duration(length_s * 1000) if length_s else "forever"),
     BACKOFF: ("", format_backoff),
 }
 """By type the unit in the field of Queue, and what makes its value text."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
@@ -287,29 +286,19 @@ async def in_thread(function: Callable[[], T]) -> T:
     """
     import asyncio
     import threading
+    from concurrent.futures import Future
 
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # From now on a cancelled wait leaves it alone.
 
     def work() -> None:
-        result, problem = None, None
         try:
-            result = function()
+            done.set_result(function())
         except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
-            problem = error
-        with suppress(RuntimeError):  # The loop is closed: nothing awaits the result.
-            loop.call_soon_threadsafe(settle, result, problem)
+            done.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 class Place(NamedTuple):

@@ -88,7 +88,8 @@ class Claimer:
                 try:
                     return self._claim(lease_ms, tied)
                 except Rewritten:
-                    self._start_over()
+                    self._identity, self._last, self._swept = None, None, None
+                    self._known.clear()
             raise Rewritten(
                 f"{self._file.name} is rewritten again and again: stop the writer, and retry"
             )
@@ -136,10 +137,6 @@ class Claimer:
                 raise
             holders.drop(holder)
             return entry
-
-    def _start_over(self) -> None:
-        self._identity, self._last, self._swept = None, None, None
-        self._known.clear()
 
     def _claim(self, lease_ms: int, tied: bool) -> tuple[Entry, Holder] | None:
         while True:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from slatemq.textqueue.claiming import ERROR, Claimer, clear_slot
 from slatemq.textqueue.compacting import Compacted, compact
@@ -17,9 +16,6 @@ from slatemq.textqueue.editing import again, fill, fitted, mark, queued
 from slatemq.textqueue.entries import Entry, Variable, Variables, render
 from slatemq.textqueue.errors import TextQueueError
 from slatemq.textqueue.files import QueueFile
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 LEASE = timedelta(minutes=5)
 """Of a claim. Long, because a crash of a worker on the same machine ends its claims anyway."""
@@ -264,12 +260,7 @@ class Claim:
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self.finished:
             return
         if error is None:

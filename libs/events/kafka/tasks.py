@@ -219,13 +219,10 @@ class Tasks:
         pending = 0
         for topic in (self._topic, self._retry_topic):
             for partition, (begin, end) in (await self._lookers.ranges(topic, self._group)).items():
-                pending += max(0, max(end, self._highwater(partition)) - begin)
+                if self._consumer is not None and partition in self._consumer.assignment():
+                    end = max(end, self._consumer.highwater(partition) or 0)
+                pending += max(0, end - begin)
         return pending, await self._dead.count()
-
-    def _highwater(self, partition: TopicPartition) -> int:
-        if self._consumer is None or partition not in self._consumer.assignment():
-            return 0
-        return self._consumer.highwater(partition) or 0
 
     async def trim(self) -> bool:
         """Commit again, and let the brokers remove what is finished or retried; whether they have.

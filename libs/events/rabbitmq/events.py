@@ -64,7 +64,8 @@ class Events(GroupEvents[AbstractIncomingMessage]):
         async with asyncio.timeout(OPERATION_S):
             await declare_all(channel, self._settings)
             queue = await declare_queue(channel, self._names.events, self._settings)
-            for key in self._binding_keys(types):
+            every = ["#"] if self._settings.exchange_type == "topic" else CATALOGUE
+            for key in sorted(types or every):
                 await queue.bind(self._names.exchange, key)
             deliveries = Deliveries(channel)
             await deliveries.start(queue)
@@ -108,8 +109,3 @@ class Events(GroupEvents[AbstractIncomingMessage]):
         exchange = self._names.dead_exchange
         await self._connection.publish(exchange, self._names.dead, dead, is_kept=True)
         await acknowledge(message)
-
-    def _binding_keys(self, types: frozenset[str]) -> list[str]:
-        if types:
-            return sorted(types)
-        return ["#"] if self._settings.exchange_type == "topic" else sorted(CATALOGUE)

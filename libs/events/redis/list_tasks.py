@@ -72,7 +72,9 @@ class ListTasks(DelayedTasks[bytes]):
         await self._client.rpush(self._key, *encoded)
 
     async def _keep(self) -> None:
-        await self._show_alive()
+        if time.monotonic() - self._alive_at >= _ALIVE_S:
+            await self._client.set(self._alive_key(self._consumer), "1", px=HOLD_MS)
+            self._alive_at = time.monotonic()
         await self._reclaim()
 
     async def _read_some(self) -> None:
@@ -104,11 +106,6 @@ class ListTasks(DelayedTasks[bytes]):
         """Move the tasks of this consumer back to the queue."""
         await self._client.delete(self._alive_key(self._consumer))
         await self._requeue(self._processing)
-
-    async def _show_alive(self) -> None:
-        if time.monotonic() - self._alive_at >= _ALIVE_S:
-            await self._client.set(self._alive_key(self._consumer), "1", px=HOLD_MS)
-            self._alive_at = time.monotonic()
 
     async def _reclaim(self) -> None:
         if time.monotonic() - self._reclaimed_at < RECLAIM_S:

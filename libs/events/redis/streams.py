@@ -111,7 +111,9 @@ class Group:
             rows = await self._pending(HOLD_MS, None, count)
             self._is_more_left = len(rows) == count
             found += await self._claim(rows, HOLD_MS)
-            await self._forget_consumers()
+            for row in await self._client.xinfo_consumers(self._key, self._group):
+                if row["pending"] == 0 and row["idle"] > FORGET_CONSUMER_MS:
+                    await self._client.xgroup_delconsumer(self._key, self._group, row["name"])
         return found
 
     async def take_over(self) -> None:
@@ -171,11 +173,6 @@ class Group:
                 self._key, self._group, "-", "+", count, consumername=consumer, idle=idle_ms or None
             )
         )
-
-    async def _forget_consumers(self) -> None:
-        for row in await self._client.xinfo_consumers(self._key, self._group):
-            if row["pending"] == 0 and row["idle"] > FORGET_CONSUMER_MS:
-                await self._client.xgroup_delconsumer(self._key, self._group, row["name"])
 
 
 def _entries(answer: Any) -> list[Any]:

@@ -85,7 +85,8 @@ class Channels:
         known = self._peers.get((service, shard))
         # While the peer answers, no call waits for the store; else it may just have moved.
         is_doubted = (service, shard) in self._doubted
-        topology = None if is_doubted or _is_down(known) else self._directory.last()
+        is_down = known is None or known.channel.get_state() in _AWAY
+        topology = None if is_doubted or is_down else self._directory.last()
         if topology is None:
             topology = await self._directory.read(RESOLVE_AGAIN_MS)
             self._doubted.discard((service, shard))
@@ -172,10 +173,6 @@ def open_channel(
     else:
         channel = grpc.aio.secure_channel(address, tls.credentials, (*options, *tls.options))
     return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
-
-
-def _is_down(peer: _Peer | None) -> bool:
-    return peer is None or peer.channel.get_state() in _AWAY
 
 
 async def _close(channel: grpc.aio.Channel) -> None:

@@ -65,11 +65,7 @@ class HybridClock:
             raise ClockOutOfRange(self._base_ms, LAST_MS)
         self._base_at = monotonic()
         self._stepped_at: float | None = None
-        self._stepped_ms = 0
-
-    @property
-    def stepped_ms(self) -> int:
-        return self._stepped_ms
+        self.stepped_ms = 0
 
     def now_ms(self) -> int:
         at = self._monotonic()
@@ -97,7 +93,7 @@ class HybridClock:
         if at - self._stepped_at < STEP_HOLD_S:
             return False
         self._stepped_at = None
-        self._stepped_ms += ahead_ms
+        self.stepped_ms += ahead_ms
         log.warning("following the wall clock, %.1f s ahead", ahead_ms / 1000)
         return True
 

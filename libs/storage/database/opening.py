@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from slatedb.uniffi import Admin, Db, DbBuilder, DefaultMetricsRecorder, Error
 
@@ -91,7 +91,7 @@ class Opening:
     def _requests(self, api: str = "") -> int:
         """Requests to the store started so far, of one kind or of all."""
         return sum(
-            _count(metric.value)
+            int(metric.value[0]) if metric.value.is_COUNTER() else 0
             for metric in self._recorder.metrics_by_name(_REQUESTS)
             if not api or any(label.value == api for label in metric.labels)
         )
@@ -119,7 +119,3 @@ class Opening:
         except (Error, StorageError, TimeoutError) as error:
             _log.debug("counting the WAL objects of %s: %r", self._name, error)
             return None
-
-
-def _count(value: Any) -> int:
-    return int(value[0]) if value.is_COUNTER() else 0

@@ -75,25 +75,26 @@ _OVERHEAD_BYTES: Final = 32
 class Batch:
     """Puts and deletes that are written together or not at all. Single use; one task fills it."""
 
-    __slots__ = ("_later", "_rows", "_size_bytes", "commit")
+    __slots__ = ("_later", "_rows", "commit", "size_bytes")
 
     def __init__(self) -> None:
         self._rows: list[Change] = []
         self._later: list[Iterable[Change]] = []
-        self._size_bytes = 0
+        self.size_bytes = 0
+        """Keys and values so far, with an estimate of the overhead per row."""
         self.commit = 0
         """Number of the group commit that this batch belongs to; 0 outside of one."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`; the last operation on a key wins."""
         self._rows.append((key, value))
-        self._size_bytes += len(key) + len(value) + _OVERHEAD_BYTES
+        self.size_bytes += len(key) + len(value) + _OVERHEAD_BYTES
 
     def put_all(self, rows: Sequence[Change]) -> None:
         """Set each key to its value, or remove it where that is None."""
         self._rows += rows
-        self._size_bytes += sum([len(key) + len(value or b"") for key, value in rows])
-        self._size_bytes += _OVERHEAD_BYTES * len(rows)
+        self.size_bytes += sum([len(key) + len(value or b"") for key, value in rows])
+        self.size_bytes += _OVERHEAD_BYTES * len(rows)
 
     def put_later(self, rows: Iterable[Change], size_bytes: int) -> None:
         """As `put_all`, for rows that are made while the batch is written, of about this size.
@@ -101,20 +102,15 @@ class Batch:
         They count as one operation, and are written after all others.
         """
         self._later.append(rows)
-        self._size_bytes += size_bytes
+        self.size_bytes += size_bytes
 
     def delete(self, key: bytes) -> None:
         """Remove `key`; no error if it is absent."""
         self._rows.append((key, None))
-        self._size_bytes += len(key) + _OVERHEAD_BYTES
+        self.size_bytes += len(key) + _OVERHEAD_BYTES
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._later)
-
-    @property
-    def size_bytes(self) -> int:
-        """Keys and values so far, with an estimate of the overhead per row."""
-        return self._size_bytes
 
     async def fill(self) -> Any:
         """The binding's own batch, filled in steps. Call it once."""

@@ -170,8 +170,10 @@ def moved(
         rows.append(queue.failed.rewrite(step.order, left, len(taken)))
         if record.target_queue_id != queue.queue_id:
             gone = [step.messages[place] for place in sorted(taken)]
+            into = record.target_queue_id
             queue.done.add(
-                _transferred(dead_letter, now_ms, record.target_queue_id) for dead_letter in gone
+                DoneMessage(one.message_id, now_ms, one.attempts, transferred_to=into)
+                for one in gone
             )
     whole = step.through >= len(step.messages)
     record = record._replace(
@@ -181,7 +183,3 @@ def moved(
         redriven_count=record.redriven_count + len(taken),
     )
     return record, taken, rows
-
-
-def _transferred(dead_letter: FailedMessage, now_ms: int, into: str) -> DoneMessage:
-    return DoneMessage(dead_letter.message_id, now_ms, dead_letter.attempts, transferred_to=into)

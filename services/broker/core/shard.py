@@ -322,18 +322,15 @@ class Shard:
         known = self._without_newer(piece)
         # First what may fail because it cannot be stored.
         if log not in self.cursors:
-            self._leave_out_quarantined(log)
+            # All of a log that appeared during quarantines is left to their replays.
+            for queue in self.queues.values():
+                if queue.settings.quarantine:
+                    self.replays.open(queue.queue_id, {log: 0})
         self._leave_to_replays(piece)
         application = RangeApplication(self.queues, known)
         self.cursors[log] = last
         self._changed_cursors.add(log)
         return application
-
-    def _leave_out_quarantined(self, new_log: int) -> None:
-        """Leaves all of a log that appeared during quarantines to their replays."""
-        for queue in self.queues.values():
-            if queue.settings.quarantine:
-                self.replays.open(queue.queue_id, {new_log: 0})
 
     def _without_newer(self, piece: Range) -> Sequence[Assignment]:
         """The matches of a range for queues that were routed live at its revision."""

@@ -75,9 +75,11 @@ class Executor:
         began_ms = self._owner.clock.now_ms()
         drafts = await drafts_of(request, self._shard, self._pusher.limits, began_ms)
         self._owner.admit()
-        execution = Execution(
-            [_sketch(draft) for draft in drafts], request.request_id, await _fingerprint(request)
-        )
+        commands: list[Command] = [
+            Push(draft.queue_id, b"") if isinstance(draft, OutboxRecord) else draft
+            for draft in drafts
+        ]
+        execution = Execution(commands, request.request_id, await _fingerprint(request))
         # A repeat asks no other process and uploads nothing.
         ends = await self._owner.run(lambda _: repeated(self._owner.shard, execution))
         if ends is None:
@@ -137,11 +139,6 @@ class Executor:
         records = await asyncio.gather(*map(batch.uploaded, large.values()))
         stored = dict(zip(large, records, strict=True))
         return [stored.get(place, draft) for place, draft in enumerate(drafts)]
-
-
-def _sketch(draft: Draft) -> Command:
-    """The command of a draft, without what a push carries."""
-    return Push(draft.queue_id, b"") if isinstance(draft, OutboxRecord) else draft
 
 
 async def _fingerprint(request: consumer_pb2.ExecuteRequest) -> bytes:

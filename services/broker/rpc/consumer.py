@@ -182,7 +182,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         for first in range(0, len(items), STEP_LEASES):
             await asyncio.sleep(0)
             for index, item in enumerate(items[first : first + STEP_LEASES], first):
-                _check_nack(index, item)
+                within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
+                within_bytes(f"items[{index}].reason", item.reason, REASON_BYTES_MAX)
         texts = [item.lease_token for item in items]
         tokens, results = self._leases(texts, "items[{}].lease_token")
         rows = [item for item, status in zip(items, results, strict=True) if status is None]
@@ -301,11 +302,6 @@ def _known_awaited(request: consumer_pb2.ClaimRequest) -> array[int] | None:
     for index, shard in enumerate(shards):
         within(f"known_awaited.shards[{index}]", shard, 0, MAX_SHARD)
     return packed_shards(shards)
-
-
-def _check_nack(index: int, item: consumer_pb2.NackItem) -> None:
-    within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
-    within_bytes(f"items[{index}].reason", item.reason, REASON_BYTES_MAX)
 
 
 def _nack(token: int, item: consumer_pb2.NackItem) -> Nack:

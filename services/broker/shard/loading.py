@@ -229,7 +229,7 @@ async def _load_leases(
     first = bucket_number(0, BucketKind.IN_FLIGHT, state.first_in_flight_order)
     last = bucket_number(0, BucketKind.IN_FLIGHT, last_order(state.epoch))
     async for key, value in _rows(database, active_range(queue.queue_id, first, last)):
-        order = _order(key)
+        order = split_bucket(parse_active_key(key).bucket).order
         for stored in decode_active(value)[1]:
             deadline_ms = stored.lease_deadline_ms
             if deadline_ms > last_ms:
@@ -348,7 +348,3 @@ async def _rows(
     async for rows in database.scan(span.start, span.end, limit=limit):
         for row in rows:
             yield row
-
-
-def _order(key: bytes) -> int:
-    return split_bucket(parse_active_key(key).bucket).order

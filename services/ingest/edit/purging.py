@@ -229,7 +229,8 @@ class Purger:
                 log.error("the payloads from message %d on are damaged: %s", first_id, error)
                 packed = {}
                 # What it has is unknown; it goes once none of its messages is left in the entry.
-                if not any(pack_of(step.sequence, one) == first_id for one in _ids_in(step.value)):
+                left = decode_log_entry(step.value) if step.value is not None else ()
+                if not any(pack_of(step.sequence, one.message_id) == first_id for one in left):
                     going.packs[first_id] = None
             going.single_ids += [one for one in some if one not in packed]
             if not packed.keys().isdisjoint(some):
@@ -361,7 +362,3 @@ def _steps(sequence: int, value: bytes, removal: Removal) -> Iterator[_Step]:
         assert kept is not None, "more of it goes in the next step"
         value = kept
         yield _Step(sequence, value, gone)
-
-
-def _ids_in(entry: bytes | None) -> list[int]:
-    return [] if entry is None else [one.message_id for one in decode_log_entry(entry)]

@@ -79,7 +79,7 @@ class PublishedEvents:
         self._source = source
         self._own_headers = own_headers
         self._stream = cursor.stream
-        self._position = cursor.message_id
+        self.position = cursor.message_id
         self._saved = cursor
         self._saving: asyncio.TimerHandle | None = None
 
@@ -108,11 +108,6 @@ class PublishedEvents:
         return events
 
     @property
-    def position(self) -> int:
-        """The last message that needs no event any more."""
-        return self._position
-
-    @property
     def end(self) -> int:
         return self._shard.log.end.last_message_id
 
@@ -120,7 +115,7 @@ class PublishedEvents:
     def lag(self) -> int:
         """How many messages of the log are behind it."""
         ids = LogIds(self._first_id, self._shard.gaps.gaps)
-        return ids.count(self._position, self._shard.log.end.last_message_id)
+        return ids.count(self.position, self._shard.log.end.last_message_id)
 
     def lose(self, count: int) -> None:
         """Messages that have no event yet are purged."""
@@ -137,7 +132,7 @@ class PublishedEvents:
         if self._saving is not None:
             self._saving.cancel()
             self._saving = None
-        cursor = EventCursorRecord(self._stream, self._position, self.lost_count)
+        cursor = EventCursorRecord(self._stream, self.position, self.lost_count)
         if cursor != self._saved:
             self._put(cursor)
 
@@ -145,17 +140,17 @@ class PublishedEvents:
 
     async def batches(self) -> AsyncGenerator[EventBatch, None]:
         """See EventSource. Raises Unavailable once the log is closed, and as MetadataLog.tail."""
-        async with aclosing(self._shard.log.tail(self._position)) as updates:
+        async with aclosing(self._shard.log.tail(self.position)) as updates:
             async for update in updates:
                 for sequence, value in update.entries:
                     for batch in self._batches_of(sequence, value):
                         yield batch
-                if not update.entries and self._position < update.durable_sequence:
+                if not update.entries and self.position < update.durable_sequence:
                     # What stood there is gone.
                     yield EventBatch([], update.durable_sequence, 0)
 
     def done(self, position: int) -> None:
-        self._position = position
+        self.position = position
         self._save_soon()
 
     def skip_to_end(self) -> int:
@@ -171,7 +166,7 @@ class PublishedEvents:
         try:
             for logged in _messages_of(value):
                 last = logged.message_id
-                if last <= self._position or self._is_of_backend(logged.headers):
+                if last <= self.position or self._is_of_backend(logged.headers):
                     continue
                 began_ms = began_ms or logged.received_at_ms
                 events.append(self._event_of(logged))
@@ -181,7 +176,7 @@ class PublishedEvents:
         except CorruptRecord as error:
             log.error("no events of the log entry %d: %s", sequence, error)
         last = max(last, sequence)
-        if last > self._position:
+        if last > self.position:
             yield EventBatch(events, last, began_ms)
 
     def _is_of_backend(self, headers: dict[str, str]) -> bool:

@@ -76,13 +76,8 @@ class TaskConsumer:
         self._began_ms = clock.now_ms()
         self._newest_ms = 0
         self._clock = clock
-        self._bytes = 0
+        self.held_bytes = 0  # of the tasks being applied
         self._changed = asyncio.Event()
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of the tasks being applied."""
-        return self._bytes
 
     @property
     def finished_ms(self) -> int:
@@ -125,7 +120,7 @@ class TaskConsumer:
     async def _wait_for_room(self, size_bytes: int) -> None:
         """Wait until one more task of this size may begin."""
         while len(self._running) >= AT_ONCE_MAX or (
-            self._bytes and self._bytes + size_bytes > BYTES_MAX
+            self.held_bytes and self.held_bytes + size_bytes > BYTES_MAX
         ):
             self._changed.clear()
             await self._changed.wait()
@@ -143,7 +138,7 @@ class TaskConsumer:
                 accepted = await self._patiently(lambda: self._read(task))
         except Exception as refused:  # noqa: BLE001 - noted with the attempt
             error = refused
-        self._bytes += size_bytes
+        self.held_bytes += size_bytes
         running = asyncio.create_task(self._apply(task, known, accepted, error))
         self._running[task.task_id] = running
         self._since_ms[task.task_id] = self._clock.now_ms()
@@ -153,7 +148,7 @@ class TaskConsumer:
 
     def _ended(self, task_id: str, size_bytes: int, done: asyncio.Task[None]) -> None:
         del self._running[task_id], self._since_ms[task_id]
-        self._bytes -= size_bytes
+        self.held_bytes -= size_bytes
         self._changed.set()
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("task %s will come again: %s", task_id, error, exc_info=error)
@@ -189,9 +184,7 @@ class TaskConsumer:
             self._outcomes.settle(task.task_id, outcome)
         await self._patiently(lambda: self._bodies.remove(task.payload))
         await self._backend.until_done(lambda backend: backend.complete_task(task.task_id))
-        self._note_finished(parse_task_id(task.task_id).accepted_at_ms)
-
-    def _note_finished(self, accepted_at_ms: int) -> None:
+        accepted_at_ms = parse_task_id(task.task_id).accepted_at_ms
         if accepted_at_ms >= self._began_ms + SETTLE_MS:
             self._newest_ms = max(self._newest_ms, accepted_at_ms)
 

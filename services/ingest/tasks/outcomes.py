@@ -113,7 +113,10 @@ class TaskOutcomes:
 
         `before` is the record until then.
         """
-        applied = AppliedTask(self._clock.now_ms(), *_columns_of(answered), has_failed(before))
+        first, count, duplicates, received_at_ms = answered
+        applied = AppliedTask(
+            self._clock.now_ms(), first, count, received_at_ms, duplicates, has_failed(before)
+        )
         self._put(task_id, applied)
         return applied
 
@@ -283,8 +286,3 @@ def has_failed(record: TaskRecord | None) -> bool:
 
 def _before(ulid: bytes) -> bytes:
     return (int.from_bytes(ulid, "big") - 1).to_bytes(len(ulid), "big")
-
-
-def _columns_of(answered: Answered) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-    first, count, duplicates, received_at_ms = answered
-    return first, count, received_at_ms, duplicates

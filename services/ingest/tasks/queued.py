@@ -181,7 +181,9 @@ class Tasks:
         record = await self._outcomes.find(task_id)
         if isinstance(record, AppliedTask):
             # The disk may be ahead of what readers see here.
-            await self._until_readable(record)
+            last_id = max(record.first_message_id + record.message_count - 1, 0)
+            if last_id > self._opened.log.end.last_message_id:
+                await self._opened.publisher.commits.durable()
         last = self._outcomes.last_attempt(task_id)
         outcome = None if isinstance(record, WaitingTask) else record
         if self._outcomes.is_failing(task_id):
@@ -189,11 +191,6 @@ class Tasks:
         if record is None and self._outcomes.is_over(named.accepted_at_ms):
             raise NotFound("task", task_id)
         return KnownTask(task_id, named.accepted_at_ms, outcome, *(last or Attempt(0, "")))
-
-    async def _until_readable(self, applied: AppliedTask) -> None:
-        last = max(applied.first_message_id + applied.message_count - 1, 0)
-        if last > self._opened.log.end.last_message_id:
-            await self._opened.publisher.commits.durable()
 
     async def wait(self, task_id: str, seconds: float | None) -> KnownTask:
         """Like `get`, once the task has an outcome or the time is over."""

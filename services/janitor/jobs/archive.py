@@ -153,7 +153,8 @@ class DayFolder:
         # Left by a process that was killed before it emptied them.
         self._empty([info for info in there if _name(info) in absorbed])
         self._parts = [info for info in there if _name(info) not in absorbed]
-        self._last_number = max((_number(info) for info in parts), default=0)
+        names = [_name(info).removeprefix("part-").removesuffix(".parquet") for info in parts]
+        self._last_number = max(map(int, names), default=0)
         newest_ms = max((info.modified_ms for info in parts), default=0)
         for info in parts:
             if not self._known[info.path].num_rows and info.modified_ms < newest_ms - EMPTY_MS:
@@ -249,7 +250,3 @@ def _encode(dead_letters: pa.Table, absorbs: Sequence[str]) -> bytes:
 
 def _name(part: ObjectInfo) -> str:
     return part.path.rpartition("/")[2]
-
-
-def _number(part: ObjectInfo) -> int:
-    return int(_name(part).removeprefix("part-").removesuffix(".parquet"))

@@ -104,7 +104,8 @@ def run_on(
 ) -> JobResult:
     """As `run_job`, in a session that is there already."""
     _check(job, options)
-    run = options.run or _own_name()
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    run = options.run or f"{now}-{secrets.token_hex(4)}"
     work = Work(spark, root, options, run, len(PHASES[job]), progress)
     work.phases.append(started)
     with ExitStack() as stack:
@@ -133,10 +134,6 @@ async def refuse_unknown_shards(root: Root, names: Sequence[SnapshotName]) -> No
                     f"{service} {shard} has a database but is not in the topology: what it needs "
                     "is not known"
                 )
-
-
-def _own_name() -> str:
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def _check(job: str, options: JobOptions) -> None:

@@ -57,7 +57,8 @@ class ArchivedDeadLetters:
                 days: dict[date, dict[Key, entry_pb2.Entry]] = {}
                 for entry in window:
                     key = (entry.message_id, entry.finished_at_ms)
-                    days.setdefault(_day(entry.finished_at_ms), {})[key] = entry
+                    day = datetime.fromtimestamp(entry.finished_at_ms / 1000, UTC).date()
+                    days.setdefault(day, {})[key] = entry
                 for day, wanted in days.items():
                     async with aclosing(self._of_day(asked.queue_id, day, wanted)) as entries:
                         async for entry in entries:
@@ -188,10 +189,6 @@ def _with_content(entry: entry_pb2.Entry, dead_letter: dict[str, Any]) -> entry_
         entry.message.received_at_ms = _ms(dead_letter["received_at"])
         entry.message.retention_s = dead_letter["retention_s"] or 0
     return entry
-
-
-def _day(moment_ms: int) -> date:
-    return datetime.fromtimestamp(moment_ms / 1000, UTC).date()
 
 
 def _ms(moment: datetime | None) -> int:

@@ -105,7 +105,11 @@ async def plan(
     if table.service == "ingest":
         parts = [part async for part in _ingest_parts(reader, name, table, wanted)]
     else:
-        parts = [part async for part in _broker_parts(reader, name, table, wanted)]
+        parts = [
+            part
+            for queue, _, state in await read_queues(reader, wanted)
+            for part in _queue_parts(Place(queue, name.shard), table, state, wanted)
+        ]
     total = sum(part.message_count for part in parts)
     target = max(math.ceil(total / pieces_max), PIECE_ROWS)
     cut: list[Part] = []
@@ -189,14 +193,6 @@ async def _log_begin(reader: SnapshotReader) -> int:
     """The first sequence that is left: a scan of removed rows costs 1.5 µs each."""
     bounds = await reader.get(LOG_BOUNDS_KEY)
     return 0 if bounds is None else decode_log_bounds(bounds).first_sequence
-
-
-async def _broker_parts(
-    reader: SnapshotReader, name: SnapshotName, table: Table, wanted: RowFilter
-) -> AsyncIterator[Part]:
-    for queue, _, state in await read_queues(reader, wanted):
-        for part in _queue_parts(Place(queue, name.shard), table, state, wanted):
-            yield part
 
 
 def _queue_parts(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from slatemq import textqueue
-from slatemq._admin.entry_models import Attempt, Entry, EntryState
+from slatemq._admin.entry_models import Entry, EntryState
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.windows_lines import expect_none
 from slatemq.cli.parameters import format_time
@@ -162,7 +162,9 @@ def _facts(entry: Entry) -> Iterator[str]:
     yield f"attempts={entry.attempts_count}"
     for attempt in entry.attempts:
         if entry.state is EntryState.ARCHIVED or not attempt.outcome.startswith(NOTED):
-            yield f"attempt={_describe(attempt)}"
+            when = format_time(attempt.claimed_at_ms)
+            outcome = _one_line(f"{when} by {attempt.consumer_id}: {attempt.outcome}")
+            yield f"attempt={outcome}"
     if entry.finished_at_ms:
         state = EntryState.FAILED if is_dead_letter else entry.state
         yield f"{state.value}_at={format_time(entry.finished_at_ms)}"
@@ -180,11 +182,6 @@ def _facts(entry: Entry) -> Iterator[str]:
         yield f"created_at={format_time(entry.message.created_at_ms)}"
         yield f"received_at={format_time(entry.message.received_at_ms)}"
         yield f"retention={entry.message.retention_s}"
-
-
-def _describe(attempt: Attempt) -> str:
-    when = format_time(attempt.claimed_at_ms)
-    return _one_line(f"{when} by {attempt.consumer_id}: {attempt.outcome}")
 
 
 def _one_line(text: str) -> str:

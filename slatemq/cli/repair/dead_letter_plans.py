@@ -78,8 +78,9 @@ def steps(file: str, queue_id: str) -> Iterator[Step]:
     """The steps of a file, in its order. Raises FormatError, BadInput, OSError."""
     notes: list[str] = []
     for entry in TextQueue(file).entries(*State):
-        if entry.state is State.COMMENT and not _is_dead_letter(entry):
-            if not any(one.name == SLATEMQ for one in entry.variables):
+        names = {one.name for one in entry.variables}
+        if entry.state is State.COMMENT and "id" not in names:
+            if SLATEMQ not in names:
                 notes.append(note_text(entry.text))
             continue
         step = _step(entry, file, queue_id, tuple(note for note in notes if note))
@@ -106,10 +107,6 @@ def with_note(settlement: Settlement | None, content: Content, note: str) -> Set
     if settlement is not None:
         return replace(settlement, note=note)
     return NoteDeadLetter(content.handle, note) if note else None
-
-
-def _is_dead_letter(entry: textqueue.Entry) -> bool:
-    return any(one.name == "id" for one in entry.variables)
 
 
 def _step(entry: textqueue.Entry, file: str, queue_id: str, notes: tuple[str, ...]) -> Step | None:

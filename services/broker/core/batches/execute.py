@@ -178,7 +178,9 @@ class _Planner:
 
     def plan(self, command: Command, index: int) -> Step:
         if isinstance(command, Push):
-            self._check_push(command)
+            elsewhere = self._execution.elsewhere
+            if command.queue_id not in self._shard.queues and command.queue_id not in elsewhere:
+                raise NotFound("queue", command.queue_id)
             return Step(partial(self._push, command))
         if command.token in self._used:
             raise InvalidArgument(
@@ -202,11 +204,6 @@ class _Planner:
                 target = self._target(command)
                 keys = carried((lease.message_id,), lease.queue, target)
                 return Step(partial(self._transfer, command, lease, target), keys)
-
-    def _check_push(self, command: Push) -> None:
-        elsewhere = self._execution.elsewhere
-        if command.queue_id not in self._shard.queues and command.queue_id not in elsewhere:
-            raise NotFound("queue", command.queue_id)
 
     def _target(self, command: Transfer) -> Queue:
         target = self._shard.queues.get(command.target)

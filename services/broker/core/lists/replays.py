@@ -87,9 +87,6 @@ class Replays:
         parts = [one for one in self.of(queue_id) if one.ingest_shard == log]
         return next((one for one in parts if one.cursor < one.end), parts[-1] if parts else None)
 
-    def _last_of(self, queue_id: str, log: int) -> ReplayRange | None:
-        return next((one for one in self.of(queue_id)[::-1] if one.ingest_shard == log), None)
-
     def is_running(self, queue_id: str) -> bool:
         return any(one.cursor < one.end for one in self.of(queue_id))
 
@@ -104,7 +101,7 @@ class Replays:
             self._put_all(changed)
 
     def _extended(self, queue_id: str, log: int, end: int, new_end: int) -> Ranges:
-        last = self._last_of(queue_id, log)
+        last = next((one for one in self.of(queue_id)[::-1] if one.ingest_shard == log), None)
         if last is None or last.end != end:
             last = ReplayRange(log, end, end, end)
         others = [other for other in self.of(queue_id) if other != last]

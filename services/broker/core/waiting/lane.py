@@ -71,7 +71,6 @@ class Lane:
 
     __slots__ = (
         "_cached",
-        "_cached_count",
         "_front",
         "_gone",
         "_head_offset",
@@ -80,6 +79,7 @@ class Lane:
         "_pinned",
         "_reading",
         "_removed_until",
+        "cached_count",
         "changed",
         "count",
         "due_count",
@@ -106,7 +106,7 @@ class Lane:
         self.due_count = 0
         self._cached: list[Bucket] = []
         self._front = 0  # index of the head in _cached: cheaper than shifting the list each time
-        self._cached_count = 0
+        self.cached_count = 0  # messages of the cached prefix
         self._overlay: dict[int, Bucket] = {}
         self._head_order = 0  # the lowest order that the head can have, while nothing is cached
         self._head_offset = 0  # messages of that bucket that were removed
@@ -158,23 +158,18 @@ class Lane:
     @property
     def crowded(self) -> bool:
         """Whether more of it is in memory than should be."""
-        return self._cached_count > CACHED_MAX
+        return self.cached_count > CACHED_MAX
 
     @property
     def roomy(self) -> bool:
         """Whether more of it may be read although nothing in memory was removed."""
-        return 2 * self._cached_count <= CACHED_MAX
-
-    @property
-    def cached_count(self) -> int:
-        """Messages of the cached prefix."""
-        return self._cached_count
+        return 2 * self.cached_count <= CACHED_MAX
 
     @property
     def held_bytes(self) -> int:
         """About what the cached prefix takes."""
         buckets = len(self._cached) - self._front
-        return MESSAGE_BYTES * self._cached_count + BUCKET_BYTES * buckets
+        return MESSAGE_BYTES * self.cached_count + BUCKET_BYTES * buckets
 
     @property
     def to_write(self) -> bool:
@@ -241,11 +236,11 @@ class Lane:
         order, count = bucket.order, bucket.count
         self._count_in(order, count)
         self.changed[order] = bucket
-        if order > self.tail and self.complete and self._cached_count < CACHED_MAX:
+        if order > self.tail and self.complete and self.cached_count < CACHED_MAX:
             # The usual case: behind all others, and all others are in memory.
             self.tail = order
             self._cached.append(bucket)
-            self._cached_count += count
+            self.cached_count += count
             return
         if order in self._gone:
             bucket.stored = True  # the row that is being deleted is written again
@@ -264,22 +259,22 @@ class Lane:
         last = self._cached[-1].order if head is not None else 0
         if order > self.known_until:
             self._overlay[order] = bucket
-        elif self._ends_before(order, last):
+        elif (
+            self.complete
+            and self.cached_count >= CACHED_MAX
+            and order > max(last, self._removed_until)
+        ):
             # Not at `last`: what lay between the two may still be in the database.
             self.known_until = order - 1
             self._overlay[order] = bucket
         else:
-            self._cached_count += bucket.left
+            self.cached_count += bucket.left
             if order > last:
                 self._cached.append(bucket)
             else:
                 if head is not None and order < head.order:
                     self._trim(head)
                 insort(self._cached, bucket, lo=self._front, key=BY_ORDER)
-
-    def _ends_before(self, order: int, last: int) -> bool:
-        full = self.complete and self._cached_count >= CACHED_MAX
-        return full and order > last and order > self._removed_until
 
     def extend(self, bucket: Bucket, items: Iterable[AvailableMessage]) -> None:
         """Adds messages at the end of a bucket that is in memory, and writes it again."""
@@ -290,7 +285,7 @@ class Lane:
         self.changed[bucket.order] = bucket
         self._gone.pop(bucket.order, None)
         if bucket.order <= self.known_until:
-            self._cached_count += added
+            self.cached_count += added
         else:
             self._overlay[bucket.order] = bucket
 
@@ -299,7 +294,7 @@ class Lane:
     def remove_before(self, bucket: Bucket, until: int, kept: Sequence[int]) -> None:
         """Removes the messages of a cached bucket before index `until`, except those `kept`."""
         removed = until - bucket.start - len(kept)
-        self._cached_count -= removed
+        self.cached_count -= removed
         self._removed_until = max(self._removed_until, bucket.order)
         self._count_out(bucket.order, removed)
         if kept:
@@ -359,7 +354,7 @@ class Lane:
             return
         bucket.insert(items)
         self._count_in(order, len(items))
-        self._cached_count += len(items)
+        self.cached_count += len(items)
         self.changed[order] = bucket
 
     def remove(self, bucket: Bucket, indexes: Collection[int]) -> None:
@@ -371,7 +366,7 @@ class Lane:
         bucket.remove(indexes)
         self.changed[order] = bucket
         if in_cache:
-            self._cached_count -= len(indexes)
+            self.cached_count -= len(indexes)
         else:
             self._overlay[order] = bucket
         if not bucket.count:
@@ -470,7 +465,7 @@ class Lane:
             self._overlay.pop(order, None)
             self._cache(found[order])
         self.known_until = through
-        if self._cached_count + sum(b.left for b in self._overlay.values()) == self.count:
+        if self.cached_count + sum(b.left for b in self._overlay.values()) == self.count:
             # All others are in the overlay: nothing is left to be read.
             self.known_until = COMPLETE
             for order in sorted(self._overlay):
@@ -478,7 +473,7 @@ class Lane:
 
     def _cache(self, bucket: Bucket) -> None:
         self._cached.append(bucket)
-        self._cached_count += bucket.left
+        self.cached_count += bucket.left
 
     def merged(
         self, rows: Iterable[tuple[int, list[AvailableMessage]]], first: int, through: int
@@ -570,7 +565,7 @@ class Lane:
             if undurable or self.loading or self._reading:
                 return True
             self._cached.pop()
-            self._cached_count -= last.count
+            self.cached_count -= last.count
             self.known_until = last.order - 1
         return False
 
@@ -585,7 +580,7 @@ class Lane:
             if not last.stored or last.generation > durable_generation:
                 return
             self._cached.pop()
-            self._cached_count -= last.left
+            self.cached_count -= last.left
             self.known_until = last.order - 1
             if len(self._cached) == self._front:
                 self._head_order, self._head_offset = last.order, last.start
