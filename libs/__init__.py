@@ -2,5 +2,6 @@
 
 `storage`  bytes, keys, SlateDB        `filters`  CEL over message metadata
 `access`   who calls, and what that principal may do
+`documents` YAML files that people write: their values, and the line of each
 `events`   backends of event queues    `serving`  starting, serving and draining a process
 """

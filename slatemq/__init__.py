@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from slatemq._admin.access import AccessCheck, AccessRule
     from slatemq._admin.entry_models import (
         Archived,
         Attempt,
@@ -94,6 +95,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AccessCheck",
+    "AccessRule",
     "Archived",
     "ArchivedDeadLetter",
     "ArchivedOutcome",
@@ -170,6 +173,7 @@ _HOMES = (
     "models",
     "client",
     "credentials",
+    "_admin.access",
     "_admin.entry_models",
     "_admin.instance",
     "_admin.janitor",

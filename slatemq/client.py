@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
+from slatemq._admin.access import AccessCalls
 from slatemq._admin.entries import EntryCalls
 from slatemq._admin.instance import InstanceCalls
 from slatemq._admin.janitor import JanitorCalls
@@ -61,7 +62,8 @@ def connect(
     Several addresses may be given, in a list or separated by commas; any one that answers will do.
     Use it as a context manager; entering it reaches out, tries for 3 s (or `call_timeout`, if
     that is shorter) so that a restart does not matter, and raises Unavailable when no process
-    answers, InvalidArgument (NOT_SLATEMQ) when another server does.
+    answers, InvalidArgument when another server does (NOT_SLATEMQ), or where only one side
+    speaks TLS (TLS_MISMATCH).
     `call_timeout`: how long a call is repeated while processes are down. `tracing`: record
     OpenTelemetry spans and metrics, and carry the context in the headers; needs the extra `otel`.
     `credentials`: certificates and a token, for instances that need them.
@@ -84,6 +86,7 @@ class Client(
     OutboxCalls,
     TaskCalls,
     InstanceCalls,
+    AccessCalls,
     JanitorCalls,
 ):
     """Publishes, consumes and administers. One event loop; any number of tasks."""

@@ -4,14 +4,13 @@ In reading order; a file imports only files above it:
 
 `principals`     Who calls: a principal, as an authenticator found it
 `verbs`          What a policy permits principals to do
-`documents`      A YAML file that people write: its values, and the line on which each of them
-                 stands
 `reloading`      What a file says, read again when the file changes
 `token_file`     Static tokens: a file of names and hashes
 `jwt_tokens`     Tokens of other systems: JSON Web Tokens (RFC 7519), checked with their issuer's
                  keys (RFC 7517)
 `authentication` From the metadata of a call to its principal
 `policy`         What principals may do: roles of verbs on queues, bound to names
+`explanations`   Why a policy permits something or does not: what each rule says that is about the verb
 `methods`        What each RPC asks of its caller, as its proto file says
                  (`slatemq/v1/access.proto`)
 `quotas`         What each principal takes of this process, held to the limits of the policy

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from libs.access.authentication import Authenticator
+from libs.access.explanations import Explanation, explain
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.methods import MethodAccess
 from libs.access.policy import Policy, Rights
@@ -74,16 +75,11 @@ class Caller:
 
         The queues that the request names are judged here; others by the RPC itself.
         """
-        match method.caller:
-            case "anyone":
-                return
-            case "service":
-                raise PermissionDenied("only services call this, on their own port")
-            case "authenticated":
-                if self.principal is ANONYMOUS:
-                    raise _unproven()
-                return
-        verb = method.caller
+        if method.caller == "authenticated":
+            if self.principal is ANONYMOUS:
+                raise _unproven()
+            return
+        verb = cast("Verb", method.caller)  # The door lets through no other kind of call.
         judged = False
         for queue in method.queues(request):
             judged = True
@@ -145,6 +141,12 @@ class Callers:
                     principal = self._certified.setdefault(name, Principal(name, "certificate"))
                     break
         return self._caller(principal)
+
+    def explain(
+        self, principal: Principal, verb: Verb, queue: str, headers: Mapping[str, str]
+    ) -> tuple[ReloadedFile[Policy], Explanation]:
+        """What the policy permits, and the file that it is."""
+        return self._policy, explain(self._policy.value, principal, verb, queue, headers)
 
     async def watch_files(self) -> None:
         """Read the files again when they change, for ever."""

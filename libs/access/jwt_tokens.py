@@ -30,7 +30,7 @@ from typing import Annotated, Any, Final
 import jwt
 import msgspec
 
-from libs.access.documents import Document
+from libs.documents import Document
 from libs.access.principals import NAME_LENGTH_MAX, Principal
 from slatemq.errors import Unauthenticated, Unavailable
 

@@ -36,7 +36,8 @@ class MethodAccess:
         """The queues that a request names, in its order; some may come twice."""
         for read in self.readers:
             for text in read(request):
-                yield text.partition("/")[0]
+                if queue := text.partition("/")[0]:
+                    yield queue
 
 
 OF_OTHERS: Final = {

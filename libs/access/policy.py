@@ -31,20 +31,23 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from libs.access.documents import Document
+from libs.documents import Document
 from libs.access.principals import Principal
 from libs.access.verbs import Verb
-from libs.filters import Filter, FilterError
+from libs.filters import Filter, FilterError, Outcome
 from libs.filters.engine import cel
 from libs.filters.signatures import Type
 
-__all__ = ["Decision", "Limits", "Policy", "Rights"]
+__all__ = ["Binding", "Decision", "Limits", "Policy", "Rights", "Rule", "facts_of"]
 
 VARIABLES: Final[dict[str, Type]] = {
     "headers": ("map", "string", "string"),
     "principal": ("map", "string", "dyn"),
 }
 """What a condition reads: the headers of a message, and the caller's name and attributes."""
+
+Facts = dict[str, str | list[str]]
+"""What conditions read of a principal."""
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -101,19 +104,49 @@ class Rule:
 
     Attributes:
         place: Where it stands, as in `roles.shop[0]`.
+        line: Its line in the file.
         verbs: What it permits.
-        queues: The patterns of the queues.
+        queue_patterns: The patterns of the queues.
+        queues: The same, to match them.
         condition: What the headers of a published message must meet; None: nothing.
     """
 
     place: str
+    line: int
     verbs: frozenset[str]
+    queue_patterns: tuple[str, ...]
     queues: Pattern
     condition: Filter | None
 
     def covers(self, verb: Verb, queue: str) -> bool:
         """Whether it is about this verb on this queue, conditions aside."""
         return verb in self.verbs and (verb == "operate" or self.queues.matches(queue))
+
+    def judge(self, headers: Mapping[str, str] | None, facts: Facts) -> Outcome:
+        """Whether its condition is met; it counts as met where the headers are not known."""
+        if self.condition is None or headers is None:
+            return Outcome(True)
+        known = cel.Context({"headers": dict(headers), "principal": facts})
+        return self.condition.explain(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Roles that principals have.
+
+    Attributes:
+        place: Where it stands, as in `bindings[0]`.
+        line: Its line in the file.
+        principals: The patterns of their names.
+        roles: The names of the roles.
+        rules: Those of all its roles.
+    """
+
+    place: str
+    line: int
+    principals: Pattern
+    roles: tuple[str, ...]
+    rules: tuple[Rule, ...]
 
 
 class Pattern:
@@ -144,14 +177,16 @@ class Policy:
         roles = document.convert("roles", values.get("roles", {}), dict[str, Any])
         self._roles = {name: _rules(document, name, rules) for name, rules in roles.items()}
         bindings = document.convert("bindings", values.get("bindings", []), tuple[_Binding, ...])
-        self._bindings: list[tuple[Pattern, Sequence[Rule]]] = []
+        self._bindings: list[Binding] = []
         for number, binding in enumerate(bindings):
             for place, role in enumerate(binding.roles):
                 if role not in self._roles:
                     path = f"bindings[{number}].roles[{place}]"
                     raise document.error(path, f"there is no role {role!r}")
-            rules = [rule for role in binding.roles for rule in self._roles[role]]
-            self._bindings.append((Pattern(binding.principals), rules))
+            path = f"bindings[{number}]"
+            rules = tuple(rule for role in binding.roles for rule in self._roles[role])
+            names = Pattern(binding.principals)
+            self._bindings.append(Binding(path, document.line(path), names, binding.roles, rules))
         limits = document.convert("limits", values.get("limits", []), tuple[_LimitsEntry, ...])
         self._limits = [(Pattern(entry.principals), entry) for entry in limits]
 
@@ -165,10 +200,13 @@ class Policy:
     def rights(self, principal: Principal) -> Rights:
         """What a principal may do. Worth keeping: making it looks at every binding."""
         rules: dict[str, Rule] = {}
-        for names, bound in self._bindings:
-            if names.matches(principal.name):
-                rules.update((rule.place, rule) for rule in bound)
+        for binding in self.bindings_of(principal):
+            rules.update((rule.place, rule) for rule in binding.rules)
         return Rights(principal, tuple(rules.values()))
+
+    def bindings_of(self, principal: Principal) -> list[Binding]:
+        """Those that have the principal's name."""
+        return [one for one in self._bindings if one.principals.matches(principal.name)]
 
 
 class Rights:
@@ -177,7 +215,7 @@ class Rights:
     def __init__(self, principal: Principal, rules: Sequence[Rule]) -> None:
         self.principal = principal
         self._rules = rules
-        self._facts = {**principal.attributes, "name": principal.name}
+        self._facts = facts_of(principal)
 
     def decide(
         self, verb: Verb, queue: str = "", headers: Mapping[str, str] | None = None
@@ -196,10 +234,11 @@ class Rights:
         for rule in self._rules:
             if not rule.covers(verb, queue):
                 continue
-            problem = self._problem(rule, headers)
-            if not problem:
+            outcome = rule.judge(headers, self._facts)
+            if outcome.matched:
                 return Decision(True, f"permitted by {rule.place}{_unknown(rule, headers)}")
-            problems.append(f"{rule.place}: {problem}")
+            problem = f"cannot be evaluated: {outcome.error}" if outcome.error else "is false"
+            problems.append(f"{rule.place}: its condition {problem}")
         if problems:
             return Decision(False, "; ".join(problems))
         about = f" on {queue!r}" if queue else ""
@@ -209,15 +248,10 @@ class Rights:
         """Whether there is any queue on which the principal may do this."""
         return any(verb in rule.verbs for rule in self._rules)
 
-    def _problem(self, rule: Rule, headers: Mapping[str, str] | None) -> str:
-        """Why the condition of a rule is not met; empty if it is."""
-        if rule.condition is None or headers is None:
-            return ""
-        facts = cel.Context({"headers": dict(headers), "principal": self._facts})
-        outcome = rule.condition.explain(facts)
-        if outcome.error:
-            return f"its condition cannot be evaluated: {outcome.error}"
-        return "" if outcome.matched else "its condition is false"
+
+def facts_of(principal: Principal) -> Facts:
+    """What conditions read of a principal; no attribute takes the place of the name."""
+    return {**principal.attributes, "name": principal.name}
 
 
 def _unknown(rule: Rule, headers: Mapping[str, str] | None) -> str:
@@ -242,5 +276,14 @@ def _rules(document: Document, name: str, rules: object) -> list[Rule]:
         if set(rule.verbs) == {"operate"} and rule.queues != ("*",):
             problem = "`operate` is about the whole instance: leave out the queues"
             raise document.error(f"{place}.queues", problem)
-        made.append(Rule(place, frozenset(rule.verbs), Pattern(rule.queues), condition))
+        made.append(
+            Rule(
+                place,
+                document.line(place),
+                frozenset(rule.verbs),
+                rule.queues,
+                Pattern(rule.queues),
+                condition,
+            )
+        )
     return made

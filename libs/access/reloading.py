@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from libs.access.documents import Document
+from libs.documents import Document
 from slatemq._file_status import LOOK_S, file_status
 from slatemq.errors import InvalidArgument
 
@@ -28,8 +29,10 @@ class ReloadedFile(Generic[T]):
     """The value that a file has.
 
     Attributes:
+        file: Its path.
         value: As of the last good version of the file.
         version: How many versions were read, the first included.
+        loaded_at_ms: When this one was read, in milliseconds since the Unix epoch.
     """
 
     def __init__(self, file: Path, kind: Callable[[Document], T]) -> None:
@@ -38,30 +41,32 @@ class ReloadedFile(Generic[T]):
         Raises:
             InvalidArgument: It cannot be read, or from `kind`.
         """
-        self._file = file
+        self.file = file
         self._kind = kind
         self._status = file_status(file)
         self.value = kind(Document.read(file))
         self.version = 1
+        self.loaded_at_ms = _now_ms()
 
     def reload(self) -> bool:
         """Read it again if it has changed; whether there is a new value. Blocks.
 
         Never raises: what is wrong with the new version is logged once.
         """
-        status = file_status(self._file)
+        status = file_status(self.file)
         if status == self._status:
             return False
         self._status = status
-        name = str(self._file)
+        name = str(self.file)
         try:
-            value = self._kind(Document.read(self._file))
+            value = self._kind(Document.read(self.file))
         except InvalidArgument as error:
             problem = error.message
             log.error("keeping the version before: %s", problem, extra={"file": name})
             return False
         self.value = value
         self.version += 1
+        self.loaded_at_ms = _now_ms()
         log.info("read again", extra={"file": name, "version": self.version})
         return True
 
@@ -74,3 +79,7 @@ class ReloadedFile(Generic[T]):
             await asyncio.sleep(LOOK_S)
             if await asyncio.to_thread(self.reload):
                 changed()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -24,7 +24,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from libs.access.documents import Document
+from libs.documents import Document
 from libs.access.principals import ATTRIBUTES_MAX, NAME_LENGTH_MAX, Principal
 from slatemq._tokens import COST, HASH_BYTES, SALT_BYTES, hash_token
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 import yaml
 
+from libs.documents import Document
 from slatemq.errors import InvalidArgument
 
 Backend = Literal["slatemq", "redis", "rabbitmq", "activemq", "kafka"]
@@ -175,7 +176,11 @@ def read_settings(file: Path | None, environment: Mapping[str, str]) -> QueueSet
 
     Raises InvalidArgument that names the key, and in a file the line; nothing is passed over.
     """
-    values, lines = _read_file(file) if file is not None else ({}, {})
+    if file is None:
+        document = Document("", "", may_be_empty=True)
+    else:
+        document = Document.read(file, "config", may_be_empty=True)
+    values = document.values
     overridden = dict(_overrides(environment))
     for path, value in overridden.items():
         _put(values, path.split("."), value)
@@ -185,7 +190,7 @@ def read_settings(file: Path | None, environment: Mapping[str, str]) -> QueueSet
         # As in "Expected `int`, got `str` - at `$.queue.redis.max_retries`".
         description, _, place = str(error).partition(" - at `$")
         path = place.strip("`.")
-        raise InvalidArgument(*_explained(path, description, file, lines, overridden)) from error
+        raise _explained(path, description, document, overridden) from error
 
 
 def keys() -> Iterator[str]:
@@ -228,39 +233,6 @@ def _value_of(key: str, text: str) -> object:
     return value if isinstance(value, bool | int) else text
 
 
-def _read_file(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The values of a YAML file, and the line of each key."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except OSError as error:
-        raise InvalidArgument("config", f"cannot read {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidArgument("config", f"{file} is not YAML: {error}") from error
-    if values is None:
-        return {}, {}
-    if not isinstance(values, dict):
-        raise InvalidArgument("config", f"{file} must hold a mapping with the key `queue`")
-    lines: dict[str, int] = {}
-    _collect_lines(node, "", lines, file)
-    return values, lines
-
-
-def _collect_lines(node: yaml.Node | None, path: str, lines: dict[str, int], file: Path) -> None:
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        name = f"{path}.{key.value}".lstrip(".")
-        line = key.start_mark.line + 1
-        if name in lines:
-            raise InvalidArgument(
-                name, f"stands twice in {file}, in lines {lines[name]} and {line}"
-            )
-        lines[name] = line
-        _collect_lines(value, name, lines, file)
-
-
 def _put(values: dict[str, Any], path: list[str], value: object) -> None:
     for name in path[:-1]:
         below = values.setdefault(name, {})
@@ -278,13 +250,9 @@ def _choices(path: str) -> list[str]:
 
 
 def _explained(
-    path: str,
-    description: str,
-    file: Path | None,
-    lines: Mapping[str, int],
-    overridden: Mapping[str, object],
-) -> tuple[str, str]:
-    """The key and what is wrong with it: where it was set, and what it may be."""
+    path: str, description: str, document: Document, overridden: Mapping[str, object]
+) -> InvalidArgument:
+    """The error at a key: where it was set, and what it may be."""
     unknown = description.partition("unknown field `")[2].rstrip("`")
     if unknown:
         path = f"{path}.{unknown}".lstrip(".")
@@ -294,7 +262,5 @@ def _explained(
         description = f"must be one of {', '.join(_choices(path))}"
     place = path.partition("[")[0]
     if place in overridden:
-        return path, f"{description} (set by {variable_of(place)})"
-    if place in lines:
-        return path, f"{description} (line {lines[place]} of {file})"
-    return path, description
+        return InvalidArgument(path, f"{description} (set by {variable_of(place)})")
+    return document.error(path, description)

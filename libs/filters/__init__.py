@@ -16,7 +16,7 @@ In reading order; a file imports only files above it:
 from __future__ import annotations
 
 from libs.filters.allowance import Allowance, TooSlow
-from libs.filters.conditions import Condition
+from libs.filters.conditions import Condition, values_of
 from libs.filters.expressions import (
     DEFAULT_FILTER,
     Checked,
@@ -64,4 +64,5 @@ __all__ = [
     "context",
     "facts",
     "timestamp",
+    "values_of",
 ]

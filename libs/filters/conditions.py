@@ -32,6 +32,15 @@ def necessary(node: Node) -> Condition | None:
     return _leaf(node)
 
 
+def values_of(condition: Condition | None, key: str) -> frozenset[str] | None:
+    """The values of a header with which a filter can match; None: any, or without the header."""
+    if condition is None:
+        return None
+    values = [dict(pairs).get(key) for pairs in condition]
+    known = frozenset(value for value in values if value is not None)
+    return None if None in values else known
+
+
 def is_exact(node: Node) -> bool:
     """Whether the condition is sufficient too: only equalities joined by ||."""
     if node.kind == "or":
@@ -87,12 +96,12 @@ def compared(node: Node) -> tuple[str, frozenset[str]] | None:
     return key, frozenset(one.value for one in values)
 
 
-def key_of(node: Node) -> str | None:
+def key_of(node: Node, variable: str = "headers") -> str | None:
     """k, if this is headers["k"] or headers.k."""
     if node.kind not in ("select", "index"):
         return None
     target = node.parts[0]
-    if target.kind != "ident" or target.name != "headers":
+    if target.kind != "ident" or target.name != variable:
         return None
     if node.kind == "select":
         return node.name

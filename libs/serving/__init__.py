@@ -12,6 +12,7 @@ Its rooms, from the ground up:
 `http`       the HTTP port: /health and /metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors
 `access`     what protects the ports: TLS, the policy, and who the services are
+`access_servicer` AccessService: what the policy of a process permits, and why
 `reflection` both versions of it
 `snapshot_servicer` SnapshotService of each owner of a database
 `events`     event queues, as every process has them

@@ -237,6 +237,8 @@ class RunningService:
             if failure is not None:
                 return failure
             self._service.add_to(self._handlers.registry)
+            access = AccessServicer(self._protection.callers)
+            add_AccessServiceServicer_to_server(access, self._handlers.registry)
             fatal = asyncio.ensure_future(self._service.wait_fatal())
             await self._announce()
             await _first(asked, fatal)

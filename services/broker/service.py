@@ -51,6 +51,7 @@ from services.broker.outbox.executor import Executor
 from services.broker.outbox.pusher import Pusher, PushLimits
 from services.broker.outbox.sender import OutboxSender
 from services.broker.outbox.targets import IngestPushes, OtherBrokers, OutboxTarget
+from services.broker.rpc.archived import ArchivedServicer
 from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
 from services.broker.rpc.entries import DelayedServicer, EntryServicer
@@ -114,6 +115,7 @@ class Broker:
         self.executor = Executor(owner, pusher, shard)
         self.sender = OutboxSender(owner, database, target, shard)
         mover = Mover(owner, lists, pusher)
+        archiver = Archiver(mover)
         self.redrives = RedriveRunner(mover, ingests)
         self.sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
@@ -133,7 +135,8 @@ class Broker:
             DelayedServicer(self.editor, self.watches, entries),
             DeadLetterServicer(shard, mover, self.redrives, DeadLetterSettler(mover, shard)),
             OutboxServicer(shard, owner, database, blobs, target, self.sender),
-            RemovalServicer(mover, Remover(mover, instance.purge_grace_s), Archiver(mover)),
+            ArchivedServicer(mover, archiver),
+            RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
             QueueNameServicer(shard, names),
             _snapshots(root, database, starts, owner),
         )

@@ -2,6 +2,7 @@
 
 In reading order; a file imports only files above it:
 
+`access`       What the policy of the instance permits, and why
 `entry_models` Entries as the client shows them: one message in one queue, its state and its
                attempts
 `queue_models` Queues as the client shows them: settings, counts, and the progress of a replay

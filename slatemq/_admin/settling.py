@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 from slatemq._admin.entry_models import Archived, Entry, entry_of
@@ -17,10 +17,10 @@ from slatemq._consume.handles import queue_of_handle
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
 from slatemq.models import Time, cut_reason, optional_ms, outgoing
-from slatemq.v1 import entry_pb2, janitor_pb2, removal_pb2
+from slatemq.v1 import archived_pb2, entry_pb2, janitor_pb2, removal_pb2
+from slatemq.v1.archived_pb2_grpc import ArchivedServiceStub
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
 from slatemq.v1.janitor_pb2_grpc import JanitorServiceStub
-from slatemq.v1.removal_pb2_grpc import RemovalServiceStub
 
 SETTLEMENTS_MAX = 1000
 """Settlements that the server takes in one call."""
@@ -167,7 +167,7 @@ class SettlingCalls(Calls):
                 content = outgoing(dead_letter.payload, dead_letter.headers)
                 rows.append(
                     message_of(
-                        removal_pb2.ArchivedRow,
+                        archived_pb2.ArchivedRow,
                         message_id=dead_letter.entry.message_id,
                         failed_at_ms=dead_letter.entry.finished_at_ms,
                         bucket_order=archived.bucket_order,
@@ -180,12 +180,12 @@ class SettlingCalls(Calls):
                 raise moved(error, f"dead_letters[{place}].{error.field}") from None
         queue_id = _queue_of("dead_letters", [dead_letter.entry for dead_letter in each])
         request = message_of(
-            removal_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows
+            archived_pb2.RedriveArchivedRequest, queue_id=queue_id, target_queue_id=into, rows=rows
         )
         response = await self._locations.ask(
-            queue_id, lambda channel: RemovalServiceStub(channel).RedriveArchived, request
+            queue_id, lambda channel: ArchivedServiceStub(channel).RedriveArchived, request
         )
-        return _outcomes(len(rows), response)
+        return _outcomes(len(rows), response.gone_rows, response.expired_rows)
 
     async def drop_archived(self, entries: Iterable[Entry]) -> list[ArchivedOutcome]:
         """Drops archived dead letters of one queue: they cannot be redriven any more.
@@ -202,13 +202,11 @@ class SettlingCalls(Calls):
             for place, entry in enumerate(each)
         ]
         queue_id = _queue_of("entries", each)
-        request = removal_pb2.RemoveEntriesRequest(
-            queue_id=queue_id, archived=removal_pb2.ArchivedRemoval(rows=rows)
-        )
+        request = archived_pb2.DropArchivedRequest(queue_id=queue_id, rows=rows)
         response = await self._locations.ask(
-            queue_id, lambda channel: RemovalServiceStub(channel).RemoveEntries, request
+            queue_id, lambda channel: ArchivedServiceStub(channel).DropArchived, request
         )
-        return _outcomes(len(rows), response)
+        return _outcomes(len(rows), response.gone_rows)
 
 
 def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:
@@ -260,10 +258,12 @@ def _queue_of(field: str, entries: Sequence[Entry]) -> str:
     return queues.pop()
 
 
-def _outcomes(count: int, response: Any) -> list[ArchivedOutcome]:
+def _outcomes(
+    count: int, gone_rows: Iterable[int], expired_rows: Iterable[int] = ()
+) -> list[ArchivedOutcome]:
     outcomes = [ArchivedOutcome.DONE] * count
-    for row in response.gone_rows:
+    for row in gone_rows:
         outcomes[row] = ArchivedOutcome.GONE
-    for refused in response.refused:
-        outcomes[refused.row] = ArchivedOutcome.EXPIRED
+    for row in expired_rows:
+        outcomes[row] = ArchivedOutcome.EXPIRED
     return outcomes

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-import grpc
 import grpc.aio
 
 from slatemq._rpc.forks import note_channel
 from slatemq._rpc.metadata_channels import CallMetadata, channel_with
-from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq._rpc.tls import CertificateFiles, ChannelTls, channel_to
+from slatemq._rpc.tls_probe import tls_mismatch
 from slatemq.credentials import Credentials, TokenSource, is_loopback
 from slatemq.errors import InvalidArgument
 
@@ -51,22 +51,21 @@ class Connecting:
         """Grows when certificates change: channels opened before it should be opened again."""
         return 0 if self._tls is None else self._tls.version
 
+    async def mismatch(self, address: str) -> InvalidArgument | None:
+        """The error about a server that speaks TLS and this client does not, or vice versa."""
+        return await tls_mismatch(address, is_tls=self._tls is not None)
+
     def open(self, address: str, options: Sequence[tuple[str, int]]) -> grpc.aio.Channel:
         """A channel to `host:port`.
 
         Raises:
             InvalidArgument: A token would be sent over a network without TLS.
         """
-        if self._tls is not None:
-            channel = grpc.aio.secure_channel(
-                address, self._tls.credentials, [*options, *self._tls.options]
-            )
-        elif self._has_token and not is_loopback(address):
+        if self._tls is None and self._has_token and not is_loopback(address):
             raise InvalidArgument(
                 "credentials", f"a token is sent to another machine by TLS alone, not to {address}"
             )
-        else:
-            channel = grpc.aio.insecure_channel(address, options=options)
+        channel = channel_to(address, options, self._tls)
         note_channel(channel)
         return channel if self._metadata is None else channel_with(self._metadata, channel)
 

@@ -124,7 +124,7 @@ class Peers:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._outdated: list[grpc.aio.Channel] = []
         self._version = self._connecting.version
-        self._topology = TopologyCache(addresses, self.at)
+        self._topology = TopologyCache(addresses, self.at, self._connecting.mismatch)
         self._closed = False
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None

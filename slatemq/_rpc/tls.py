@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import grpc.aio
 
 from slatemq._file_status import LOOK_S, file_status
 from slatemq.errors import InvalidArgument
 
-__all__ = ["CertificateFiles", "ChannelTls"]
+__all__ = ["CertificateFiles", "ChannelTls", "channel_to"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,15 @@ class ChannelTls:
             return  # They are being replaced: looked at again, and the old ones serve till then.
         self._status = status
         self._version += 1
+
+
+def channel_to(
+    address: str, options: Sequence[tuple[str, int]], tls: ChannelTls | None
+) -> grpc.aio.Channel:
+    """A channel to `host:port`; None: without TLS."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials, (*options, *tls.options))
 
 
 def _channel_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:

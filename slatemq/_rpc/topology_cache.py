@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -45,10 +45,17 @@ class TopologyCache:
     """The topology known last, and when to ask again."""
 
     def __init__(
-        self, endpoints: Sequence[str], channel_at: Callable[[str], grpc.aio.Channel]
+        self,
+        endpoints: Sequence[str],
+        channel_at: Callable[[str], grpc.aio.Channel],
+        mismatch: Callable[[str], Awaitable[InvalidArgument | None]],
     ) -> None:
-        """Ask `endpoints` first, then every process known from the last answer."""
+        """Ask `endpoints` first, then every process known from the last answer.
+
+        `mismatch` finds out whether an address cannot be reached since only one side speaks TLS.
+        """
         self._endpoints = endpoints
+        self._mismatch = mismatch
         self._channel_at = channel_at
         self._known: Topology | None = None
         self.is_stale = True  # also after `forget`, until the next answer
@@ -139,7 +146,18 @@ class TopologyCache:
         for problem in problems.values():
             if problem.reason == "CLIENT_CLOSED":
                 raise problem
-        raise _unreachable({address: problems[address] for address in self._endpoints})
+        raise _unreachable(await self._explained(problems))
+
+    async def _explained(self, problems: Mapping[str, SlateMQError]) -> dict[str, SlateMQError]:
+        """Why none of the addresses given leads to an instance, each."""
+        down = [
+            address
+            for address in self._endpoints
+            if isinstance(problems[address], Unavailable | DeadlineExceeded | InvalidArgument)
+        ]
+        found = await asyncio.gather(*(self._mismatch(address) for address in down))
+        mismatches = {address: error for address, error in zip(down, found, strict=True) if error}
+        return {address: mismatches.get(address, problems[address]) for address in self._endpoints}
 
     async def _ask_one(self, address: str, timeout_s: float) -> Topology:
         stub: Any = topology_pb2_grpc.TopologyServiceStub(self._channel_at(address))
@@ -221,7 +239,9 @@ def _unreachable(problems: dict[str, SlateMQError]) -> SlateMQError:
         for address, problem in problems.items()
     ]
     if all(isinstance(problem, InvalidArgument) for problem in problems.values()):
-        return InvalidArgument("endpoint", "; ".join(texts), reason=NOT_SLATEMQ)
+        reasons = {problem.reason for problem in problems.values()}
+        reason = reasons.pop() if len(reasons) == 1 else NOT_SLATEMQ
+        return InvalidArgument("endpoint", "; ".join(texts), reason=reason)
     for problem in problems.values():
         if not isinstance(problem, Unavailable | DeadlineExceeded | InvalidArgument):
             return problem

@@ -103,7 +103,7 @@ _COMMANDS = (
     ("task", "publish.tasks", "Show publishes accepted as tasks, and retry those that failed."),
     ("janitor", "janitor", "Run the jobs that clean up, archive and report."),
     ("instance", "instance", "Show and change the settings that all processes share."),
-    ("access", "access.access", "Make tokens for programs that call SlateMQ."),
+    ("access", "access.access", "Make tokens for programs, and explain what the policy permits."),
     ("certs", "access.certs", "Make certificates for a stack on this machine."),
     (
         "explain",

@@ -78,7 +78,8 @@ class JanitorServiceServicer:
     """
 
     def RunJob(self, request, context):
-        """Begins a run, and returns immediately. The run waits for earlier ones.
+        """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
+        the queues and the target, which are all queues where none is named.
 
         Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
         (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;

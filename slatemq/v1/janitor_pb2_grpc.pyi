@@ -38,7 +38,8 @@ class JanitorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JanitorServiceAsyncStub: ...
     RunJob: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.RunJobRequest, _janitor_pb2.RunJobResponse]
-    """Begins a run, and returns immediately. The run waits for earlier ones.
+    """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
+    the queues and the target, which are all queues where none is named.
 
     Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
     (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
@@ -86,7 +87,8 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RunJob: _aio.UnaryUnaryMultiCallable[_janitor_pb2.RunJobRequest, _janitor_pb2.RunJobResponse]  # type: ignore[assignment]
-    """Begins a run, and returns immediately. The run waits for earlier ones.
+    """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
+    the queues and the target, which are all queues where none is named.
 
     Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
     (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;
@@ -137,7 +139,8 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _janitor_pb2.RunJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_janitor_pb2.RunJobResponse, _abc.Awaitable[_janitor_pb2.RunJobResponse]]:
-        """Begins a run, and returns immediately. The run waits for earlier ones.
+        """Begins a run, and returns immediately. The run waits for earlier ones. Of `restore`, the caller must besides be permitted to edit in
+        the queues and the target, which are all queues where none is named.
 
         Errors: INVALID_ARGUMENT (the field is named), NOT_FOUND (QUEUE_NOT_FOUND: no broker has one of the queues), FAILED_PRECONDITION
         (JOB_RUNNING: the same job waits or runs already, in this janitor or in another; the ErrorInfo's metadata has its `run_id`;

@@ -88,7 +88,7 @@ class OutboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetRefusedPush(self, request, context):
-        """Returns a push that was set aside, with its content.
+        """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
 
         Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
         """
@@ -97,7 +97,8 @@ class OutboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetryRefusedPush(self, request, context):
-        """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
+        """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
+        its queue.
 
         Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
         """
@@ -106,7 +107,7 @@ class OutboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DiscardRefusedPush(self, request, context):
-        """Deletes a push that was set aside.
+        """Deletes a push that was set aside. Besides, the caller must be permitted to edit in its queue.
 
         Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
         """
@@ -117,7 +118,7 @@ class OutboxServiceServicer:
     def ResumeOutbox(self, request, context):
         """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
         are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-        outbox tries immediately; GetOutbox shows the result.
+        outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
 
         Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
         """

@@ -46,24 +46,25 @@ class OutboxServiceStub:
     Errors: UNAVAILABLE.
     """
     GetRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.GetRefusedPushRequest, _outbox_pb2.GetRefusedPushResponse]
-    """Returns a push that was set aside, with its content.
+    """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
 
     Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
     """
     RetryRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.RetryRefusedPushRequest, _outbox_pb2.RetryRefusedPushResponse]
-    """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
+    """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
+    its queue.
 
     Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
     """
     DiscardRefusedPush: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.DiscardRefusedPushRequest, _outbox_pb2.DiscardRefusedPushResponse]
-    """Deletes a push that was set aside.
+    """Deletes a push that was set aside. Besides, the caller must be permitted to edit in its queue.
 
     Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
     """
     ResumeOutbox: _grpc.UnaryUnaryMultiCallable[_outbox_pb2.ResumeOutboxRequest, _outbox_pb2.ResumeOutboxResponse]
     """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
     are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-    outbox tries immediately; GetOutbox shows the result.
+    outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
 
     Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
     """
@@ -86,24 +87,25 @@ class OutboxServiceAsyncStub(OutboxServiceStub):
     Errors: UNAVAILABLE.
     """
     GetRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.GetRefusedPushRequest, _outbox_pb2.GetRefusedPushResponse]  # type: ignore[assignment]
-    """Returns a push that was set aside, with its content.
+    """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
 
     Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
     """
     RetryRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.RetryRefusedPushRequest, _outbox_pb2.RetryRefusedPushResponse]  # type: ignore[assignment]
-    """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
+    """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
+    its queue.
 
     Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
     """
     DiscardRefusedPush: _aio.UnaryUnaryMultiCallable[_outbox_pb2.DiscardRefusedPushRequest, _outbox_pb2.DiscardRefusedPushResponse]  # type: ignore[assignment]
-    """Deletes a push that was set aside.
+    """Deletes a push that was set aside. Besides, the caller must be permitted to edit in its queue.
 
     Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
     """
     ResumeOutbox: _aio.UnaryUnaryMultiCallable[_outbox_pb2.ResumeOutboxRequest, _outbox_pb2.ResumeOutboxResponse]  # type: ignore[assignment]
     """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
     are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-    outbox tries immediately; GetOutbox shows the result.
+    outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
 
     Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
     """
@@ -135,7 +137,7 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.GetRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.GetRefusedPushResponse, _abc.Awaitable[_outbox_pb2.GetRefusedPushResponse]]:
-        """Returns a push that was set aside, with its content.
+        """Returns a push that was set aside, with its content. Besides, the caller must be permitted to inspect its queue.
 
         Errors: NOT_FOUND (it was retried or discarded, or never existed), DATA_LOSS (its row is damaged, or its payload is lost), UNAVAILABLE.
         """
@@ -146,7 +148,8 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.RetryRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.RetryRefusedPushResponse, _abc.Awaitable[_outbox_pb2.RetryRefusedPushResponse]]:
-        """Moves a push back to the end of the outbox, exactly once. Remove the cause first.
+        """Moves a push back to the end of the outbox, exactly once. Remove the cause first. Besides, the caller must be permitted to edit in
+        its queue.
 
         Errors: NOT_FOUND (as above; also a repeat of the call), DATA_LOSS (its row is damaged), RESOURCE_EXHAUSTED (OUTBOX_FULL), UNAVAILABLE.
         """
@@ -157,7 +160,7 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_pb2.DiscardRefusedPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_pb2.DiscardRefusedPushResponse, _abc.Awaitable[_outbox_pb2.DiscardRefusedPushResponse]]:
-        """Deletes a push that was set aside.
+        """Deletes a push that was set aside. Besides, the caller must be permitted to edit in its queue.
 
         Errors: NOT_FOUND (as above; also a repeat of the call), UNAVAILABLE.
         """
@@ -170,7 +173,7 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_outbox_pb2.ResumeOutboxResponse, _abc.Awaitable[_outbox_pb2.ResumeOutboxResponse]]:
         """Resumes a halted outbox after the last push that its ingest has, when the difference cannot be repaired. Rows that the ingest has lost
         are not sent again. Waiting rows are sent; those that the ingest stored before this broker was restored from a copy arrive twice. The
-        outbox tries immediately; GetOutbox shows the result.
+        outbox tries immediately; GetOutbox shows the result. Besides, the caller must be permitted to edit in all queues.
 
         Errors: INVALID_ARGUMENT (`ingest_shard`), FAILED_PRECONDITION (OUTBOX_NOT_HALTED), UNAVAILABLE.
         """

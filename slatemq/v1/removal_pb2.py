@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18slatemq/v1/removal.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xc1\x02\n\x14RemoveEntriesRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x18\n\x10\x63reated_revision\x18\x02 \x01(\x03\x12-\n\x07\x65xpired\x18\x03 \x01(\x0b\x32\x1a.slatemq.v1.ExpiredRemovalH\x00\x12\'\n\x04\x64one\x18\x04 \x01(\x0b\x32\x17.slatemq.v1.DoneRemovalH\x00\x12-\n\x07\x61rchive\x18\x05 \x01(\x0b\x32\x1a.slatemq.v1.ArchiveRemovalH\x00\x12:\n\x0e\x66\x61iled_expired\x18\x06 \x01(\x0b\x32 .slatemq.v1.FailedExpiredRemovalH\x00\x12/\n\x08\x61rchived\x18\x07 \x01(\x0b\x32\x1b.slatemq.v1.ArchivedRemovalH\x00\x42\t\n\x07removal\"6\n\x0e\x45xpiredRemoval\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.slatemq.v1.WaitingRow\"n\n\nWaitingRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x10\n\x08priority\x18\x02 \x01(\x05\x12\r\n\x05timed\x18\x03 \x01(\x08\x12\x14\n\x0c\x62ucket_order\x18\x04 \x01(\x03\x12\x15\n\rbucket_number\x18\x05 \x01(\x03\"%\n\x0b\x44oneRemoval\x12\x16\n\x0e\x64one_before_ms\x18\x01 \x01(\x03\"B\n\x0e\x41rchiveRemoval\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\x12\x0b\n\x03run\x18\x02 \x01(\t\";\n\x14\x46\x61iledExpiredRemoval\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\"K\n\tFailedRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_order\x18\x03 \x01(\x03\"6\n\x0f\x41rchivedRemoval\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\"\x90\x01\n\x15RemoveEntriesResponse\x12\x15\n\rremoved_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12+\n\x07refused\x18\x03 \x03(\x0b\x32\x1a.slatemq.v1.RefusedRemoval\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x11\n\tgone_rows\x18\x05 \x03(\x05\"\xc8\x01\n\x0eRefusedRemoval\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x31\n\x06reason\x18\x02 \x01(\x0e\x32!.slatemq.v1.RefusedRemoval.Reason\x12\x0b\n\x03row\x18\x03 \x01(\x05\"b\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12REASON_NOT_EXPIRED\x10\x01\x12\x14\n\x10REASON_IN_FLIGHT\x10\x02\x12\x12\n\x0eREASON_EXPIRED\x10\x03\"\x84\x01\n\x16RedriveArchivedRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x18\n\x10\x63reated_revision\x18\x02 \x01(\x03\x12\x17\n\x0ftarget_queue_id\x18\x03 \x01(\t\x12%\n\x04rows\x18\x04 \x03(\x0b\x32\x17.slatemq.v1.ArchivedRow\"\xd2\x01\n\x0b\x41rchivedRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_order\x18\x03 \x01(\x03\x12\x0b\n\x03run\x18\x04 \x01(\t\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x35\n\x07headers\x18\x06 \x03(\x0b\x32$.slatemq.v1.ArchivedRow.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x85\x01\n\x17RedriveArchivedResponse\x12\x16\n\x0eredriven_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12+\n\x07refused\x18\x03 \x03(\x0b\x32\x1a.slatemq.v1.RefusedRemoval\x12\x11\n\tgone_rows\x18\x04 \x03(\x05\x32\xd2\x01\n\x0eRemovalService\x12\\\n\rRemoveEntries\x12 .slatemq.v1.RemoveEntriesRequest\x1a!.slatemq.v1.RemoveEntriesResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12\x62\n\x0fRedriveArchived\x12\".slatemq.v1.RedriveArchivedRequest\x1a#.slatemq.v1.RedriveArchivedResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18slatemq/v1/removal.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x90\x02\n\x14RemoveEntriesRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x18\n\x10\x63reated_revision\x18\x02 \x01(\x03\x12-\n\x07\x65xpired\x18\x03 \x01(\x0b\x32\x1a.slatemq.v1.ExpiredRemovalH\x00\x12\'\n\x04\x64one\x18\x04 \x01(\x0b\x32\x17.slatemq.v1.DoneRemovalH\x00\x12-\n\x07\x61rchive\x18\x05 \x01(\x0b\x32\x1a.slatemq.v1.ArchiveRemovalH\x00\x12:\n\x0e\x66\x61iled_expired\x18\x06 \x01(\x0b\x32 .slatemq.v1.FailedExpiredRemovalH\x00\x42\t\n\x07removal\"6\n\x0e\x45xpiredRemoval\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.slatemq.v1.WaitingRow\"n\n\nWaitingRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x10\n\x08priority\x18\x02 \x01(\x05\x12\r\n\x05timed\x18\x03 \x01(\x08\x12\x14\n\x0c\x62ucket_order\x18\x04 \x01(\x03\x12\x15\n\rbucket_number\x18\x05 \x01(\x03\"%\n\x0b\x44oneRemoval\x12\x16\n\x0e\x64one_before_ms\x18\x01 \x01(\x03\"B\n\x0e\x41rchiveRemoval\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\x12\x0b\n\x03run\x18\x02 \x01(\t\";\n\x14\x46\x61iledExpiredRemoval\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.slatemq.v1.FailedRow\"K\n\tFailedRow\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0c\x62ucket_order\x18\x03 \x01(\x03\"}\n\x15RemoveEntriesResponse\x12\x15\n\rremoved_count\x18\x01 \x01(\x03\x12\x12\n\ngone_count\x18\x02 \x01(\x03\x12+\n\x07refused\x18\x03 \x03(\x0b\x32\x1a.slatemq.v1.RefusedRemoval\x12\x0c\n\x04more\x18\x04 \x01(\x08\"\xb4\x01\n\x0eRefusedRemoval\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x31\n\x06reason\x18\x02 \x01(\x0e\x32!.slatemq.v1.RefusedRemoval.Reason\x12\x0b\n\x03row\x18\x03 \x01(\x05\"N\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12REASON_NOT_EXPIRED\x10\x01\x12\x14\n\x10REASON_IN_FLIGHT\x10\x02\x32n\n\x0eRemovalService\x12\\\n\rRemoveEntries\x12 .slatemq.v1.RemoveEntriesRequest\x1a!.slatemq.v1.RemoveEntriesResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,42 +33,28 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'slatemq.v1.removal_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
-  _globals['_ARCHIVEDROW_HEADERSENTRY']._loaded_options = None
-  _globals['_ARCHIVEDROW_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_REMOVALSERVICE'].methods_by_name['RemoveEntries']._loaded_options = None
-  _globals['_REMOVALSERVICE'].methods_by_name['RemoveEntries']._serialized_options = b'\312\275\030\002\030\006'
-  _globals['_REMOVALSERVICE'].methods_by_name['RedriveArchived']._loaded_options = None
-  _globals['_REMOVALSERVICE'].methods_by_name['RedriveArchived']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_REMOVALSERVICE'].methods_by_name['RemoveEntries']._serialized_options = b'\312\275\030\002\010\001'
   _globals['_REMOVEENTRIESREQUEST']._serialized_start=66
-  _globals['_REMOVEENTRIESREQUEST']._serialized_end=387
-  _globals['_EXPIREDREMOVAL']._serialized_start=389
-  _globals['_EXPIREDREMOVAL']._serialized_end=443
-  _globals['_WAITINGROW']._serialized_start=445
-  _globals['_WAITINGROW']._serialized_end=555
-  _globals['_DONEREMOVAL']._serialized_start=557
-  _globals['_DONEREMOVAL']._serialized_end=594
-  _globals['_ARCHIVEREMOVAL']._serialized_start=596
-  _globals['_ARCHIVEREMOVAL']._serialized_end=662
-  _globals['_FAILEDEXPIREDREMOVAL']._serialized_start=664
-  _globals['_FAILEDEXPIREDREMOVAL']._serialized_end=723
-  _globals['_FAILEDROW']._serialized_start=725
-  _globals['_FAILEDROW']._serialized_end=800
-  _globals['_ARCHIVEDREMOVAL']._serialized_start=802
-  _globals['_ARCHIVEDREMOVAL']._serialized_end=856
-  _globals['_REMOVEENTRIESRESPONSE']._serialized_start=859
-  _globals['_REMOVEENTRIESRESPONSE']._serialized_end=1003
-  _globals['_REFUSEDREMOVAL']._serialized_start=1006
-  _globals['_REFUSEDREMOVAL']._serialized_end=1206
-  _globals['_REFUSEDREMOVAL_REASON']._serialized_start=1108
-  _globals['_REFUSEDREMOVAL_REASON']._serialized_end=1206
-  _globals['_REDRIVEARCHIVEDREQUEST']._serialized_start=1209
-  _globals['_REDRIVEARCHIVEDREQUEST']._serialized_end=1341
-  _globals['_ARCHIVEDROW']._serialized_start=1344
-  _globals['_ARCHIVEDROW']._serialized_end=1554
-  _globals['_ARCHIVEDROW_HEADERSENTRY']._serialized_start=1508
-  _globals['_ARCHIVEDROW_HEADERSENTRY']._serialized_end=1554
-  _globals['_REDRIVEARCHIVEDRESPONSE']._serialized_start=1557
-  _globals['_REDRIVEARCHIVEDRESPONSE']._serialized_end=1690
-  _globals['_REMOVALSERVICE']._serialized_start=1693
-  _globals['_REMOVALSERVICE']._serialized_end=1903
+  _globals['_REMOVEENTRIESREQUEST']._serialized_end=338
+  _globals['_EXPIREDREMOVAL']._serialized_start=340
+  _globals['_EXPIREDREMOVAL']._serialized_end=394
+  _globals['_WAITINGROW']._serialized_start=396
+  _globals['_WAITINGROW']._serialized_end=506
+  _globals['_DONEREMOVAL']._serialized_start=508
+  _globals['_DONEREMOVAL']._serialized_end=545
+  _globals['_ARCHIVEREMOVAL']._serialized_start=547
+  _globals['_ARCHIVEREMOVAL']._serialized_end=613
+  _globals['_FAILEDEXPIREDREMOVAL']._serialized_start=615
+  _globals['_FAILEDEXPIREDREMOVAL']._serialized_end=674
+  _globals['_FAILEDROW']._serialized_start=676
+  _globals['_FAILEDROW']._serialized_end=751
+  _globals['_REMOVEENTRIESRESPONSE']._serialized_start=753
+  _globals['_REMOVEENTRIESRESPONSE']._serialized_end=878
+  _globals['_REFUSEDREMOVAL']._serialized_start=881
+  _globals['_REFUSEDREMOVAL']._serialized_end=1061
+  _globals['_REFUSEDREMOVAL_REASON']._serialized_start=983
+  _globals['_REFUSEDREMOVAL_REASON']._serialized_end=1061
+  _globals['_REMOVALSERVICE']._serialized_start=1063
+  _globals['_REMOVALSERVICE']._serialized_end=1173
 # @@protoc_insertion_point(module_scope)

@@ -31,13 +31,10 @@ class RemoveEntriesRequest(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ARCHIVE_FIELD_NUMBER: _builtins.int
     FAILED_EXPIRED_FIELD_NUMBER: _builtins.int
-    ARCHIVED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """The queue."""
     created_revision: _builtins.int
-    """The column `created_revision` of the table `queues`, which distinguishes queues of the same name. For `archived` it may be 0: the queue
-    that has the name now.
-    """
+    """The column `created_revision` of the table `queues`, which distinguishes queues of the same name."""
     @_builtins.property
     def expired(self) -> Global___ExpiredRemoval:
         """Available and delayed entries past their retention."""
@@ -54,10 +51,6 @@ class RemoveEntriesRequest(_message.Message):
     def failed_expired(self) -> Global___FailedExpiredRemoval:
         """Failed entries past the queue's `failed_retention_s`."""
 
-    @_builtins.property
-    def archived(self) -> Global___ArchivedRemoval:
-        """Archived entries to drop."""
-
     def __init__(
         self,
         *,
@@ -67,13 +60,12 @@ class RemoveEntriesRequest(_message.Message):
         done: Global___DoneRemoval | None = ...,
         archive: Global___ArchiveRemoval | None = ...,
         failed_expired: Global___FailedExpiredRemoval | None = ...,
-        archived: Global___ArchivedRemoval | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "archived", b"archived", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "removal", b"removal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "removal", b"removal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "archived", b"archived", "created_revision", b"created_revision", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "queue_id", b"queue_id", "removal", b"removal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "created_revision", b"created_revision", "done", b"done", "expired", b"expired", "failed_expired", b"failed_expired", "queue_id", b"queue_id", "removal", b"removal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_removal: _TypeAlias = _typing.Literal["expired", "done", "archive", "failed_expired", "archived"]  # noqa: Y015
+    _WhichOneofReturnType_removal: _TypeAlias = _typing.Literal["expired", "done", "archive", "failed_expired"]  # noqa: Y015
     _WhichOneofArgType_removal: _TypeAlias = _typing.Literal["removal", b"removal"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_removal) -> _WhichOneofReturnType_removal | None: ...
 
@@ -246,30 +238,6 @@ class FailedRow(_message.Message):
 Global___FailedRow: _TypeAlias = FailedRow  # noqa: Y015
 
 @_typing.final
-class ArchivedRemoval(_message.Message):
-    """Archived entries to drop. The files of the archive stay as they are."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROWS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedRow]:
-        """1 to 10,000, in any order; those of one bucket together cost least. `bucket_order` as in Entry.archived."""
-
-    def __init__(
-        self,
-        *,
-        rows: _abc.Iterable[Global___FailedRow] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ArchivedRemoval: _TypeAlias = ArchivedRemoval  # noqa: Y015
-
-@_typing.final
 class RemoveEntriesResponse(_message.Message):
     """The outcome of the rows: each is removed, gone or refused."""
 
@@ -279,7 +247,6 @@ class RemoveEntriesResponse(_message.Message):
     GONE_COUNT_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
-    GONE_ROWS_FIELD_NUMBER: _builtins.int
     removed_count: _builtins.int
     """Entries that this call removed."""
     gone_count: _builtins.int
@@ -290,10 +257,6 @@ class RemoveEntriesResponse(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRemoval]:
         """Those that stay, in the order of the request."""
 
-    @_builtins.property
-    def gone_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """ARCHIVED: the places of gone entries in the rows of the request, from 0, ascending."""
-
     def __init__(
         self,
         *,
@@ -301,11 +264,10 @@ class RemoveEntriesResponse(_message.Message):
         gone_count: _builtins.int = ...,
         refused: _abc.Iterable[Global___RefusedRemoval] | None = ...,
         more: _builtins.bool = ...,
-        gone_rows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "gone_rows", b"gone_rows", "more", b"more", "refused", b"refused", "removed_count", b"removed_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "more", b"more", "refused", b"refused", "removed_count", b"removed_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,8 +291,6 @@ class RefusedRemoval(_message.Message):
         """Its retention and the grace period are not over by the broker's clock, or the queue keeps such entries for ever."""
         REASON_IN_FLIGHT: RefusedRemoval._Reason.ValueType  # 2
         """It is in flight, and can still be acked. The broker drops it when its lease ends in another way."""
-        REASON_EXPIRED: RefusedRemoval._Reason.ValueType  # 3
-        """RedriveArchived: the message is past its retention, and would not be delivered."""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
         """Why it stays."""
@@ -341,8 +301,6 @@ class RefusedRemoval(_message.Message):
     """Its retention and the grace period are not over by the broker's clock, or the queue keeps such entries for ever."""
     REASON_IN_FLIGHT: RefusedRemoval.Reason.ValueType  # 2
     """It is in flight, and can still be acked. The broker drops it when its lease ends in another way."""
-    REASON_EXPIRED: RefusedRemoval.Reason.ValueType  # 3
-    """RedriveArchived: the message is past its retention, and would not be delivered."""
 
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -367,141 +325,3 @@ class RefusedRemoval(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RefusedRemoval: _TypeAlias = RefusedRemoval  # noqa: Y015
-
-@_typing.final
-class RedriveArchivedRequest(_message.Message):
-    """The archived entries to push."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUEUE_ID_FIELD_NUMBER: _builtins.int
-    CREATED_REVISION_FIELD_NUMBER: _builtins.int
-    TARGET_QUEUE_ID_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    queue_id: _builtins.str
-    """The queue that lists them."""
-    created_revision: _builtins.int
-    """As in RemoveEntriesRequest; 0 = the queue that has the name now."""
-    target_queue_id: _builtins.str
-    """The target, on any shard; empty = the same queue."""
-    @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArchivedRow]:
-        """1 to 1,000; their payloads together at most 64 MiB."""
-
-    def __init__(
-        self,
-        *,
-        queue_id: _builtins.str = ...,
-        created_revision: _builtins.int = ...,
-        target_queue_id: _builtins.str = ...,
-        rows: _abc.Iterable[Global___ArchivedRow] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_revision", b"created_revision", "queue_id", b"queue_id", "rows", b"rows", "target_queue_id", b"target_queue_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RedriveArchivedRequest: _TypeAlias = RedriveArchivedRequest  # noqa: Y015
-
-@_typing.final
-class ArchivedRow(_message.Message):
-    """An archived entry with its content."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class HeadersEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    MESSAGE_ID_FIELD_NUMBER: _builtins.int
-    FAILED_AT_MS_FIELD_NUMBER: _builtins.int
-    BUCKET_ORDER_FIELD_NUMBER: _builtins.int
-    RUN_FIELD_NUMBER: _builtins.int
-    PAYLOAD_FIELD_NUMBER: _builtins.int
-    HEADERS_FIELD_NUMBER: _builtins.int
-    message_id: _builtins.int
-    """The message."""
-    failed_at_ms: _builtins.int
-    """When it failed, in milliseconds since the Unix epoch."""
-    bucket_order: _builtins.int
-    """As the column `bucket_order` of the table `archived`, or of Entry.archived."""
-    run: _builtins.str
-    """The run that archived it, as it is listed; another one counts as gone."""
-    payload: _builtins.bytes
-    """Its bytes."""
-    @_builtins.property
-    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers."""
-
-    def __init__(
-        self,
-        *,
-        message_id: _builtins.int = ...,
-        failed_at_ms: _builtins.int = ...,
-        bucket_order: _builtins.int = ...,
-        run: _builtins.str = ...,
-        payload: _builtins.bytes = ...,
-        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_order", b"bucket_order", "failed_at_ms", b"failed_at_ms", "headers", b"headers", "message_id", b"message_id", "payload", b"payload", "run", b"run"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ArchivedRow: _TypeAlias = ArchivedRow  # noqa: Y015
-
-@_typing.final
-class RedriveArchivedResponse(_message.Message):
-    """The outcome of the rows: each is redriven, gone or refused."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REDRIVEN_COUNT_FIELD_NUMBER: _builtins.int
-    GONE_COUNT_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
-    GONE_ROWS_FIELD_NUMBER: _builtins.int
-    redriven_count: _builtins.int
-    """Entries that this call pushed."""
-    gone_count: _builtins.int
-    """Entries that were redriven or dropped before."""
-    @_builtins.property
-    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRemoval]:
-        """Those that stay, in the order of the request."""
-
-    @_builtins.property
-    def gone_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The places of gone entries in the rows of the request, from 0, ascending."""
-
-    def __init__(
-        self,
-        *,
-        redriven_count: _builtins.int = ...,
-        gone_count: _builtins.int = ...,
-        refused: _abc.Iterable[Global___RefusedRemoval] | None = ...,
-        gone_rows: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_count", b"gone_count", "gone_rows", b"gone_rows", "redriven_count", b"redriven_count", "refused", b"refused"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RedriveArchivedResponse: _TypeAlias = RedriveArchivedResponse  # noqa: Y015

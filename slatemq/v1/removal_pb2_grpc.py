@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class RemovalServiceStub:
-    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
     the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
-    longer there count as gone. Claims, acks and redrives continue meanwhile.
+    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
+    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     def __init__(self, channel):
@@ -43,18 +43,13 @@ class RemovalServiceStub:
                 request_serializer=slatemq_dot_v1_dot_removal__pb2.RemoveEntriesRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_removal__pb2.RemoveEntriesResponse.FromString,
                 _registered_method=True)
-        self.RedriveArchived = channel.unary_unary(
-                '/slatemq.v1.RemovalService/RedriveArchived',
-                request_serializer=slatemq_dot_v1_dot_removal__pb2.RedriveArchivedRequest.SerializeToString,
-                response_deserializer=slatemq_dot_v1_dot_removal__pb2.RedriveArchivedResponse.FromString,
-                _registered_method=True)
 
 
 class RemovalServiceServicer:
-    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
     the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
-    longer there count as gone. Claims, acks and redrives continue meanwhile.
+    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
+    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     def RemoveEntries(self, request, context):
@@ -69,18 +64,6 @@ class RemovalServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RedriveArchived(self, request, context):
-        """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
-        (ENTRY_STATE_ARCHIVED); their content is in the archive.
-
-        Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-        NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_RemovalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -88,11 +71,6 @@ def add_RemovalServiceServicer_to_server(servicer, server):
                     servicer.RemoveEntries,
                     request_deserializer=slatemq_dot_v1_dot_removal__pb2.RemoveEntriesRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_removal__pb2.RemoveEntriesResponse.SerializeToString,
-            ),
-            'RedriveArchived': grpc.unary_unary_rpc_method_handler(
-                    servicer.RedriveArchived,
-                    request_deserializer=slatemq_dot_v1_dot_removal__pb2.RedriveArchivedRequest.FromString,
-                    response_serializer=slatemq_dot_v1_dot_removal__pb2.RedriveArchivedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -103,10 +81,10 @@ def add_RemovalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RemovalService:
-    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
     the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
-    longer there count as gone. Claims, acks and redrives continue meanwhile.
+    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
+    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     @staticmethod
@@ -126,33 +104,6 @@ class RemovalService:
             '/slatemq.v1.RemovalService/RemoveEntries',
             slatemq_dot_v1_dot_removal__pb2.RemoveEntriesRequest.SerializeToString,
             slatemq_dot_v1_dot_removal__pb2.RemoveEntriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RedriveArchived(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/slatemq.v1.RemovalService/RedriveArchived',
-            slatemq_dot_v1_dot_removal__pb2.RedriveArchivedRequest.SerializeToString,
-            slatemq_dot_v1_dot_removal__pb2.RedriveArchivedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RemovalServiceStub:
-    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
     the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
-    longer there count as gone. Claims, acks and redrives continue meanwhile.
+    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
+    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     @_typing.overload
@@ -45,21 +45,13 @@ class RemovalServiceStub:
     (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
     holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
     """
-    RedriveArchived: _grpc.UnaryUnaryMultiCallable[_removal_pb2.RedriveArchivedRequest, _removal_pb2.RedriveArchivedResponse]
-    """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
-    (ENTRY_STATE_ARCHIVED); their content is in the archive.
-
-    Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-    NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
-    """
 
 @_typing.type_check_only
 class RemovalServiceAsyncStub(RemovalServiceStub):
-    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
     the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
-    longer there count as gone. Claims, acks and redrives continue meanwhile.
+    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
+    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -71,20 +63,12 @@ class RemovalServiceAsyncStub(RemovalServiceStub):
     (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
     holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
     """
-    RedriveArchived: _aio.UnaryUnaryMultiCallable[_removal_pb2.RedriveArchivedRequest, _removal_pb2.RedriveArchivedResponse]  # type: ignore[assignment]
-    """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
-    (ENTRY_STATE_ARCHIVED); their content is in the archive.
-
-    Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-    NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
-    """
 
 class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Removes entries from the lists of queues, and keeps track of archived ones. Served by every broker, for the queues of its shard. It is for
+    """Removes entries from the lists of queues. Served by every broker, for the queues of its shard. It is for
     the janitor, whose jobs find the entries to remove in snapshots (SnapshotService). The broker checks each entry again by its own state
-    and clock, and refuses those that must stay. Removals are durable when the call returns. A call can be repeated: entries that are no
-    longer there count as gone. Claims, acks and redrives continue meanwhile.
+    and clock, and refuses those that must stay; that the content of what is archived is stored it cannot see. Removals are durable
+    when the call returns. A call can be repeated: entries that are no longer there count as gone. Claims, acks and redrives continue meanwhile.
     """
 
     @_abc_1.abstractmethod
@@ -99,20 +83,6 @@ class RemovalServiceServicer(metaclass=_abc_1.ABCMeta):
         an impossible message ID, order, priority or time; an empty or too long run), NOT_FOUND (no such queue), FAILED_PRECONDITION
         (QUEUE_CHANGED: the queue was deleted and created again since), RESOURCE_EXHAUSTED, UNAVAILABLE (also ROWS_BUSY: a redrive
         holds the dead letters for too long). After UNAVAILABLE some of the entries may be removed.
-        """
-
-    @_abc_1.abstractmethod
-    def RedriveArchived(
-        self,
-        request: _removal_pb2.RedriveArchivedRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_removal_pb2.RedriveArchivedResponse, _abc.Awaitable[_removal_pb2.RedriveArchivedResponse]]:
-        """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: a repeated call pushes nothing twice. ListEntries lists archived entries
-        (ENTRY_STATE_ARCHIVED); their content is in the archive.
-
-        Errors: as of RemoveEntries; INVALID_ARGUMENT (more than 1,000 rows; more than 64 MiB of payloads; limits of a message as of Publish),
-        NOT_FOUND (also the target), UNAVAILABLE (also while no ingest takes pushes, or the broker of the target is down).
         """
 
 def add_RemovalServiceServicer_to_server(servicer: RemovalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -18,7 +18,7 @@ import grpc.aio
 
 from libs.serving import limits
 from libs.serving.peers.topology import TopologyDirectory
-from slatemq._rpc.tls import ChannelTls
+from slatemq._rpc.tls import ChannelTls, channel_to
 from slatemq.errors import Unavailable
 
 Carrier = Callable[[], Sequence[tuple[str, str]]]
@@ -168,10 +168,7 @@ def open_channel(
     `carrier` gives metadata that every call has.
     """
     options = options or limits.channel_options()
-    if tls is None:
-        channel = grpc.aio.insecure_channel(address, options=options)
-    else:
-        channel = grpc.aio.secure_channel(address, tls.credentials, (*options, *tls.options))
+    channel = channel_to(address, options, tls)
     return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
 
 

@@ -17,6 +17,8 @@ PACKAGE: Final = "slatemq.v1."
 
 SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
+        "AccessService": ("ingest", "router", "broker", "janitor"),
+        "ArchivedService": ("broker",),
         "AssignmentService": ("broker",),
         "ConsumerService": ("broker",),
         "DeadLetterService": ("broker",),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from libs.access.current import ALL_QUEUES, require
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
 from libs.storage.errors import CorruptRecord, ForeignUri, ObjectNotFound
@@ -61,6 +62,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
     ) -> outbox_pb2.GetRefusedPushResponse:
         place = await self._place(request.push_id)
         push = self._owner.shard.outbox.refused[place]
+        require("inspect", push.queue_id)
         record = decode_outbox(await self._stored(request.push_id, place))
         return outbox_pb2.GetRefusedPushResponse(
             push=self._refused_push(place, push),
@@ -72,6 +74,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         self, request: outbox_pb2.RetryRefusedPushRequest, context: Any
     ) -> outbox_pb2.RetryRefusedPushResponse:
         place = await self._place(request.push_id)
+        require("edit", self._owner.shard.outbox.refused[place].queue_id)
         value = await self._stored(request.push_id, place)
         decode_outbox(value)  # a damaged row would be refused again
         ingest_shard = await self._target.choose()
@@ -89,6 +92,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
         self, request: outbox_pb2.DiscardRefusedPushRequest, context: Any
     ) -> outbox_pb2.DiscardRefusedPushResponse:
         place = await self._place(request.push_id)
+        require("edit", self._owner.shard.outbox.refused[place].queue_id)
         await self._run(lambda _: self._forget(request.push_id, place))
         return outbox_pb2.DiscardRefusedPushResponse()
 
@@ -99,6 +103,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
             raise InvalidArgument(
                 "ingest_shard", f"must be within 0..{MAX_SHARD}", reason="OUT_OF_RANGE"
             )
+        require("edit", ALL_QUEUES)  # What the ingest has lost, of any queue, is lost for good.
         self._sender.resume(request.ingest_shard)
         return outbox_pb2.ResumeOutboxResponse()
 

@@ -6,12 +6,12 @@ import asyncio
 import base64
 import bisect
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from libs.access.current import ALL_QUEUES, may, require
-from libs.filters import DEFAULT_FILTER
+from libs.access.current import ALL_QUEUES, current_caller, may, require
+from libs.filters import DEFAULT_FILTER, check, values_of
 from services.broker.config import BrokerConfig
 from services.broker.core.commands import Purge
 from services.broker.core.lists.replays import ranges_from
@@ -41,6 +41,7 @@ from slatemq.errors import (
     AlreadyExists,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
@@ -84,9 +85,12 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     ) -> queue_pb2.CreateQueueResponse:
         queue_id = checked_id(request.queue.queue_id, "queue.queue_id")
         changes = await self._changes(request.queue, SETTINGS)
+        await _require_addressees(queue_id, changes)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
         wanted = changed(base, changes)
         beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
+        if beside:
+            require("inspect", beside)
         self._owner.admit()
         await self._pace.turn()
         with self._starts.creating():
@@ -178,6 +182,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 known = ", ".join(SETTINGS)
                 raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
         changes = await self._changes(request.queue, paths)
+        await _require_addressees(queue_id, changes)
         self._owner.admit()
         await self._pace.turn()
 
@@ -283,7 +288,6 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any
     ) -> AsyncIterator[queue_pb2.WatchQueuesResponse]:
-        require("inspect", ALL_QUEUES)
         after = request.after_revision
         if not 0 <= after <= self._owner.durable_revision:
             raise InvalidArgument(
@@ -313,9 +317,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             self._watchers.discard(wake)
 
     def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
-        """What changed after a revision, in answers none of which is too large to send."""
+        """What changed after a revision and the caller may see, in answers none of which is too large to send."""
         until, owner = self._owner.durable_revision, self._owner
-        changes = owner.durable_configs.after(after)
+        changes = [
+            change
+            for change in owner.durable_configs.after(after)
+            if may("inspect", change.queue_id)
+        ]
         left = len(changes)
         for page in pages_of(changes, owner.durable_replays, self._shard):
             left -= len(page)
@@ -351,6 +359,23 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     def _with_counts(self, queue: Queue) -> queue_pb2.Queue:
         replay = self._owner.shard.replays.of(queue.queue_id)
         return with_counts(queue, self._shard, self._owner.clock.now_ms(), replay)
+
+
+async def _require_addressees(queue_id: str, changes: Mapping[str, Any]) -> None:
+    """Raise PermissionDenied for a filter by which the caller would read other queues' messages."""
+    source = changes.get("filter")
+    if source is None or current_caller.get() is None:
+        return
+    checked = await asyncio.to_thread(check, source)
+    addressees = values_of(checked.equalities, "queue")
+    for other in [ALL_QUEUES] if addressees is None else sorted(addressees):
+        if other != queue_id and not may("inspect", other):
+            whose = f"queue {other!r}" if other else "other queues"
+            raise PermissionDenied(
+                f"queue.filter may take messages of {whose}, which no rule permits to inspect: "
+                f'let it begin with headers.queue == "{queue_id}" &&',
+                metadata={"verb": "inspect", "queue": other},
+            )
 
 
 def _page_token(last_id: str) -> str:

@@ -37,7 +37,7 @@ from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
 from services.janitor.spark.planning import SnapshotName
 from slatemq.errors import FailedPrecondition
-from slatemq.v1 import removal_pb2, removal_pb2_grpc
+from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
 
 _IN_DAYS: Final = ("queue", "broker_shard", "created_revision", "day", "failed_at", "message_id")
 """The order in which a task takes dead letters: day by day."""
@@ -253,17 +253,17 @@ class DeadLetterRestore:
         yield counts_batch(counts)
 
     def _push(
-        self, owners: Owners, table: pa.Table, rows: list[removal_pb2.ArchivedRow]
+        self, owners: Owners, table: pa.Table, rows: list[archived_pb2.ArchivedRow]
     ) -> Counter[str]:
         queue, shard, revision = (table[name][0].as_py() for name in ENTRY_KEYS)
-        request = removal_pb2.RedriveArchivedRequest(
+        request = archived_pb2.RedriveArchivedRequest(
             queue_id=queue, created_revision=revision, target_queue_id=self.target, rows=rows
         )
         try:
             response = owners.call(
                 "broker",
                 shard,
-                lambda channel: removal_pb2_grpc.RemovalServiceStub(channel).RedriveArchived,
+                lambda channel: archived_pb2_grpc.ArchivedServiceStub(channel).RedriveArchived,
                 request,
             )
         except FailedPrecondition as error:
@@ -273,19 +273,19 @@ class DeadLetterRestore:
         return Counter(
             letters_restored=response.redriven_count,
             letters_gone=response.gone_count,
-            letters_refused=len(response.refused),
+            letters_refused=len(response.expired_rows),
         )
 
 
 def _in_requests(
     folder: DayFolder, table: pa.Table
-) -> Iterator[list[removal_pb2.ArchivedRow | None]]:
+) -> Iterator[list[archived_pb2.ArchivedRow | None]]:
     """The rows that the parts of a day have, a request at a time; None for one without payload."""
     columns = ("message_id", "failed_at", "bucket_order", "run")
     wanted = {
         (row["message_id"], row["failed_at"]): row for row in table.select(columns).to_pylist()
     }
-    some: list[removal_pb2.ArchivedRow | None] = []
+    some: list[archived_pb2.ArchivedRow | None] = []
     size = 0
     for found in folder.rows_of(table, ("payload", "headers")):
         for dead_letter in found.to_pylist():
@@ -299,10 +299,10 @@ def _in_requests(
         yield some
 
 
-def _row(row: dict[str, Any], dead_letter: dict[str, Any]) -> removal_pb2.ArchivedRow | None:
+def _row(row: dict[str, Any], dead_letter: dict[str, Any]) -> archived_pb2.ArchivedRow | None:
     if dead_letter["payload"] is None or dead_letter["headers"] is None:
         return None
-    return removal_pb2.ArchivedRow(
+    return archived_pb2.ArchivedRow(
         message_id=row["message_id"],
         failed_at_ms=round(row["failed_at"].timestamp() * 1000),
         bucket_order=row["bucket_order"],

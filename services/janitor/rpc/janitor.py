@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
+from libs.access.current import ALL_QUEUES, require
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.layout.ids import MAX_MESSAGE_ID
@@ -183,6 +184,10 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         self, request: janitor_pb2.RunJobRequest, context: Any
     ) -> janitor_pb2.RunJobResponse:
         ask = ask_of(request)
+        if ask.job == "restore":
+            # Elsewhere, dead letters could be read by who may not inspect their queue.
+            for queue_id in (*(ask.queue_ids or [ALL_QUEUES]), *filter(None, [ask.target_queue_id])):
+                require("edit", queue_id)
         try:
             await self._queues.check(ask)
         except NotFound:

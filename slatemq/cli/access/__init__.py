@@ -5,5 +5,7 @@ In reading order; a file imports only files above it:
 `dev_certificates` A throwaway authority, and certificates that it signs: for development, not for
                    production
 `certs`            `slatemq certs`: certificates for a stack on one machine
-`access`           `slatemq access`: tokens for those who call
+`policy_files`     What a policy file permits, judged here: by the code that the services load it
+                   with
+`access`           `slatemq access`: tokens for those who call, and what the policy permits them
 """

@@ -1,23 +1,42 @@
-"""`slatemq access`: tokens for those who call."""
+"""`slatemq access`: tokens for those who call, and what the policy permits them."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from slatemq._tokens import NewToken, new_token
+from slatemq.cli.access.policy_files import judge_by_file
+from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import Parsed, parse_duration
+from slatemq.cli.parameters import HEADER, Parsed, format_time, headers_of, parse_duration
 from slatemq.cli.session import Group, Session
 
+if TYPE_CHECKING:
+    from slatemq._admin.access import AccessCheck
+
 NAME_LENGTH_MAX = 255
+
+VERBS = ("publish", "consume", "inspect", "edit", "administer", "operate")
+
+_FINDINGS = {
+    "permits": "permits it",
+    "other_queues": "is about other queues",
+    "condition_false": "its condition is false",
+    "condition_failed": "its condition cannot be evaluated",
+}
 
 
 @click.group("access", cls=Group)
 def access() -> None:
-    """Make tokens for programs that call SlateMQ."""
+    """Make tokens for programs, and explain what the policy permits."""
 
 
 def _principal(text: str) -> str:
@@ -33,9 +52,7 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
-@access.command("token")
-@click.argument("principal", type=Parsed("name", _principal), metavar="PRINCIPAL")
-@click.option(
+ATTRIBUTE = click.option(
     "--attribute",
     "attributes",
     type=Parsed("key=value", _attribute),
@@ -44,6 +61,11 @@ def _attribute(text: str) -> tuple[str, str]:
     help="A fact of the caller that conditions of the policy can read. Repeatable; a key that is "
     "repeated has a list.",
 )
+
+
+@access.command("token")
+@click.argument("principal", type=Parsed("name", _principal), metavar="PRINCIPAL")
+@ATTRIBUTE
 @click.option(
     "--expires",
     "lifetime_ms",
@@ -68,6 +90,18 @@ def token(
       slatemq access token shop --attribute tenant=acme --expires 90d
       slatemq access token shop --json | jq -r .token > shop.token
     """
+    expires = None
+    if lifetime_ms is not None:
+        expires = datetime.now(UTC).replace(microsecond=0) + timedelta(milliseconds=lifetime_ms)
+    made = new_token(principal, _collected(attributes), expires)
+    if session.json:
+        write_json({"token": made.token, "entry": made.entry})
+        return
+    say(made.token)
+    note("add this to the list `tokens` of the services' file:\n" + _entry_lines(made))
+
+
+def _collected(attributes: Iterable[tuple[str, str]]) -> dict[str, str | list[str]]:
     collected: dict[str, str | list[str]] = {}
     for name, value in attributes:
         before = collected.get(name)
@@ -78,15 +112,7 @@ def token(
                 collected[name] = [before, value]
             case list():
                 before.append(value)
-    expires = None
-    if lifetime_ms is not None:
-        expires = datetime.now(UTC).replace(microsecond=0) + timedelta(milliseconds=lifetime_ms)
-    made = new_token(principal, collected, expires)
-    if session.json:
-        write_json({"token": made.token, "entry": made.entry})
-        return
-    say(made.token)
-    note("add this to the list `tokens` of the services' file:\n" + _entry_lines(made))
+    return collected
 
 
 def _entry_lines(made: NewToken) -> str:
@@ -95,3 +121,86 @@ def _entry_lines(made: NewToken) -> str:
         f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in made.entry.items()
     ]
     return "\n".join(("  - " if n == 0 else "    ") + pair for n, pair in enumerate(pairs))
+
+
+@access.command("check")
+@click.argument("principal", type=Parsed("name", _principal), metavar="PRINCIPAL")
+@click.argument("verb", type=click.Choice(VERBS), metavar="VERB")
+@click.argument("queue", default="", metavar="[QUEUE]")
+@click.option(
+    "--header",
+    "pairs",
+    type=HEADER,
+    multiple=True,
+    help="A header of the message to publish, for conditions of the policy; repeatable.",
+)
+@ATTRIBUTE
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Judge by this file instead of asking a service: before it is rolled out.",
+)
+def check(
+    session: Session,
+    principal: str,
+    verb: str,
+    queue: str,
+    pairs: tuple[tuple[str, str], ...],
+    attributes: tuple[tuple[str, str], ...],
+    policy: Path | None,
+) -> None:
+    """Explain whether the policy permits PRINCIPAL to do VERB on QUEUE, and why.
+
+    VERB is publish, consume, inspect, edit, administer or operate. Without QUEUE, it is about all
+    queues; a message published without a queue takes a rule for all of them. `operate` takes none.
+
+    Shows the rule that decides, or all rules that come near: of the same verb, for other queues or
+    with a condition that is false. A service answers for the policy that it has loaded, and takes
+    the verb operate for that. With --policy nothing is asked; this takes the packages of services.
+
+    Exits with 0 if it is permitted, and with 1 if not.
+
+    Examples:
+      slatemq access check shop consume orders
+      slatemq access check shop publish orders --header tenant=acme --attribute tenant=acme
+      slatemq access check shop publish orders --policy new-policy.yaml --json | jq .rules
+      slatemq access check ops operate --policy policy.yaml && kubectl apply -f policy.yaml
+    """
+    headers = headers_of(None, pairs)
+    if headers and verb != "publish":
+        raise click.UsageError("--header is for the verb publish: only its rules have conditions")
+    if "queue" in headers:
+        raise click.UsageError("name the queue as QUEUE, not as a header")
+    if queue and verb == "operate":
+        raise click.UsageError("operate is about no queue: leave out QUEUE")
+    facts = _collected(attributes)
+    if policy is not None:
+        found = judge_by_file(policy, principal, verb, queue, headers, facts)
+    else:
+        found = session.call(
+            lambda client: client.check_access(
+                principal, verb, queue, headers=headers, attributes=facts
+            )
+        )
+    if session.json:
+        write_json(asdict(found))
+    else:
+        _show(found)
+    if not found.permitted:
+        sys.exit(EXIT_REFUSED)
+
+
+def _show(found: AccessCheck) -> None:
+    say(found.reason if found.permitted else f"not permitted: {found.reason}")
+    for rule in found.rules:
+        say(f"  {rule.place}, line {rule.line}, by {rule.binding}, line {rule.binding_line}")
+        say(f"    {_FINDINGS[rule.finding]}: {rule.detail}")
+    if not found.rules and found.roles:
+        say(f"  none of its roles has a rule with the verb: {', '.join(found.roles)}")
+    if found.address:
+        loaded = format_time(found.loaded_at_ms)
+        note(
+            f"by {found.policy_file}, of which {found.address} loaded version "
+            f"{found.policy_version} at {loaded}"
+        )

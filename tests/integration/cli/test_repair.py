@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -12,10 +13,9 @@ from uuid import uuid4
 import grpc
 import pytest
 
-from slatemq.v1 import removal_pb2, topology_pb2
+from slatemq.v1 import removal_pb2
 from slatemq.v1.removal_pb2_grpc import RemovalServiceStub
-from slatemq.v1.topology_pb2_grpc import TopologyServiceStub
-from tests.acceptance.local_stack import wait_until
+from tests.acceptance.local_stack import peer_address, wait_until
 from tests.integration.cli.stack import COMMAND, Cli
 
 pytestmark = pytest.mark.stack
@@ -145,9 +145,7 @@ def archive(cli: Cli, queue: str) -> None:
         created_revision=result["revision"],  # as long as nobody has changed the queue
         archive=removal_pb2.ArchiveRemoval(rows=rows, run="by-hand"),
     )
-    with grpc.insecure_channel(cli.stack.endpoint) as channel:
-        topology = TopologyServiceStub(channel).GetTopology(topology_pb2.GetTopologyRequest())
-    with grpc.insecure_channel(topology.brokers[0].address) as channel:
+    with grpc.insecure_channel(asyncio.run(peer_address(cli.stack, "broker"))) as channel:
         answer = RemovalServiceStub(channel).RemoveEntries(request)
     assert (answer.removed_count, len(answer.refused)) == (len(rows), 0)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq._tokens import NewToken, new_token
 from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
-from slatemq.errors import PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
+from slatemq.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,
@@ -53,17 +54,19 @@ POLICY: dict[str, Any] = {
 class Secured:
     """The stack, and what its clients have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Mapping[str, Any] = POLICY,
+        names: Sequence[str] = ("shop", "ops", "stranger"),
+    ) -> None:
+        """Write a policy, and tokens of these principals."""
         self.folder = folder
         self.certificates = folder / "certs"
         make_certificates(self.certificates)
-        self.tokens = {
-            "shop": new_token("shop", {"tenant": "acme"}),
-            "ops": new_token("ops"),
-            "stranger": new_token("stranger"),
-        }
+        self.tokens = {name: new_token(name, {"tenant": "acme"}) for name in names}
         self.write_tokens(*self.tokens.values())
-        (folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
+        (folder / "policy.yaml").write_text(yaml.safe_dump(dict(policy)))
 
     def write_tokens(self, *tokens: NewToken) -> None:
         entries = [token.entry for token in tokens]
@@ -165,12 +168,15 @@ async def test_who_proves_nothing_gets_nothing(
             await client.create_queue("mine")
 
 
-async def test_a_client_without_tls_does_not_get_in(secured: tuple[Secured, LocalStack]) -> None:
+async def test_a_client_without_tls_does_not_get_in_and_is_told_why(
+    secured: tuple[Secured, LocalStack],
+) -> None:
     _, stack = secured
 
-    with pytest.raises(Unavailable):
+    with pytest.raises(InvalidArgument, match="speaks TLS, .* --ca FILE") as raised:
         async with slatemq.connect(stack.endpoint, call_timeout=1):
             pytest.fail("connected without TLS")
+    assert raised.value.reason == "TLS_MISMATCH"
 
 
 async def test_no_token_and_no_client_certificate_opens_a_call_of_services(
@@ -253,6 +259,23 @@ def test_the_command_takes_files_and_the_environment(
             env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environ},
         )
 
+    check = run("--token-file", str(token), "--json", "access", "check", "shop", "publish", "bills")
+    assert check.returncode == 1, check.stderr
+    (line,) = check.stdout.splitlines()
+    found = json.loads(line)
+    assert not found["permitted"]
+    assert [(one["place"], one["line"] > 0, one["finding"]) for one in found["rules"]] == [
+        ("roles.shop[0]", True, "other_queues")
+    ]
+    assert found["policy_file"] == str(made.folder / "policy.yaml")
+    assert (found["policy_version"], found["address"] in stack.endpoints.values()) == (1, True)
+    acme = ("publish", "orders", "--header", "tenant=acme", "--attribute", "tenant=acme")
+    permitted = run("--token-file", str(token), "access", "check", "shop", *acme)
+    assert permitted.returncode == 0, permitted.stderr
+    assert "permitted by roles.shop[0]" in permitted.stdout
+    forbidden = run("access", "check", "shop", *acme, SLATEMQ_TOKEN=made.tokens["shop"].token)
+    assert (forbidden.returncode, forbidden.stdout) == (1, "")
+    assert "no rule permits 'shop' to operate" in forbidden.stderr
     listed = run("--token-file", str(token), "--json", "status")
     assert listed.returncode == 0, listed.stderr
     assert run("queue", "ls", SLATEMQ_TOKEN=made.tokens["shop"].token).returncode == 0

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from libs.access import authentication, jwt_tokens
 from libs.access.authentication import Authenticator
-from libs.access.documents import Document
+from libs.documents import Document
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import ANONYMOUS
 from libs.access.reloading import ReloadedFile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.access.documents import Document
+from libs.documents import Document
 from libs.access.policy import Pattern, Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.access.documents import Document
+from libs.documents import Document
 from libs.access.policy import Limits, Policy
 from libs.access.principals import Principal
 from libs.access.quotas import PrincipalQuota, RateQuota

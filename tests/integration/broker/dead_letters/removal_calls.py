@@ -1,4 +1,4 @@
-"""Calls of RemovalService that several tests make."""
+"""Calls of RemovalService and ArchivedService that several tests make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import grpc.aio
 from libs.storage.layout.buckets import BucketKind, number_of, order_in_time
 from services.broker.entries.handles import parse_handle
 from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.v1 import entry_pb2, queue_pb2, removal_pb2, removal_pb2_grpc
+from slatemq.v1 import (
+    archived_pb2,
+    archived_pb2_grpc,
+    entry_pb2,
+    queue_pb2,
+    removal_pb2,
+    removal_pb2_grpc,
+)
 from tests.integration.broker import queue_calls
 from tests.integration.broker.entry_calls import listed
 from tests.integration.broker.rig import Rig
@@ -20,11 +27,14 @@ ARCHIVED = queue_pb2.ENTRY_STATE_ARCHIVED
 GRACE_MS = 60_000
 NOT_EXPIRED = removal_pb2.RefusedRemoval.REASON_NOT_EXPIRED
 IN_FLIGHT = removal_pb2.RefusedRemoval.REASON_IN_FLIGHT
-EXPIRED = removal_pb2.RefusedRemoval.REASON_EXPIRED
 
 
 def removals(rig: Rig) -> Any:
     return removal_pb2_grpc.RemovalServiceStub(rig.channel)
+
+
+def archived_dead_letters(rig: Rig) -> Any:
+    return archived_pb2_grpc.ArchivedServiceStub(rig.channel)
 
 
 def revision(rig: Rig, queue_id: str = "q") -> int:
@@ -109,10 +119,10 @@ async def archive(
     return await remove(rig, archive=removal_pb2.ArchiveRemoval(rows=rows, run=run))
 
 
-async def archived_rows(rig: Rig, payload: bytes = b"content") -> list[removal_pb2.ArchivedRow]:
+async def archived_rows(rig: Rig, payload: bytes = b"content") -> list[archived_pb2.ArchivedRow]:
     """What would bring all archived letters back."""
     return [
-        removal_pb2.ArchivedRow(
+        archived_pb2.ArchivedRow(
             message_id=one.message_id,
             failed_at_ms=one.finished_at_ms,
             bucket_order=one.archived.bucket_order,
@@ -125,7 +135,7 @@ async def archived_rows(rig: Rig, payload: bytes = b"content") -> list[removal_p
 
 
 async def come_back(
-    rig: Rig, rows: Sequence[removal_pb2.ArchivedRow], **rest: Any
-) -> removal_pb2.RedriveArchivedResponse:
-    request = removal_pb2.RedriveArchivedRequest(queue_id="q", rows=rows, **rest)
-    return await removals(rig).RedriveArchived(request)  # type: ignore[no-any-return]
+    rig: Rig, rows: Sequence[archived_pb2.ArchivedRow], **rest: Any
+) -> archived_pb2.RedriveArchivedResponse:
+    request = archived_pb2.RedriveArchivedRequest(queue_id="q", rows=rows, **rest)
+    return await archived_dead_letters(rig).RedriveArchived(request)  # type: ignore[no-any-return]

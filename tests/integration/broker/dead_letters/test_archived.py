@@ -9,17 +9,16 @@ import pytest
 
 from libs.storage.database.slate import Database
 from libs.storage.layout.keys import KEY_VERSION, RecordType
-from slatemq.v1 import entry_pb2, queue_pb2, removal_pb2
+from slatemq.v1 import archived_pb2, entry_pb2, queue_pb2, removal_pb2
 from tests.forms import shortly
 from tests.integration.broker.dead_letters.removal_calls import (
     ARCHIVED,
-    EXPIRED,
     archive,
+    archived_dead_letters,
     archived_rows,
     come_back,
     failed_rows,
     make_anew,
-    removals,
     revision,
 )
 from tests.integration.broker.entry_calls import FAILED, entries, fail, get, ids, listed
@@ -29,7 +28,7 @@ from tests.integration.broker.rig import Disk, Rig, memory_root, refusal, runnin
 from tests.integration.waiting import eventually
 from tests.manual_clock import ManualClock
 
-ROW = removal_pb2.ArchivedRow
+ROW = archived_pb2.ArchivedRow
 
 
 async def archive_all(rig: Rig, numbers: range, run: str = "run") -> None:
@@ -117,12 +116,10 @@ async def test_what_is_not_wanted_back_is_dropped_and_stays_away() -> None:
         other.failed_at_ms += 1
 
         async def drop(*some: removal_pb2.FailedRow) -> tuple[int, list[int]]:
-            request = removal_pb2.RemoveEntriesRequest(
-                queue_id="q", archived=removal_pb2.ArchivedRemoval(rows=some)
-            )
-            answer = await removals(rig).RemoveEntries(request)
+            request = archived_pb2.DropArchivedRequest(queue_id="q", rows=some)
+            answer = await archived_dead_letters(rig).DropArchived(request)
             assert answer.gone_count == len(answer.gone_rows)
-            return answer.removed_count, list(answer.gone_rows)
+            return answer.dropped_count, list(answer.gone_rows)
 
         assert await drop(rows[0], other, rows[2], rows[2]) == (2, [1, 3])
         assert await drop(rows[2], rows[3]) == (1, [0])
@@ -166,9 +163,7 @@ async def test_one_past_its_retention_stays() -> None:
         answer = await come_back(rig, await archived_rows(rig))
 
         assert answer.redriven_count == 1
-        assert [(one.message_id, one.reason, one.row) for one in answer.refused] == [
-            (1, EXPIRED, 0)
-        ]
+        assert list(answer.expired_rows) == [0]
         assert await ids(rig, ARCHIVED) == [1]
 
 
@@ -189,19 +184,31 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+BAD_DROPS: list[tuple[str, dict[str, Any]]] = [
+    ("queue_id", {"rows": [removal_pb2.FailedRow()]}),
+    ("rows", {"queue_id": "q"}),
+    ("rows", {"queue_id": "q", "rows": [removal_pb2.FailedRow()] * 1001}),
+    ("rows[0].message_id", {"queue_id": "q", "rows": [removal_pb2.FailedRow()]}),
+]
+
+
 async def test_each_bad_input_is_refused_by_the_name_of_its_field_and_changes_nothing() -> None:
     async with running(settings={"payload_bytes_max": 1 << 20}) as rig:
         await rig.create(max_attempts=1)
         await archive_all(rig, range(1, 3))
         for field, fields in BAD:
             given: dict[str, Any] = {"queue_id": "q", "rows": [ROW(**GOOD)]} | fields
-            request = removal_pb2.RedriveArchivedRequest(**given)
-            code, _, result = await refusal(removals(rig).RedriveArchived(request))
+            request = archived_pb2.RedriveArchivedRequest(**given)
+            code, _, result = await refusal(archived_dead_letters(rig).RedriveArchived(request))
             assert (code, result) == (grpc.StatusCode.INVALID_ARGUMENT, field)
-        request = removal_pb2.RedriveArchivedRequest(
+        for field, given in BAD_DROPS:
+            drop = archived_pb2.DropArchivedRequest(**given)
+            code, _, result = await refusal(archived_dead_letters(rig).DropArchived(drop))
+            assert (code, result) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        request = archived_pb2.RedriveArchivedRequest(
             queue_id="q", created_revision=revision(rig) + 1, rows=[ROW(**GOOD)]
         )
-        code, reason, _ = await refusal(removals(rig).RedriveArchived(request))
+        code, reason, _ = await refusal(archived_dead_letters(rig).RedriveArchived(request))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "QUEUE_CHANGED")
         assert await rig.counts() == {"archived": 2}
 
@@ -267,7 +274,7 @@ async def test_each_dead_letter_is_archived_and_comes_back_once_whichever_commit
     monkeypatch.setattr(Database, "flush", flush)
 
     # When what was not answered is asked again, and the broker started anew
-    rows: list[removal_pb2.ArchivedRow] = []
+    rows: list[archived_pb2.ArchivedRow] = []
     done = False
     while not done:
         async with running(root, clock, disk=disk, pushes=pushes) as rig:

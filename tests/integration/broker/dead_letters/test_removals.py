@@ -85,15 +85,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("expired.rows[1].bucket_order", waiting(bucket_order=1 << 54)),
     ("done.done_before_ms", {"done": removal_pb2.DoneRemoval()}),
     ("done.done_before_ms", {"done": removal_pb2.DoneRemoval(done_before_ms=-1)}),
-    ("archived.rows", {"archived": removal_pb2.ArchivedRemoval()}),
-    (
-        "archived.rows[0].message_id",
-        {"archived": removal_pb2.ArchivedRemoval(rows=[removal_pb2.FailedRow()])},
-    ),
-    (
-        "created_revision",
-        {"created_revision": -1, "archived": removal_pb2.ArchivedRemoval()},
-    ),
+    ("created_revision", {"created_revision": -1, "done": removal_pb2.DoneRemoval()}),
     ("archive.rows", {"archive": removal_pb2.ArchiveRemoval(run="r")}),
     ("archive.rows[0].message_id", dead_letter(message_id=-1)),
     ("archive.rows[0].failed_at_ms", dead_letter(failed_at_ms=0)),

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from slatemq.v1 import (
+    archived_pb2,
     assignment_pb2,
     consumer_pb2,
     entry_pb2,
@@ -152,14 +153,25 @@ async def removed(rig: Rig) -> Any:
     )
 
 
-async def come_back(rig: Rig) -> Any:
+async def _archived(rig: Rig) -> list[Any]:
     fails = consumer_pb2.Command()
     fails.fail.lease_token = await leased(rig)
     await rig.consumers.Execute(consumer_pb2.ExecuteRequest(commands=[fails]))
     await archive(rig, failed_rows(await listed(rig, FAILED)))
-    rows = await archived_rows(rig)
-    return removal_pb2.RedriveArchivedRequest(
-        queue_id="q", created_revision=revision(rig), rows=rows[-1:]
+    return (await archived_rows(rig))[-1:]
+
+
+async def come_back(rig: Rig) -> Any:
+    return archived_pb2.RedriveArchivedRequest(
+        queue_id="q", created_revision=revision(rig), rows=await _archived(rig)
+    )
+
+
+async def dropped(rig: Rig) -> Any:
+    (row,) = await _archived(rig)
+    place = {name: getattr(row, name) for name in ("message_id", "failed_at_ms", "bucket_order")}
+    return archived_pb2.DropArchivedRequest(
+        queue_id="q", rows=[removal_pb2.FailedRow(**place)]
     )
 
 
@@ -243,6 +255,7 @@ REQUESTS: Final[dict[str, Make]] = {
     "SettleDeadLetters": settled,
     "RemoveEntries": removed,
     "RedriveArchived": come_back,
+    "DropArchived": dropped,
     "RetryRefusedPush": simple(outbox_pb2.RetryRefusedPushRequest, push_id=_reason),
     "DiscardRefusedPush": simple(outbox_pb2.DiscardRefusedPushRequest, push_id=_reason),
     "ResumeOutbox": simple(outbox_pb2.ResumeOutboxRequest, ingest_shard=_one),

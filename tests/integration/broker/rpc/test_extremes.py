@@ -46,6 +46,7 @@ SERVICES: Final = (
     "Entry",
     "Delayed",
     "DeadLetter",
+    "Archived",
     "Removal",
     "Outbox",
 )

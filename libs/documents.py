@@ -25,8 +25,16 @@ class Document:
         values: The mapping that it holds.
     """
 
-    def __init__(self, name: str, text: str) -> None:
-        """Parse a text; `name` stands in errors for the file.
+    def __init__(
+        self, name: str, text: str, field: str = "", *, may_be_empty: bool = False
+    ) -> None:
+        """Parse a text.
+
+        Args:
+            name: Stands in errors for the file.
+            text: Its content.
+            field: Of errors about the file as a whole.
+            may_be_empty: Whether a file without values is taken as an empty mapping.
 
         Raises:
             InvalidArgument: It is not YAML, not a mapping, or has a key twice.
@@ -39,25 +47,27 @@ class Document:
             values = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             problem = " ".join(str(error).split())
-            raise InvalidArgument("", f"{name} is not YAML: {problem}") from error
+            raise InvalidArgument(field, f"{name} is not YAML: {problem}") from error
+        if values is None and may_be_empty:
+            values = {}
         if not isinstance(values, dict):
-            raise InvalidArgument("", f"{name} must hold a mapping")
+            raise InvalidArgument(field, f"{name} must hold a mapping")
         self.values: dict[str, Any] = values
 
     @classmethod
-    def read(cls, file: Path) -> Document:
+    def read(cls, file: Path, field: str = "", *, may_be_empty: bool = False) -> Document:
         """Raises InvalidArgument where it cannot be read, or is too large, too."""
         try:
             with file.open("rb") as opened:
                 data = opened.read(DOCUMENT_BYTES_MAX + 1)
         except OSError as error:
-            raise InvalidArgument("", f"cannot read {file}: {error.strerror}") from error
+            raise InvalidArgument(field, f"cannot read {file}: {error.strerror}") from error
         if len(data) > DOCUMENT_BYTES_MAX:
-            raise InvalidArgument("", f"{file} has more than {DOCUMENT_BYTES_MAX} bytes")
+            raise InvalidArgument(field, f"{file} has more than {DOCUMENT_BYTES_MAX} bytes")
         try:
-            return cls(str(file), data.decode())
+            return cls(str(file), data.decode(), field, may_be_empty=may_be_empty)
         except UnicodeDecodeError as error:
-            raise InvalidArgument("", f"{file} is not UTF-8: {error}") from error
+            raise InvalidArgument(field, f"{file} is not UTF-8: {error}") from error
 
     def convert(self, path: str, value: object, kind: type[T]) -> T:
         """The value, which stands at `path` (`issuers[2]`), as this type.
@@ -71,6 +81,10 @@ class Document:
             # As in "Expected `str`, got `int` - at `$[0].queues[1]`".
             problem, _, place = str(error).partition(" - at `$")
             raise self.error(path + place.rstrip("`"), problem) from error
+
+    def line(self, path: str) -> int:
+        """The line on which the value at `path` begins; 0: there is none."""
+        return self._lines.get(path, 0)
 
     def error(self, path: str, problem: str) -> InvalidArgument:
         """An error in the value at `path`, with the line of the innermost part that has one."""

@@ -1,0 +1,371 @@
+"""A thief has the token of a client that may do everything, but on one queue alone.
+
+It makes every call of every service through the ports for clients: none reaches what services do
+among themselves, and none shows or changes anything of another queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+import slatemq
+from libs.access.methods import access_of
+from libs.serving.peers.elsewhere import SERVED_BY
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq._rpc.tls import CertificateFiles, ChannelTls
+from slatemq.v1 import (
+    access_pb2,
+    consumer_pb2,
+    entry_pb2,
+    ingest_pb2,
+    queue_pb2,
+    router_pb2,
+    task_pb2,
+)
+from tests.acceptance.local_stack import LocalStack
+from tests.integration.stack.test_secured_stack import Secured
+from tests.unit.access.test_methods import rpcs
+
+pytestmark = pytest.mark.slow
+
+OWN, THEIRS = "own-7f3a", "theirs-9c1d"
+SECRET: Final = b"what only readers of theirs may see"
+VERBS: Final = ["publish", "consume", "inspect", "edit", "administer"]
+
+POLICY: dict[str, Any] = {
+    "roles": {
+        "owner": [{"verbs": VERBS, "queues": [OWN]}],
+        "operator": [{"verbs": ["operate"]}],
+        "all": [{"verbs": [*VERBS, "operate"]}],
+    },
+    "bindings": [
+        {"principals": ["thief"], "roles": ["owner"]},
+        {"principals": ["operator"], "roles": ["operator"]},
+        {"principals": ["ops"], "roles": ["all"]},
+    ],
+}
+
+DENIED, INVALID, OK = "PERMISSION_DENIED", "INVALID_ARGUMENT", "OK"
+FOR_SERVICES: Final = "FOR_SERVICES_ALONE"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, LocalStack]]:
+    folder = tmp_path_factory.mktemp("door")
+    made = Secured(folder, POLICY, ("thief", "operator", "ops"))
+    before = dict(os.environ)
+    os.environ.update(made.environ)
+    try:
+        with LocalStack(folder / "stack") as stack:
+            yield made, stack
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@dataclass
+class Prey:
+    """What is in the other queue, as its owner knows it."""
+
+    message_id: int
+    lease_token: str
+    dead_letter: str
+    redrive_id: str
+    own_lease_token: str
+    shown: list[Any] = field(default_factory=list)
+
+
+class Caller:
+    """Calls any method of any process with one token."""
+
+    def __init__(self, made: Secured, stack: LocalStack, name: str) -> None:
+        self._tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+        self._metadata = (("authorization", f"Bearer {made.tokens[name].token}"),)
+        self._stack = stack
+
+    async def call(self, rpc: MethodDescriptor, request: Message) -> list[tuple[str, str, bytes]]:
+        """The code, its reason and the answers, of each kind of process that has the method."""
+        return [
+            await self._call(self._stack.endpoints[kind], rpc, request)
+            for kind in SERVED_BY[rpc.containing_service.name]
+        ]
+
+    async def _call(
+        self, address: str, rpc: MethodDescriptor, request: Message
+    ) -> tuple[str, str, bytes]:
+        path = f"/{rpc.containing_service.full_name}/{rpc.name}"
+        data = request.SerializeToString()
+        answers = b""
+        async with grpc.aio.secure_channel(address, self._tls.credentials) as channel:
+            try:
+                if rpc.server_streaming:
+                    call: Any
+                    if rpc.client_streaming:
+                        call = channel.stream_stream(path)([data], metadata=self._metadata)
+                    else:
+                        call = channel.unary_stream(path)(data, metadata=self._metadata)
+                    async for answer in call:
+                        answers += answer
+                        if rpc.name in ENDLESS:
+                            call.cancel()
+                            break
+                else:
+                    unary: Any = channel.unary_unary(path)
+                    answers = await unary(data, metadata=self._metadata, timeout=30)
+            except grpc.aio.AioRpcError as error:
+                return error.code().name, from_rpc_error(error).reason, answers
+        return OK, "", answers
+
+
+ENDLESS: Final = ("WatchQueues", "WatchDelayed", "Consume", "WatchRun")
+
+
+async def fill(ops: slatemq.Client) -> Prey:
+    """Puts secrets into the other queue, in every state, and a message into its own."""
+    for queue in (OWN, THEIRS):
+        await ops.create_queue(queue, max_attempts=1, backoff=slatemq.Backoff.none())
+    await ops.publish(b"own", {"queue": OWN})
+    (own,) = await ops.claim(OWN, wait=30)
+    for _ in range(3):  # One of them stays available.
+        sent = await ops.publish(SECRET, {"queue": THEIRS})
+    (failed,) = await ops.claim(THEIRS, wait=30)
+    await failed.nack("broken")
+    (claimed,) = await ops.claim(THEIRS, wait=30)
+    redrive = await ops.start_redrive(THEIRS, message_ids=[1])
+    (dead_letter,) = [one async for one in ops.list_entries(THEIRS, "failed")]
+    return Prey(
+        sent.message_id,
+        claimed.lease_token,
+        dead_letter.handle,
+        redrive.redrive_id,
+        own.lease_token,
+    )
+
+
+async def shown(ops: slatemq.Client) -> list[Any]:
+    """All that is to see of the other queue."""
+    queue = await ops.get_queue(THEIRS)
+    entries = [
+        (state, one.message_id, one.handle, one.message and one.message.payload)
+        for state in ("available", "in_flight", "failed", "done")
+        async for one in ops.list_entries(THEIRS, state, view="full")
+    ]
+    redrives = [one async for one in ops.list_redrives(THEIRS)]
+    return [queue.etag, queue.revision, entries, redrives]
+
+
+def naming_theirs(rpc: MethodDescriptor) -> Message:
+    """A request that names the other queue wherever the proto says that queues are named."""
+    request: Any = GetMessageClass(rpc.input_type)()
+    for path in rpc.GetOptions().Extensions[access_pb2.access].queues:
+        *above, last = path.split(".")
+        place = request
+        for name in above:
+            value = getattr(place, name)
+            place = value.add() if hasattr(value, "add") else value
+        text = f"{THEIRS}/1/" if last == "handle" else THEIRS
+        if isinstance(getattr(place, last), str):
+            setattr(place, last, text)
+        else:
+            getattr(place, last).append(text)
+    return request  # type: ignore[no-any-return]
+
+
+def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
+    """Requests of the methods whose queues no field names, each with the code it must get."""
+    other = prey.lease_token[:-1] + ("1" if prey.lease_token[-1] != "1" else "2")
+    Command, Queue = consumer_pb2.Command, queue_pb2.Queue  # noqa: N806 - types
+    push = Command(push=consumer_pb2.PushCommand(queue_id=THEIRS, payload=b"x"))
+    header = Command(push=consumer_pb2.PushCommand(queue_id=THEIRS, headers={"queue": OWN}))
+    moved = Command(
+        transfer=consumer_pb2.TransferCommand(
+            lease_token=prey.own_lease_token, target_queue_id=THEIRS
+        )
+    )
+    ended = Command(complete=consumer_pb2.CompleteCommand(lease_token=other))
+
+    def published(**headers: str) -> Any:
+        run = ingest_pb2.PublishRun(payloads=[b"x"], headers=headers)
+        return ingest_pb2.PublishRequest(runs=[run])
+
+    def updated(source: str) -> Any:
+        request = queue_pb2.UpdateQueueRequest(queue=Queue(queue_id=OWN, filter=source))
+        request.update_mask.paths.append("filter")
+        return request
+
+    streamed = ingest_pb2.PublishStreamRequest(number=1, request=published(queue=THEIRS))
+    task = "task_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    return {
+        "Ack": [(consumer_pb2.AckRequest(lease_tokens=[other]), OK)],
+        "Nack": [
+            (consumer_pb2.NackRequest(items=[consumer_pb2.NackItem(lease_token=other)]), OK)
+        ],
+        "ExtendLease": [(consumer_pb2.ExtendLeaseRequest(lease_tokens=[other]), OK)],
+        "Execute": [
+            (consumer_pb2.ExecuteRequest(commands=[push]), DENIED),
+            (consumer_pb2.ExecuteRequest(commands=[header]), DENIED),
+            (consumer_pb2.ExecuteRequest(commands=[moved]), DENIED),
+            (consumer_pb2.ExecuteRequest(commands=[ended]), "NOT_FOUND"),
+        ],
+        "Publish": [(published(queue=THEIRS), DENIED), (published(), DENIED)],
+        "PublishStream": [(streamed, OK)],
+        "BatchGetMessages": [
+            (ingest_pb2.BatchGetMessagesRequest(message_ids=[prey.message_id]), DENIED)
+        ],
+        "GetRedrive": [(entry_pb2.GetRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
+        "CancelRedrive": [(entry_pb2.CancelRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
+        "ResumeRedrive": [(entry_pb2.ResumeRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
+        "ListQueues": [(queue_pb2.ListQueuesRequest(), OK)],
+        "WatchQueues": [(queue_pb2.WatchQueuesRequest(), OK)],
+        "GetTask": [(task_pb2.GetTaskRequest(task_id=task), "FAILED_PRECONDITION")],
+        "WaitTask": [(task_pb2.WaitTaskRequest(task_id=task), "FAILED_PRECONDITION")],
+        "GetTopology": [],
+        "GetInstance": [],
+        # Methods whose queues a field names, but whose answers might show more
+        "FindMessage": [(entry_pb2.FindMessageRequest(message_id=prey.message_id), OK)],
+        "ListRedrives": [(entry_pb2.ListRedrivesRequest(), OK)],
+        "Explain": [(router_pb2.ExplainRequest(headers={"queue": THEIRS}), OK)],
+        "GetEntry": [
+            (
+                entry_pb2.GetEntryRequest(
+                    handle=f"{OWN}/{prey.message_id:x}/l{prey.lease_token}", view="ENTRY_VIEW_FULL"
+                ),
+                "NOT_FOUND",
+            ),
+            (
+                entry_pb2.GetEntryRequest(handle=prey.dead_letter.replace(THEIRS, OWN)),
+                "NOT_FOUND",
+            ),
+        ],
+        "StartRedrive": [
+            (entry_pb2.StartRedriveRequest(queue_id=OWN, target_queue_id=THEIRS), DENIED),
+            (entry_pb2.StartRedriveRequest(queue_id=OWN), OK),
+        ],
+        "CreateQueue": [
+            (
+                queue_pb2.CreateQueueRequest(queue=Queue(queue_id=OWN), with_queue_id=THEIRS),
+                DENIED,
+            ),
+            (
+                queue_pb2.CreateQueueRequest(
+                    queue=Queue(queue_id=OWN, filter="true"), start_from_beginning=True
+                ),
+                DENIED,
+            ),
+        ],
+        "UpdateQueue": [
+            (updated("true"), DENIED),
+            (updated(f'headers.queue == "{THEIRS}"'), DENIED),
+            (updated(f'headers.queue in ["{OWN}", "{THEIRS}"]'), DENIED),
+            (updated(f'headers.queue == "{OWN}" || size > 0'), DENIED),
+            (updated(f'headers.queue == "{OWN}" && size > 0'), OK),
+        ],
+    }
+
+
+@asynccontextmanager
+async def prey_of(made: Secured, stack: LocalStack) -> AsyncIterator[tuple[Prey, slatemq.Client]]:
+    async with slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops:
+        prey = await fill(ops)
+        yield prey, ops
+        for queue in (OWN, THEIRS):
+            await ops.delete_queue(queue)
+
+
+async def test_a_stolen_token_reaches_its_own_queue_and_nothing_else(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    thief = Caller(made, stack, "thief")
+    async with asyncio.timeout(240), prey_of(made, stack) as (prey, ops):
+        before = await shown(ops)
+        of_no_field = attacks(prey)
+        seen: set[str] = set()
+        for rpc in rpcs():
+            access = access_of(f"/{rpc.containing_service.full_name}/{rpc.name}")
+            empty = GetMessageClass(rpc.input_type)()
+            tries: list[tuple[Message, str]] = list(of_no_field.get(rpc.name, []))
+            if access.caller in ("service", "operate"):
+                tries.append((empty, DENIED))
+            elif access.readers:
+                tries.append((naming_theirs(rpc), DENIED))
+            else:
+                assert rpc.name in of_no_field, f"say what a thief might ask of {rpc.full_name}"
+            for request, expected in tries:
+                for code, reason, answers in await thief.call(rpc, request):
+                    assert code == expected, (rpc.full_name, request, reason)
+                    if expected == DENIED:
+                        is_internal = access.caller == "service"
+                        assert (reason == FOR_SERVICES) is is_internal, rpc.full_name
+                    assert SECRET not in answers, rpc.full_name
+                    if rpc.name not in SAYS_WHAT_WAS_ASKED:
+                        assert THEIRS.encode() not in answers, rpc.full_name
+            # Whatever an empty request gets, it says nothing of the other queue
+            for code, _, answers in await thief.call(rpc, empty):
+                assert code not in ("INTERNAL", "UNKNOWN"), rpc.full_name
+                assert THEIRS.encode() not in answers, rpc.full_name
+            seen.add(rpc.name)
+
+        assert of_no_field.keys() <= seen
+        assert await shown(ops) == before
+
+
+SAYS_WHAT_WAS_ASKED: Final = ("PublishStream",)
+"""Its answer has the refusal of the request, with the name of the queue in it."""
+
+
+def test_the_calls_among_services_are_those_that_no_client_may_make() -> None:
+    internal = {
+        rpc.name
+        for rpc in rpcs()
+        if access_of(f"/{rpc.containing_service.full_name}/{rpc.name}").caller == "service"
+    }
+
+    assert internal >= {
+        *("Assign", "Backfill", "QuarantineQueue", "GetRoutingState", "ForgetMessage"),
+        *("TailLog", "GetLogStatus", "FindLogPosition", "Push", "ReplaceMessage"),
+        *("RaisePurgeEpoch", "PurgeMessages", "RemoveEntries", "GetNameUse"),
+        *("CreateSnapshot", "RenewSnapshot", "ReleaseSnapshot"),
+    }
+
+
+async def test_an_operator_reads_no_message_and_changes_no_queue(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    operator = Caller(made, stack, "operator")
+    async with asyncio.timeout(240), prey_of(made, stack) as (prey, ops):
+        before = await shown(ops)
+        for rpc in rpcs():
+            access = access_of(f"/{rpc.containing_service.full_name}/{rpc.name}")
+            if access.caller in ("operate", "authenticated"):
+                continue
+            tries = [naming_theirs(rpc), *(one for one, _ in attacks(prey).get(rpc.name, []))]
+            for request in tries:
+                for code, _, answers in await operator.call(rpc, request):
+                    assert code == DENIED, (rpc.full_name, request)
+                    assert not answers
+        for request in (
+            {"job": "restore"},
+            {"job": "restore", "queue_ids": [THEIRS], "target_queue_id": OWN},
+        ):
+            (rpc,) = [one for one in rpcs() if one.name == "RunJob"]
+            for code, _, _ in await operator.call(rpc, GetMessageClass(rpc.input_type)(**request)):
+                assert code == DENIED
+        (rpc,) = [one for one in rpcs() if one.name == "ResumeOutbox"]
+        for code, _, _ in await operator.call(rpc, GetMessageClass(rpc.input_type)()):
+            assert code == DENIED
+        assert await shown(ops) == before
