@@ -551,7 +551,8 @@ class DeadLetterServiceServicer:
         with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
         transferred.
 
-        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
+        queues), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

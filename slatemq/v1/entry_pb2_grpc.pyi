@@ -320,7 +320,8 @@ class DeadLetterServiceStub:
     with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
     transferred.
 
-    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
+    queues), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
     """
     GetRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]
@@ -373,7 +374,8 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
     transferred.
 
-    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+    Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
+    queues), NOT_FOUND (the queue or the target),
     RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
     """
     GetRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.GetRedriveRequest, _entry_pb2.GetRedriveResponse]  # type: ignore[assignment]
@@ -429,7 +431,8 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         with the same content, an ID of its own and no history. A message moved into another queue is listed here as done, marked as
         transferred.
 
-        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds), NOT_FOUND (the queue or the target),
+        Errors: INVALID_ARGUMENT (bad filter: INVALID_EXPRESSION; a rate out of bounds; REQUEST_ID_REUSED: used for a redrive of other
+        queues), NOT_FOUND (the queue or the target),
         RESOURCE_EXHAUSTED (100 redrives are running on the shard), UNAVAILABLE.
         """
 

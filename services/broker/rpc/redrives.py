@@ -77,6 +77,10 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
 
         number = await self._owner.run(start)
         redrive = self._redrive(number)
+        if (redrive.queue_id, redrive.target_queue_id) != (queue_id, target_id):
+            raise InvalidArgument(
+                "request_id", "was used for a redrive of other queues", reason="REQUEST_ID_REUSED"
+            )
         await self._owner.durable()
         self._runner.wake()
         return entry_pb2.StartRedriveResponse(redrive=redrive)

@@ -7,14 +7,12 @@ among themselves, and none shows or changes anything of another queue.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import grpc.aio
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
@@ -43,6 +41,7 @@ pytestmark = pytest.mark.slow
 
 OWN, THEIRS = "own-7f3a", "theirs-9c1d"
 SECRET: Final = b"what only readers of theirs may see"
+REQUEST_ID: Final = "of-the-redrive-of-theirs"
 VERBS: Final = ["publish", "consume", "inspect", "edit", "administer"]
 
 POLICY: dict[str, Any] = {
@@ -64,16 +63,9 @@ FOR_SERVICES: Final = "FOR_SERVICES_ALONE"
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, LocalStack]]:
-    folder = tmp_path_factory.mktemp("door")
-    made = Secured(folder, POLICY, ("thief", "operator", "ops"))
-    before = dict(os.environ)
-    os.environ.update(made.environ)
-    try:
-        with LocalStack(folder / "stack") as stack:
-            yield made, stack
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    made = Secured(tmp_path_factory.mktemp("door"), POLICY, ("thief", "operator", "ops"))
+    with made.running() as stack:
+        yield made, stack
 
 
 @dataclass
@@ -85,7 +77,6 @@ class Prey:
     dead_letter: str
     redrive_id: str
     own_lease_token: str
-    shown: list[Any] = field(default_factory=list)
 
 
 class Caller:
@@ -138,13 +129,15 @@ async def fill(ops: slatemq.Client) -> Prey:
     for queue in (OWN, THEIRS):
         await ops.create_queue(queue, max_attempts=1, backoff=slatemq.Backoff.none())
     await ops.publish(b"own", {"queue": OWN})
-    (own,) = await ops.claim(OWN, wait=30)
+    (own,) = await ops.claim(OWN, wait=30, lease=3600)
     for _ in range(3):  # One of them stays available.
         sent = await ops.publish(SECRET, {"queue": THEIRS})
     (failed,) = await ops.claim(THEIRS, wait=30)
     await failed.nack("broken")
-    (claimed,) = await ops.claim(THEIRS, wait=30)
-    redrive = await ops.start_redrive(THEIRS, message_ids=[1])
+    (claimed,) = await ops.claim(THEIRS, wait=30, lease=3600)
+    redrive = await ops.start_redrive(THEIRS, message_ids=[1], request_id=REQUEST_ID)
+    while (await ops.get_redrive(redrive)).state is slatemq.RedriveState.RUNNING:
+        await asyncio.sleep(0.05)
     (dead_letter,) = [one async for one in ops.list_entries(THEIRS, "failed")]
     return Prey(
         sent.message_id,
@@ -206,7 +199,7 @@ def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         request.update_mask.paths.append("filter")
         return request
 
-    streamed = ingest_pb2.PublishStreamRequest(number=1, request=published(queue=THEIRS))
+    streamed = ingest_pb2.PublishStreamRequest(number=1, publish=published(queue=THEIRS))
     task = "task_01ARZ3NDEKTSV4RRFFQ69G5FAV"
     return {
         "Ack": [(consumer_pb2.AckRequest(lease_tokens=[other]), OK)],
@@ -252,6 +245,10 @@ def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         ],
         "StartRedrive": [
             (entry_pb2.StartRedriveRequest(queue_id=OWN, target_queue_id=THEIRS), DENIED),
+            (
+                entry_pb2.StartRedriveRequest(queue_id=OWN, request_id=REQUEST_ID),
+                INVALID,
+            ),
             (entry_pb2.StartRedriveRequest(queue_id=OWN), OK),
         ],
         "CreateQueue": [

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,18 @@ class Secured:
             "SLATEMQ_ACCESS_TOKENS": str(self.folder / "tokens.yaml"),
         }
 
+    @contextmanager
+    def running(self) -> Iterator[LocalStack]:
+        """The stack itself."""
+        before = dict(os.environ)
+        os.environ.update(self.environ)
+        try:
+            with LocalStack(self.folder / "stack") as stack:
+                yield stack
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
     def credentials(self, name: str) -> slatemq.Credentials:
         token = self.tokens[name].token if name else ""
         return slatemq.Credentials(ca=self.certificates / "ca.crt", token=token)
@@ -91,14 +104,8 @@ class Secured:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, LocalStack]]:
     folder = tmp_path_factory.mktemp("secured")
     made = Secured(folder)
-    before = dict(os.environ)
-    os.environ.update(made.environ)
-    try:
-        with LocalStack(folder / "stack") as stack:
-            yield made, stack
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    with made.running() as stack:
+        yield made, stack
 
 
 async def test_each_caller_does_what_the_policy_permits(
