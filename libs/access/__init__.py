@@ -10,7 +10,8 @@ In reading order; a file imports only files above it:
                  keys (RFC 7517)
 `authentication` From the metadata of a call to its principal
 `policy`         What principals may do: roles of verbs on queues, bound to names
-`explanations`   Why a policy permits something or does not: what each rule says that is about the verb
+`explanations`   Why a policy permits something or does not: what each rule says that is about
+                 the verb
 `methods`        What each RPC asks of its caller, as its proto file says
                  (`slatemq/v1/access.proto`)
 `quotas`         What each principal takes of this process, held to the limits of the policy

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from libs.documents import Document
 from libs.access.policy import Policy, Rule, facts_of
 from libs.access.principals import Attributes, Principal
 from libs.access.verbs import Verb
+from libs.documents import Document
 from libs.filters.conditions import key_of
 from libs.filters.syntax import Node, parse
 
@@ -80,7 +80,7 @@ def explain(
     decision = rights.decide(verb, queue, headers)
     bindings = policy.bindings_of(principal)
     verdicts: dict[str, RuleVerdict] = {}
-    for binding, rule in ((binding, rule) for binding in bindings for rule in binding.rules):
+    for binding, rule in ((one, rule) for one in bindings for rule in one.rules):
         if verb not in rule.verbs or rule.place in verdicts:
             continue
         finding, detail = _judged(rule, principal, verb, queue, headers)

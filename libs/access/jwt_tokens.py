@@ -30,8 +30,8 @@ from typing import Annotated, Any, Final
 import jwt
 import msgspec
 
-from libs.documents import Document
 from libs.access.principals import NAME_LENGTH_MAX, Principal
+from libs.documents import Document
 from slatemq.errors import Unauthenticated, Unavailable
 
 __all__ = ["ALGORITHMS", "Issuer", "JwtTokens"]

@@ -31,9 +31,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from libs.documents import Document
 from libs.access.principals import Principal
 from libs.access.verbs import Verb
+from libs.documents import Document
 from libs.filters import Filter, FilterError, Outcome
 from libs.filters.engine import cel
 from libs.filters.signatures import Type

@@ -24,8 +24,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from libs.documents import Document
 from libs.access.principals import ATTRIBUTES_MAX, NAME_LENGTH_MAX, Principal
+from libs.documents import Document
 from slatemq._tokens import COST, HASH_BYTES, SALT_BYTES, hash_token
 
 __all__ = ["TokenEntry", "TokenFile", "token_id"]

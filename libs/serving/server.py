@@ -32,6 +32,7 @@ from opentelemetry import metrics
 
 from libs.serving import limits
 from libs.serving.access import protection_of
+from libs.serving.access_servicer import AccessServicer
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
@@ -48,6 +49,7 @@ from libs.serving.tls import ServerTls
 from libs.storage.database.roots import parse_root
 from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
 from libs.storage.objects.durability import full_disk
+from slatemq.v1.access_check_pb2_grpc import add_AccessServiceServicer_to_server
 
 if TYPE_CHECKING:
     from libs.serving.http.server import HttpServer

@@ -17,7 +17,7 @@ from slatemq.errors import InvalidArgument
 __all__ = ["TLS_MISMATCH", "tls_mismatch"]
 
 TLS_MISMATCH: Final = "TLS_MISMATCH"
-"""The reason of an error about a server that speaks TLS to a client that does not, or vice versa."""
+"""The reason of an error about a client and a server of which only one speaks TLS."""
 
 PROBE_S: Final = 1.0
 

@@ -317,7 +317,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             self._watchers.discard(wake)
 
     def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
-        """What changed after a revision and the caller may see, in answers none of which is too large to send."""
+        """What changed after a revision and the caller may see, in answers that can be sent."""
         until, owner = self._owner.durable_revision, self._owner
         changes = [
             change

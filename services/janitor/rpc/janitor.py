@@ -186,7 +186,10 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         ask = ask_of(request)
         if ask.job == "restore":
             # Elsewhere, dead letters could be read by who may not inspect their queue.
-            for queue_id in (*(ask.queue_ids or [ALL_QUEUES]), *filter(None, [ask.target_queue_id])):
+            for queue_id in (
+                *(ask.queue_ids or [ALL_QUEUES]),
+                *filter(None, [ask.target_queue_id]),
+            ):
                 require("edit", queue_id)
         try:
             await self._queues.check(ask)

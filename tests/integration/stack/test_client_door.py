@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import grpc.aio
@@ -33,6 +32,8 @@ from slatemq.v1 import (
     router_pb2,
     task_pb2,
 )
+from slatemq.v1.janitor_pb2 import RunJobRequest
+from slatemq.v1.outbox_pb2 import ResumeOutboxRequest
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.stack.test_secured_stack import Secured
 from tests.unit.access.test_methods import rpcs
@@ -103,11 +104,11 @@ class Caller:
         async with grpc.aio.secure_channel(address, self._tls.credentials) as channel:
             try:
                 if rpc.server_streaming:
-                    call: Any
-                    if rpc.client_streaming:
-                        call = channel.stream_stream(path)([data], metadata=self._metadata)
-                    else:
-                        call = channel.unary_stream(path)(data, metadata=self._metadata)
+                    kind: Any = (
+                        channel.stream_stream if rpc.client_streaming else channel.unary_stream
+                    )
+                    given = iter([data]) if rpc.client_streaming else data
+                    call = kind(path)(given, metadata=self._metadata)
                     async for answer in call:
                         answers += answer
                         if rpc.name in ENDLESS:
@@ -203,9 +204,7 @@ def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
     task = "task_01ARZ3NDEKTSV4RRFFQ69G5FAV"
     return {
         "Ack": [(consumer_pb2.AckRequest(lease_tokens=[other]), OK)],
-        "Nack": [
-            (consumer_pb2.NackRequest(items=[consumer_pb2.NackItem(lease_token=other)]), OK)
-        ],
+        "Nack": [(consumer_pb2.NackRequest(items=[consumer_pb2.NackItem(lease_token=other)]), OK)],
         "ExtendLease": [(consumer_pb2.ExtendLeaseRequest(lease_tokens=[other]), OK)],
         "Execute": [
             (consumer_pb2.ExecuteRequest(commands=[push]), DENIED),
@@ -234,7 +233,8 @@ def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         "GetEntry": [
             (
                 entry_pb2.GetEntryRequest(
-                    handle=f"{OWN}/{prey.message_id:x}/l{prey.lease_token}", view="ENTRY_VIEW_FULL"
+                    handle=f"{OWN}/{prey.message_id:x}/l{prey.lease_token}",
+                    view=entry_pb2.ENTRY_VIEW_FULL,
                 ),
                 "NOT_FOUND",
             ),
@@ -355,14 +355,12 @@ async def test_an_operator_reads_no_message_and_changes_no_queue(
                 for code, _, answers in await operator.call(rpc, request):
                     assert code == DENIED, (rpc.full_name, request)
                     assert not answers
-        for request in (
-            {"job": "restore"},
-            {"job": "restore", "queue_ids": [THEIRS], "target_queue_id": OWN},
+        methods = {rpc.name: rpc for rpc in rpcs()}
+        for method, request in (
+            ("RunJob", RunJobRequest(job="restore")),
+            ("RunJob", RunJobRequest(job="restore", queue_ids=[THEIRS], target_queue_id=OWN)),
+            ("ResumeOutbox", ResumeOutboxRequest()),
         ):
-            (rpc,) = [one for one in rpcs() if one.name == "RunJob"]
-            for code, _, _ in await operator.call(rpc, GetMessageClass(rpc.input_type)(**request)):
-                assert code == DENIED
-        (rpc,) = [one for one in rpcs() if one.name == "ResumeOutbox"]
-        for code, _, _ in await operator.call(rpc, GetMessageClass(rpc.input_type)()):
-            assert code == DENIED
+            ((code, _, _),) = await operator.call(methods[method], request)
+            assert code == DENIED, request
         assert await shown(ops) == before

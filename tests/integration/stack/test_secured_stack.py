@@ -180,7 +180,7 @@ async def test_a_client_without_tls_does_not_get_in_and_is_told_why(
 ) -> None:
     _, stack = secured
 
-    with pytest.raises(InvalidArgument, match="speaks TLS, .* --ca FILE") as raised:
+    with pytest.raises(InvalidArgument, match=r"speaks TLS, .*--ca FILE") as raised:
         async with slatemq.connect(stack.endpoint, call_timeout=1):
             pytest.fail("connected without TLS")
     assert raised.value.reason == "TLS_MISMATCH"

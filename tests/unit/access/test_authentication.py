@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from libs.access import authentication, jwt_tokens
 from libs.access.authentication import Authenticator
-from libs.documents import Document
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import ANONYMOUS
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenEntry, TokenFile
+from libs.documents import Document
 from slatemq._tokens import NewToken, new_token
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
 

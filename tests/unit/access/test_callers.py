@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
+from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 from slatemq.v1 import assignment_pb2, consumer_pb2, queue_pb2, topology_pb2
@@ -29,9 +31,9 @@ CLAIM = access_of("/slatemq.v1.ConsumerService/Claim")
 ACK = access_of("/slatemq.v1.ConsumerService/Ack")
 PURGE = access_of("/slatemq.v1.QueueService/PurgeQueue")
 LIST = access_of("/slatemq.v1.QueueService/ListQueues")
-ASSIGN = access_of("/slatemq.v1.AssignmentService/Assign")
+ASSIGN = "/slatemq.v1.AssignmentService/Assign"
 TOPOLOGY = access_of("/slatemq.v1.TopologyService/GetTopology")
-CHECK = access_of("/grpc.health.v1.Health/Check")
+CHECK = "/grpc.health.v1.Health/Check"
 
 
 class Rig:
@@ -78,8 +80,12 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
     for authorization in ("", rig.worker, rig.stranger):
         caller = await rig.callers.find(authorization, ["certified"])
         caller.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
+    for callers in (None, rig.callers):
+        judge = ClientDoor(callers).judge_of(ASSIGN)
+        assert judge is not None
+        context: Any = None  # Who calls does not matter.
         with pytest.raises(PermissionDenied, match="only services"):
-            caller.check(ASSIGN, assignment_pb2.AssignRequest())
+            await judge.judge(context, assignment_pb2.AssignRequest())
 
 
 async def test_who_proves_nothing_is_told_to_and_who_does_is_refused(rig: Rig) -> None:
@@ -101,7 +107,7 @@ async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> 
     anonymous = await rig.callers.find("")
     stranger = await rig.callers.find(rig.stranger)
 
-    anonymous.check(CHECK, None)
+    assert ClientDoor(rig.callers).judge_of(CHECK) is None
     stranger.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
     with pytest.raises(Unauthenticated):
         anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.documents import Document
 from libs.access.policy import Pattern, Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb
+from libs.documents import Document
 from slatemq.errors import InvalidArgument
 
 POLICY = """

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.documents import Document
 from libs.access.policy import Limits, Policy
 from libs.access.principals import Principal
 from libs.access.quotas import PrincipalQuota, RateQuota
+from libs.documents import Document
 from slatemq.errors import InvalidArgument, ResourceExhausted
 
 

@@ -170,9 +170,7 @@ async def come_back(rig: Rig) -> Any:
 async def dropped(rig: Rig) -> Any:
     (row,) = await _archived(rig)
     place = {name: getattr(row, name) for name in ("message_id", "failed_at_ms", "bucket_order")}
-    return archived_pb2.DropArchivedRequest(
-        queue_id="q", rows=[removal_pb2.FailedRow(**place)]
-    )
+    return archived_pb2.DropArchivedRequest(queue_id="q", rows=[removal_pb2.FailedRow(**place)])
 
 
 def simple(make: Callable[..., Any], **needs: Callable[[Rig], Awaitable[Any]]) -> Make:

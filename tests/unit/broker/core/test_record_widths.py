@@ -71,7 +71,7 @@ from services.broker.delivery.responses import CONSUMER_ID_BYTES_MAX
 from services.broker.outbox.pusher import PUSHES_BYTES_MAX, REQUEST_ID_BYTES_MAX
 from services.broker.requests.limits import REASON_BYTES_MAX
 from services.broker.requests.queues import _LEAST_MOST
-from services.broker.rpc.removals import RUN_BYTES_MAX
+from services.broker.rpc.dead_letter_rows import RUN_BYTES_MAX
 from tests.record_widths import INT64, UINT64, Number, Record, Value, check, encoders, text
 
 QUEUE_ID_BYTES_MAX = 255
