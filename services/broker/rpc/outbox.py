@@ -103,7 +103,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
             raise InvalidArgument(
                 "ingest_shard", f"must be within 0..{MAX_SHARD}", reason="OUT_OF_RANGE"
             )
-        require("edit", ALL_QUEUES)  # What the ingest has lost, of any queue, is lost for good.
+        require("edit", ALL_QUEUES)  # What the ingest has lost, of any queue, is not sent again.
         self._sender.resume(request.ingest_shard)
         return outbox_pb2.ResumeOutboxResponse()
 

@@ -7,7 +7,7 @@ among themselves, and none shows or changes anything of another queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -179,9 +179,14 @@ def naming_theirs(rpc: MethodDescriptor) -> Message:
 
 
 def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
-    """Requests of the methods whose queues no field names, each with the code it must get."""
+    """Requests that no field of the proto gives away, each with the code it must get."""
+    return {**of_messages(prey), **of_queues(prey)}
+
+
+def of_messages(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
+    """Requests about messages, whose queues no field names."""
     other = prey.lease_token[:-1] + ("1" if prey.lease_token[-1] != "1" else "2")
-    Command, Queue = consumer_pb2.Command, queue_pb2.Queue  # noqa: N806 - types
+    Command = consumer_pb2.Command  # noqa: N806 - a type
     push = Command(push=consumer_pb2.PushCommand(queue_id=THEIRS, payload=b"x"))
     header = Command(push=consumer_pb2.PushCommand(queue_id=THEIRS, headers={"queue": OWN}))
     moved = Command(
@@ -194,11 +199,6 @@ def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
     def published(**headers: str) -> Any:
         run = ingest_pb2.PublishRun(payloads=[b"x"], headers=headers)
         return ingest_pb2.PublishRequest(runs=[run])
-
-    def updated(source: str) -> Any:
-        request = queue_pb2.UpdateQueueRequest(queue=Queue(queue_id=OWN, filter=source))
-        request.update_mask.paths.append("filter")
-        return request
 
     streamed = ingest_pb2.PublishStreamRequest(number=1, publish=published(queue=THEIRS))
     task = "task_01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -217,13 +217,26 @@ def attacks(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         "BatchGetMessages": [
             (ingest_pb2.BatchGetMessagesRequest(message_ids=[prey.message_id]), DENIED)
         ],
+        "GetTask": [(task_pb2.GetTaskRequest(task_id=task), "FAILED_PRECONDITION")],
+        "WaitTask": [(task_pb2.WaitTaskRequest(task_id=task), "FAILED_PRECONDITION")],
+    }
+
+
+def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
+    """Requests about queues, whose answers might show others."""
+    Queue = queue_pb2.Queue  # noqa: N806 - a type
+
+    def updated(source: str) -> Any:
+        request = queue_pb2.UpdateQueueRequest(queue=Queue(queue_id=OWN, filter=source))
+        request.update_mask.paths.append("filter")
+        return request
+
+    return {
         "GetRedrive": [(entry_pb2.GetRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
         "CancelRedrive": [(entry_pb2.CancelRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
         "ResumeRedrive": [(entry_pb2.ResumeRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
         "ListQueues": [(queue_pb2.ListQueuesRequest(), OK)],
         "WatchQueues": [(queue_pb2.WatchQueuesRequest(), OK)],
-        "GetTask": [(task_pb2.GetTaskRequest(task_id=task), "FAILED_PRECONDITION")],
-        "WaitTask": [(task_pb2.WaitTaskRequest(task_id=task), "FAILED_PRECONDITION")],
         "GetTopology": [],
         "GetInstance": [],
         # Methods whose queues a field names, but whose answers might show more
@@ -308,6 +321,8 @@ async def test_a_stolen_token_reaches_its_own_queue_and_nothing_else(
                         is_internal = access.caller == "service"
                         assert (reason == FOR_SERVICES) is is_internal, rpc.full_name
                     assert SECRET not in answers, rpc.full_name
+                    if rpc.name in REFUSED_WITHIN:
+                        assert REFUSED_WITHIN[rpc.name](answers) > 0, rpc.full_name
                     if rpc.name not in SAYS_WHAT_WAS_ASKED:
                         assert THEIRS.encode() not in answers, rpc.full_name
             # Whatever an empty request gets, it says nothing of the other queue
@@ -319,6 +334,18 @@ async def test_a_stolen_token_reaches_its_own_queue_and_nothing_else(
         assert of_no_field.keys() <= seen
         assert await shown(ops) == before
 
+
+REFUSED_WITHIN: Final[dict[str, Callable[[bytes], int]]] = {
+    "Ack": lambda data: consumer_pb2.AckResponse.FromString(data).results[0].code,
+    "Nack": lambda data: consumer_pb2.NackResponse.FromString(data).results[0].code,
+    "ExtendLease": lambda data: (
+        consumer_pb2.ExtendLeaseResponse.FromString(data).results[0].status.code
+    ),
+    "PublishStream": lambda data: (
+        ingest_pb2.PublishStreamResponse.FromString(data).answers[0].error.code
+    ),
+}
+"""The codes in the answers of calls that refuse each item by itself."""
 
 SAYS_WHAT_WAS_ASKED: Final = ("PublishStream",)
 """Its answer has the refusal of the request, with the name of the queue in it."""
