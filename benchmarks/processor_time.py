@@ -25,6 +25,8 @@ OF_STORE = ("slatedb", "async-compat", "tokio")
 SHARE_MIN = 0.05
 
 
+SYSTEMS = {"slatemq": servers.slatemq, **servers.SECURED}
+
 Took = tuple[float, float]
 """Seconds, and those of processor time that clients spent."""
 
@@ -79,11 +81,16 @@ def phase(server: Server, name: str, count: int, work: Callable[[], Took]) -> No
     before = services_s(server)
     took_s, clients_s = work()
     after = services_s(server)
+    clients_us = 1e6 * clients_s / count
+    services_us = {
+        service: {kind: 1e6 * (spent[kind] - before[service][kind]) / count for kind in spent}
+        for service, spent in after.items()
+    }
+    all_us = clients_us + sum(sum(parts.values()) for parts in services_us.values())
     print(
-        f"  {name}: {count / took_s:,.0f}/s; clients {1e6 * clients_s / count:.1f} us", flush=True
+        f"  {name}: {count / took_s:,.0f}/s; {all_us:.1f} us, clients {clients_us:.1f}", flush=True
     )
-    for service, spent in after.items():
-        parts = {kind: 1e6 * (spent[kind] - before[service][kind]) / count for kind in spent}
+    for service, parts in services_us.items():
         if sum(parts.values()) >= SHARE_MIN:
             print(f"    {service:10} {sum(parts.values()):5.1f} us: {_line(parts)}", flush=True)
 
@@ -131,13 +138,16 @@ def main() -> None:
         prog="python -m benchmarks.processor_time", description=__doc__
     )
     parser.add_argument("ways", nargs="*", choices=[*WAYS, []], help=", ".join(WAYS))
+    parser.add_argument(
+        "--system", choices=SYSTEMS, default="slatemq", help="with TLS, or secured: with tokens too"
+    )
     parser.add_argument("--depth", type=int, default=8, help="batches in flight: 8")
     parser.add_argument("--processes", type=int, default=2, help="client processes: 2")
     parser.add_argument("--rounds", type=int, default=2, help="the first one warms up: 2")
     chosen = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        servers.slatemq(Path(folder)) as server,
+        SYSTEMS[chosen.system](Path(folder)) as server,
     ):
         for name in chosen.ways or WAYS:
             for number in range(1, chosen.rounds + 1):
