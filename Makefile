@@ -61,10 +61,11 @@ test: setup ## Run every test, proofs in their short form; one after the other w
 	$(BIN)/python -m pytest tests -m 'not compose and not proof' $(FILES_AT_ONCE) $(ARGS)
 
 # All that `make test` leaves out, and what tries a number of examples once more with all of them.
-# Hypothesis marks its own tests; a worker's name and what is done stand before each.
+# Hypothesis marks its own tests; a worker's name and what is done stand before each. The longest
+# take minutes on an idle machine.
 proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or repeated or hypothesis) and not compose' \
-	  $(FILES_AT_ONCE) -v $(ARGS)
+	  $(FILES_AT_ONCE) --timeout 1800 -v $(ARGS)
 
 lint: setup ## Check style, import contracts and protos
 	$(BIN)/ruff check .
