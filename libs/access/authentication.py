@@ -17,15 +17,17 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from libs.access.jwt_tokens import JwtTokens
-from libs.access.principals import ANONYMOUS, Principal
+from libs.access.principals import Principal
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile, token_id
 from slatemq.errors import ResourceExhausted, Unauthenticated
 
 __all__ = ["TOKEN_LENGTH_MAX", "Authenticator"]
+
+T = TypeVar("T")
 
 TOKEN_LENGTH_MAX: Final = 16_384
 PROVEN_MAX: Final = 10_000
@@ -40,21 +42,23 @@ WAITING_MAX: Final = 64
 """Calls that wait for such a check. Good tokens wait once; a flood of forged ones waits here."""
 
 
-class Authenticator:
-    """Finds the principals of calls."""
+class Authenticator(Generic[T]):
+    """Finds out who makes calls, and keeps what is made of each principal beside its proof."""
 
     def __init__(
         self,
         tokens: ReloadedFile[TokenFile] | None,
         issuers: ReloadedFile[JwtTokens] | None,
+        make: Callable[[Principal], T],
         clock_s: Callable[[], float] = time.time,
     ) -> None:
         """Accept the tokens of these files; None accepts none of that kind."""
         self._tokens = tokens
         self._issuers = issuers
+        self._make = make
         self._clock_s = clock_s
         self._key = secrets.token_bytes(32)
-        self._proven: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._proven: OrderedDict[bytes, tuple[T, float]] = OrderedDict()
         self._files_number = 0
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._waiting = 0
@@ -69,28 +73,26 @@ class Authenticator:
         files = [file for file in (self._tokens, self._issuers) if file is not None]
         await asyncio.gather(*(file.watch(self.forget) for file in files))
 
-    def known(self, authorization: str) -> Principal | None:
-        """The principal of a header that was proven before; None: `prove` it."""
+    def known(self, authorization: str) -> T | None:
+        """What was made of the principal of a header that was proven before; None: `prove` it."""
         key = self._hash(authorization)
-        principal, until_s = self._proven.get(key, (None, 0.0))
-        if principal is None:
+        made, until_s = self._proven.get(key, (None, 0.0))
+        if made is None:
             return None
         if self._clock_s() >= until_s:
             del self._proven[key]
             return None
         self._proven.move_to_end(key)
-        return principal
+        return made
 
-    async def prove(self, authorization: str) -> Principal:
-        """The principal of an `authorization` header; ANONYMOUS for an empty one.
+    async def prove(self, authorization: str) -> T:
+        """What is made of the principal of an `authorization` header.
 
         Raises:
             Unauthenticated: The token is not valid (any more), or no token.
             ResourceExhausted: Too many tokens wait to be checked.
             Unavailable: The keys of the token's issuer cannot be read now.
         """
-        if not authorization:
-            return ANONYMOUS
         known = self.known(authorization)
         if known is not None:
             return known
@@ -104,12 +106,13 @@ class Authenticator:
         now_s = self._clock_s()
         if principal.is_expired(now_s):
             raise _refused("the token has expired")
+        made = self._make(principal)
         if files_number == self._files_number:  # Else what was checked may be old.
             until_s = min(now_s + PROVEN_S, principal.expires_at_s or math.inf)
-            self._proven[self._hash(authorization)] = (principal, until_s)
+            self._proven[self._hash(authorization)] = (made, until_s)
         while len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
-        return principal
+        return made
 
     async def _check(self, token: str) -> Principal:
         static_id = token_id(token)

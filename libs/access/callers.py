@@ -6,10 +6,7 @@ A process that has no policy has one caller, which may do everything.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -30,19 +27,43 @@ __all__ = ["Caller", "Callers", "callers_of"]
 KEPT_MAX: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
 class Caller:
     """Who calls.
 
     Attributes:
         principal: Who it is.
-        rights: What it may do.
-        quota: What it takes of this process.
     """
 
-    principal: Principal
-    rights: Rights
-    quota: PrincipalQuota
+    def __init__(
+        self, principal: Principal, policy: ReloadedFile[Policy], quota: PrincipalQuota
+    ) -> None:
+        """Judge by the policy that is in force at each call; `quota` is of the principal's name."""
+        self.principal = principal
+        self._policy = policy
+        self._version = policy.version
+        self._rights = policy.value.rights(principal)
+        self._quota = quota
+
+    @property
+    def rights(self) -> Rights:
+        """What it may do."""
+        self._renew()
+        return self._rights
+
+    @property
+    def quota(self) -> PrincipalQuota:
+        """What it takes of this process."""
+        self._renew()
+        return self._quota
+
+    def _renew(self) -> None:
+        version = self._policy.version
+        if self._version == version:
+            return
+        policy = self._policy.value
+        self._rights = policy.rights(self.principal)
+        self._quota.set_limits(policy.limits(self.principal))
+        self._version = version
 
     def require(self, verb: Verb, queue: str = "") -> None:
         """Raises PermissionDenied unless it may do this on the queue; see `Rights.decide`."""
@@ -101,28 +122,20 @@ class Callers:
 
     def __init__(
         self,
-        authenticator: Authenticator,
         policy: ReloadedFile[Policy],
-        certificate_names: Collection[str] = ("*",),
+        tokens: ReloadedFile[TokenFile] | None = None,
+        issuers: ReloadedFile[JwtTokens] | None = None,
     ) -> None:
-        """Judge by this policy.
-
-        Args:
-            authenticator: Checks tokens.
-            policy: What principals may do.
-            certificate_names: Patterns of the names in client certificates that are principals.
-        """
-        self._authenticator = authenticator
+        """Judge by this policy, and accept the tokens of these files."""
+        self._authenticator = Authenticator(tokens, issuers, self._caller)
         self._policy = policy
-        self._certificate_names = certificate_names
-        self._callers: OrderedDict[int, tuple[Caller, int]] = OrderedDict()
-        self._certified: dict[str, Principal] = {}
+        self._certified: dict[str, Caller] = {}
         self._quotas: dict[str, PrincipalQuota] = {}
+        self._anonymous = self._caller(ANONYMOUS)
 
     def known(self, authorization: str) -> Caller | None:
         """The caller with this header, if it was found before; else `find` it."""
-        principal = self._authenticator.known(authorization)
-        return None if principal is None else self._caller(principal)
+        return self._authenticator.known(authorization)
 
     async def find(self, authorization: str, certified: Collection[str] = ()) -> Caller:
         """The caller of a call.
@@ -134,13 +147,15 @@ class Callers:
         Raises:
             Unauthenticated, ResourceExhausted, Unavailable: As of `Authenticator.prove`.
         """
-        principal = await self._authenticator.prove(authorization)
-        if principal is ANONYMOUS:
-            for name in sorted(certified):
-                if any(fnmatchcase(name, pattern) for pattern in self._certificate_names):
-                    principal = self._certified.setdefault(name, Principal(name, "certificate"))
-                    break
-        return self._caller(principal)
+        if authorization:
+            return await self._authenticator.prove(authorization)
+        names = self._policy.value.certificates
+        for name in sorted(certified):
+            if names.matches(name):
+                if name not in self._certified:
+                    self._certified[name] = self._caller(Principal(name, "certificate"))
+                return self._certified[name]
+        return self._anonymous
 
     def explain(
         self, principal: Principal, verb: Verb, queue: str, headers: Mapping[str, str]
@@ -153,18 +168,8 @@ class Callers:
         await asyncio.gather(self._policy.watch(), self._authenticator.watch_files())
 
     def _caller(self, principal: Principal) -> Caller:
-        version = self._policy.version
-        kept = self._callers.get(id(principal))
-        if kept is not None and kept[1] == version:
-            return kept[0]
-        policy = self._policy.value
-        quota = self._quota(principal, policy)
-        caller = Caller(principal, policy.rights(principal), quota)
-        self._callers[id(principal)] = (caller, version)
-        self._callers.move_to_end(id(principal))
-        while len(self._callers) > KEPT_MAX:
-            self._callers.popitem(last=False)
-        return caller
+        quota = self._quota(principal, self._policy.value)
+        return Caller(principal, self._policy, quota)
 
     def _quota(self, principal: Principal, policy: Policy) -> PrincipalQuota:
         """That of the name: two tokens of one principal share it."""
@@ -186,11 +191,9 @@ def callers_of(policy: str, tokens: str, issuers: str) -> Callers:
         InvalidArgument: A file is not usable; names the key and the line.
     """
     return Callers(
-        Authenticator(
-            ReloadedFile(Path(tokens), TokenFile) if tokens else None,
-            ReloadedFile(Path(issuers), JwtTokens) if issuers else None,
-        ),
         ReloadedFile(Path(policy), Policy),
+        ReloadedFile(Path(tokens), TokenFile) if tokens else None,
+        ReloadedFile(Path(issuers), JwtTokens) if issuers else None,
     )
 
 

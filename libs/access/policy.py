@@ -17,9 +17,11 @@ As in::
     limits:
       - principals: ["shop"]
         publish_messages_per_s: 1000
+    certificates: ["shop", "*.workers.example.com"]
 
 Nothing is permitted but by a rule, and nothing limited but by a limit. A `*` in a pattern stands
-for any number of characters.
+for any number of characters. `certificates` are the names in client certificates that become
+principals; without it, all of them.
 """
 
 from __future__ import annotations
@@ -161,7 +163,11 @@ class Pattern:
 
 
 class Policy:
-    """The rules of a file."""
+    """The rules of a file.
+
+    Attributes:
+        certificates: Of the names in client certificates that are principals.
+    """
 
     def __init__(self, document: Document) -> None:
         """Check all of it.
@@ -171,8 +177,8 @@ class Policy:
         """
         values = document.values
         for key in values:
-            if key not in ("roles", "bindings", "limits"):
-                problem = "unknown; a policy has `roles`, `bindings` and `limits`"
+            if key not in ("roles", "bindings", "limits", "certificates"):
+                problem = "unknown; a policy has `roles`, `bindings`, `limits` and `certificates`"
                 raise document.error(str(key), problem)
         roles = document.convert("roles", values.get("roles", {}), dict[str, Any])
         self._roles = {name: _rules(document, name, rules) for name, rules in roles.items()}
@@ -189,6 +195,11 @@ class Policy:
             self._bindings.append(Binding(path, document.line(path), names, binding.roles, rules))
         limits = document.convert("limits", values.get("limits", []), tuple[_LimitsEntry, ...])
         self._limits = [(Pattern(entry.principals), entry) for entry in limits]
+
+        certificates = values.get("certificates", ["*"])
+        self.certificates = Pattern(
+            document.convert("certificates", certificates, tuple[_Text, ...])
+        )
 
     def limits(self, principal: Principal) -> Limits:
         """Those of the first entry that has the principal's name."""

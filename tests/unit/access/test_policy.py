@@ -125,6 +125,7 @@ def test_patterns_match_as_a_shell_does_with_the_star_alone(pattern: str, text: 
         ("bindings:\n  - {principals: [p], roles: [absent]}", "bindings[0].roles[0]", 2),
         ("roles: []", "roles", 1),
         ("rules: []", "rules", 1),
+        ("roles: {}\ncertificates: [1]", "certificates[0]", 2),
         ("roles:\n  r: []\n  r: []", "roles.r", 2),
     ],
 )
