@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
+from libs.access.current import require
 from libs.serving.requests.guard import encoded
 from services.broker.core.queue import Queue
 from services.broker.delivery.dispatcher import Dispatcher
@@ -130,6 +131,7 @@ class Streams:
     async def _read(self, requests: Requests, queue: Queue, stream: Stream) -> None:
         try:
             async for request in requests:
+                require("consume", queue.queue_id)  # The policy may have changed since the start.
                 stream.heard(self._owner.clock.now_ms())
                 self._take(request, queue, stream)
             stream.no_more_credit()

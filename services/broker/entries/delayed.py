@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from libs.access.current import require
 from libs.storage.database.binding import Row
 from libs.storage.database.slate import Database
 from libs.storage.errors import StoreUnavailable
@@ -153,6 +154,7 @@ class DelayedWatches:
         if self._closed:
             raise Unavailable("the broker is stopping", reason="DRAINING")
         queue = stream.queue
+        require("inspect", queue.queue_id)  # The policy may have changed since the start.
         if not self._owner.owns(queue):
             await self._owner.durable()
             raise NotFound("queue", queue.queue_id)

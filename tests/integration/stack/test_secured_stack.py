@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 import yaml
@@ -25,7 +26,9 @@ from slatemq.errors import InvalidArgument, PermissionDenied, ResourceExhausted,
 from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,
+    consumer_pb2,
 )
+from slatemq.v1.consumer_pb2_grpc import ConsumerServiceStub
 from tests.acceptance.local_stack import LocalStack, peer_address
 
 pytestmark = pytest.mark.slow
@@ -67,7 +70,10 @@ class Secured:
         make_certificates(self.certificates)
         self.tokens = {name: new_token(name, {"tenant": "acme"}) for name in names}
         self.write_tokens(*self.tokens.values())
-        (folder / "policy.yaml").write_text(yaml.safe_dump(dict(policy)))
+        self.write_policy(policy)
+
+    def write_policy(self, policy: Mapping[str, Any]) -> None:
+        (self.folder / "policy.yaml").write_text(yaml.safe_dump(dict(policy)))
 
     def write_tokens(self, *tokens: NewToken) -> None:
         entries = [token.entry for token in tokens]
@@ -289,3 +295,38 @@ def test_the_command_takes_files_and_the_environment(
     refused = run("queue", "ls")
     assert refused.returncode == 1
     assert "needs a token" in refused.stderr
+
+
+async def test_a_stream_ends_when_the_policy_takes_its_queue_away(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    async with slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops:
+        await ops.create_queue("orders-late")
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    bearer = (("authorization", f"Bearer {made.tokens['shop'].token}"),)
+    elsewhere = {"verbs": ["consume"], "queues": ["elsewhere"]}
+    async with (
+        asyncio.timeout(60),
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        stream: Any = ConsumerServiceStub(channel).Consume(metadata=bearer)
+        await stream.write(
+            consumer_pb2.ConsumeRequest(start=consumer_pb2.ConsumeStart(queue_id="orders-late"))
+        )
+        await stream.read()
+        made.write_policy({**POLICY, "roles": {**POLICY["roles"], "shop": [elsewhere]}})
+        try:
+            ended = asyncio.create_task(stream.read())
+            while not ended.done():
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                    heartbeat = consumer_pb2.ConsumeHeartbeat()
+                    await stream.write(consumer_pb2.ConsumeRequest(heartbeat=heartbeat))
+                await asyncio.wait({ended}, timeout=0.2)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ended
+        finally:
+            made.write_policy(POLICY)
+
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "'orders-late'" in (caught.value.details() or "")
