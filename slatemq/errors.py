@@ -203,13 +203,13 @@ class Aborted(SlateMQError):
 
 
 class _RetryableError(SlateMQError):
-    """Nothing was changed, and the same call may succeed after `retry_after_ms`."""
+    """Nothing was changed, and the same call may succeed after `retry_after_ms`; None: not so."""
 
     def __init__(
         self,
         message: str,
         *,
-        retry_after_ms: int = DEFAULT_RETRY_AFTER_MS,
+        retry_after_ms: int | None = DEFAULT_RETRY_AFTER_MS,
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
@@ -222,6 +222,7 @@ class ResourceExhausted(_RetryableError):
     """A bound (bytes, streams, waiting claims) was reached. Send less, or wait and retry.
 
     Unless the reason is a limit on the request itself (MESSAGE_TOO_LARGE): then send it in parts.
+    Where `retry_after_ms` is None, waiting does not help: the message says what does.
     """
 
     default_reason = "LIMIT_REACHED"

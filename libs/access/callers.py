@@ -16,7 +16,7 @@ from libs.access.jwt_tokens import JwtTokens
 from libs.access.methods import MethodAccess
 from libs.access.policy import Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
-from libs.access.quotas import PrincipalQuota
+from libs.access.quotas import PrincipalQuota, Usage
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
 from libs.access.verbs import Verb
@@ -118,7 +118,11 @@ class Caller:
 
 
 class Callers:
-    """The callers of this process, by what they prove."""
+    """The callers of this process, by what they prove.
+
+    Attributes:
+        usage: What they take together.
+    """
 
     def __init__(
         self,
@@ -131,6 +135,7 @@ class Callers:
         self._policy = policy
         self._certified: dict[str, Caller] = {}
         self._quotas: dict[str, PrincipalQuota] = {}
+        self.usage = Usage()
         self._anonymous = self._caller(ANONYMOUS)
 
     def known(self, authorization: str) -> Caller | None:
@@ -180,7 +185,8 @@ class Callers:
             return quota
         if len(self._quotas) >= KEPT_MAX:
             self._quotas = {name: one for name, one in self._quotas.items() if not one.is_idle}
-        made = self._quotas[principal.name] = PrincipalQuota(principal.name, limits)
+        made = PrincipalQuota(principal.name, limits, usage=self.usage)
+        self._quotas[principal.name] = made
         return made
 
 

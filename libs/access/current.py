@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from libs.access.principals import LIMIT_REASON
 from libs.access.verbs import Verb
+from slatemq.errors import ResourceExhausted
 
 if TYPE_CHECKING:
     from libs.access.callers import Caller
+    from libs.access.quotas import Quantity
 
-__all__ = ["ALL_QUEUES", "current_caller", "may", "require", "require_publish"]
+__all__ = [
+    "ALL_QUEUES",
+    "caller_name",
+    "current_caller",
+    "hold_back",
+    "hold_to",
+    "may",
+    "require",
+    "require_publish",
+]
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """None where there is no policy, and for calls of services: then everything is permitted."""
@@ -33,8 +45,28 @@ def require(verb: Verb, queue: str) -> None:
         caller.require(verb, queue)
 
 
-def require_publish(queue: str, headers: Mapping[str, str]) -> None:
-    """Raises PermissionDenied unless the caller may publish such a message to a queue."""
+def require_publish(messages: Iterable[tuple[str, Mapping[str, str], int]]) -> None:
+    """Admit pushed messages: their queue, headers and bytes; raises as `Caller.publish`."""
     caller = current_caller.get()
     if caller is not None:
-        caller.publish([({**headers, "queue": queue}, 1, 0)])
+        caller.publish(({**headers, "queue": queue}, 1, size) for queue, headers, size in messages)
+
+
+def caller_name() -> str:
+    """The name of the calling principal; empty where there is no policy."""
+    caller = current_caller.get()
+    return "" if caller is None else caller.principal.name
+
+
+def hold_to(kind: Quantity, count: int, before_count: int = 0) -> None:
+    """Raises ResourceExhausted where this grows beyond the caller's limit."""
+    caller = current_caller.get()
+    if caller is not None:
+        caller.quota.hold(kind, count, before_count)
+
+
+async def hold_back(error: ResourceExhausted) -> None:
+    """Delay the answer with this error where its caller is refused again and again."""
+    caller = current_caller.get()
+    if caller is not None and error.reason == LIMIT_REASON:
+        await caller.quota.hold_back()

@@ -27,10 +27,14 @@ class MethodAccess:
         caller: Who may call: services, who proves who it is, anyone; or the verb that must be
             permitted.
         readers: Read the IDs of queues from a request.
+        is_stream: Whether a call lasts for as long as its caller or the service likes.
+        is_claim: Whether a call may wait for messages.
     """
 
     caller: Caller
     readers: tuple[Reader, ...] = ()
+    is_stream: bool = False
+    is_claim: bool = False
 
     def queues(self, request: Any) -> Iterator[str]:
         """The queues that a request names, in its order; some may come twice."""
@@ -42,8 +46,8 @@ class MethodAccess:
 
 OF_OTHERS: Final = {
     "/grpc.health.v1.Health/": MethodAccess("anyone"),
-    "/grpc.reflection.v1.ServerReflection/": MethodAccess("authenticated"),
-    "/grpc.reflection.v1alpha.ServerReflection/": MethodAccess("authenticated"),
+    "/grpc.reflection.v1.ServerReflection/": MethodAccess("authenticated", is_stream=True),
+    "/grpc.reflection.v1alpha.ServerReflection/": MethodAccess("authenticated", is_stream=True),
 }
 """Services whose protos are not ours: probes have no token."""
 
@@ -68,10 +72,12 @@ def access_of(method: str) -> MethodAccess:
     if which is None:
         raise LookupError(f"the proto of {method} does not say who may call it")
     readers = tuple(_reader(described.input_type, path.split(".")) for path in option.queues)
-    if which != "verb":
-        return MethodAccess(cast("Caller", which), readers)
-    word = access_pb2.Verb.Name(option.verb).removeprefix("VERB_").lower()
-    return MethodAccess(cast("Verb", word), readers)
+    word: str = which
+    if which == "verb":
+        word = access_pb2.Verb.Name(option.verb).removeprefix("VERB_").lower()
+    is_stream = described.client_streaming or described.server_streaming
+    is_claim = not is_stream and "wait_ms" in described.input_type.fields_by_name
+    return MethodAccess(cast("Caller", word), readers, is_stream, is_claim)
 
 
 def _reader(message: Descriptor, path: Sequence[str]) -> Reader:

@@ -17,6 +17,7 @@ As in::
     limits:
       - principals: ["shop"]
         publish_messages_per_s: 1000
+        open_streams: 20
     certificates: ["shop", "*.workers.example.com"]
 
 Nothing is permitted but by a rule, and nothing limited but by a limit. A `*` in a pattern stands
@@ -72,12 +73,31 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one principal may take of one process. None does not limit.
 
     Attributes:
+        principals: The patterns of the names that have these limits.
         publish_messages_per_s: Published messages a second; a burst may have one second's.
         publish_bytes_per_s: Bytes of published payloads and headers a second, likewise.
+        waiting_claims: Calls at once that claim messages, whether they find some or wait.
+        open_streams: Streams at once, of all kinds: those that claim count here alone.
+        queues: Queues that are its own: those whose filter or priority it was the last to set, as
+            who creates a queue does.
+        filter_cost: What the filter and the priority of one such queue may cost together; see
+            `libs.filters.Checked.cost`.
+        filter_cost_sum: The same of all such queues.
     """
 
+    principals: tuple[_Text, ...] = ()
     publish_messages_per_s: _Count | None = None
     publish_bytes_per_s: _Count | None = None
+    waiting_claims: _Count | None = None
+    open_streams: _Count | None = None
+    queues: _Count | None = None
+    filter_cost: _Count | None = None
+    filter_cost_sum: _Count | None = None
+
+    @property
+    def entry(self) -> str:
+        """What metrics call these limits: the first of the patterns."""
+        return self.principals[0] if self.principals else ""
 
 
 class _LimitsEntry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):

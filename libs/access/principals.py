@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-__all__ = ["ANONYMOUS", "ATTRIBUTES_MAX", "NAME_LENGTH_MAX", "Attributes", "Method", "Principal"]
+__all__ = [
+    "ANONYMOUS",
+    "ATTRIBUTES_MAX",
+    "LIMIT_REASON",
+    "NAME_LENGTH_MAX",
+    "Attributes",
+    "Method",
+    "Principal",
+]
 
 Method = Literal["none", "token", "jwt", "certificate"]
 Attributes = Mapping[str, str | list[str]]
@@ -34,6 +42,9 @@ class Principal:
     def is_expired(self, now_s: float) -> bool:
         return self.expires_at_s is not None and now_s >= self.expires_at_s
 
+
+LIMIT_REASON: Final = "PRINCIPAL_LIMIT"
+"""That of the error of a call which exceeds a limit of its principal."""
 
 ANONYMOUS: Final = Principal("anonymous", "none")
 """A caller that proved nothing. A policy may grant it something, by this name alone."""

@@ -1,23 +1,68 @@
 """What each principal takes of this process, held to the limits of the policy.
 
 A limit is of one process: with N ingests a principal may publish N times as much. Refused calls get
-ResourceExhausted with the time after which to try again; they wait nowhere, so that what one
-principal asks for beyond its limits takes no memory from others.
+ResourceExhausted, with the time after which to try again where waiting helps. They wait nowhere, so
+that what one principal asks for beyond its limits takes no memory from others: only the answers of
+a principal that is refused again and again are held back for a moment, and few of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
 
 from libs.access.policy import Limits
+from libs.access.principals import LIMIT_REASON
 from slatemq.errors import ResourceExhausted
 
-__all__ = ["PrincipalQuota", "RateQuota"]
+__all__ = ["Place", "PrincipalQuota", "Quantity", "RateQuota", "Usage"]
+
+Place = Literal["open_streams", "waiting_claims"]
+"""What a call takes for as long as it lasts."""
+
+Quantity = Literal["queues", "filter_cost", "filter_cost_sum"]
+"""What stays with the broker, so that waiting helps nobody."""
 
 RETRY_MS_MAX: Final = 60_000
+
+PLACE_RETRY_MS: Final = 1_000
+"""When to ask for a place again: nobody knows when one becomes free."""
+
+PROMPT_REFUSALS_PER_S: Final = 20
+"""Refusals that are answered at once. Clients that wait as asked have fewer."""
+
+HELD_S_MAX: Final = 1.0
+
+HELD_MAX: Final = 200
+"""Answers held back at once for one principal: some 4 MB. Beyond them it is answered at once."""
+
+_ADVICE: Final = {
+    "open_streams": "close one first",
+    "waiting_claims": "claim more messages at once, with fewer calls",
+    "queues": "delete one first",
+    "filter_cost": "simplify the filter or the priority",
+    "filter_cost_sum": "simplify filters and priorities, or delete queues",
+}
+
+
+class Usage:
+    """What all principals take together, for metrics.
+
+    Both are counted by the limit and by the entry of the policy that has it, whose number is
+    bounded; that of principals is not.
+
+    Attributes:
+        refused: Refused calls.
+        open: Places that are taken now.
+    """
+
+    def __init__(self) -> None:
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.open: Counter[tuple[str, str]] = Counter()
 
 
 class RateQuota:
@@ -45,24 +90,28 @@ class RateQuota:
 
 
 class PrincipalQuota:
-    """What one principal takes.
-
-    Attributes:
-        refused_count: Refused calls, by the limit that they met.
-    """
+    """What one principal takes."""
 
     def __init__(
-        self, name: str, limits: Limits, clock_s: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        limits: Limits,
+        clock_s: Callable[[], float] = time.monotonic,
+        usage: Usage | None = None,
     ) -> None:
+        """Hold the principal of this name to these limits; `usage` counts for all principals."""
         self._name = name
         self._clock_s = clock_s
-        self.refused_count: Counter[str] = Counter()
+        self._usage = usage or Usage()
         self._limits = Limits()
         self._rates: dict[str, RateQuota] = {}
+        self._taken: Counter[Place] = Counter()
+        self._prompt = RateQuota(PROMPT_REFUSALS_PER_S, clock_s)
+        self._held_count = 0
         self.set_limits(limits)
 
     def set_limits(self, limits: Limits) -> None:
-        """Hold to these limits from now on."""
+        """Hold to these limits from now on. What is open stays open."""
         if limits == self._limits:
             return  # What was published a moment ago still counts.
         self._limits = limits
@@ -75,23 +124,61 @@ class PrincipalQuota:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost with this object."""
-        return all(not rate.wait_ms() for rate in self._rates.values())
+        return not self._taken.total() and all(not rate.wait_ms() for rate in self._rates.values())
 
-    def publish(self, messages_count: int, bytes_count: int) -> None:
-        """Count a publish, or raise ResourceExhausted and count nothing."""
-        if not self._rates:
-            return
+    def admit_publish(self) -> None:
+        """Raise ResourceExhausted while the principal owes time for what it published."""
         for name, rate in self._rates.items():
             if wait_ms := rate.wait_ms():
                 raise self._refused(name, min(wait_ms, RETRY_MS_MAX))
+
+    def publish(self, messages_count: int, bytes_count: int) -> None:
+        """Count a publish, or raise ResourceExhausted and count nothing."""
+        self.admit_publish()
         for name, rate in self._rates.items():
             rate.take(messages_count if name == "publish_messages_per_s" else bytes_count)
 
-    def _refused(self, limit: str, retry_after_ms: int) -> ResourceExhausted:
-        self.refused_count[limit] += 1
+    @contextmanager
+    def place(self, kind: Place) -> Iterator[None]:
+        """Take a place for as long as a call lasts, or raise ResourceExhausted."""
+        most = getattr(self._limits, kind)
+        if most is not None and self._taken[kind] >= most:
+            raise self._refused(kind, PLACE_RETRY_MS)
+        counted = kind, self._limits.entry
+        self._taken[kind] += 1
+        self._usage.open[counted] += 1
+        try:
+            yield
+        finally:
+            self._taken[kind] -= 1
+            self._usage.open[counted] -= 1
+
+    def hold(self, kind: Quantity, count: int, before_count: int = 0) -> None:
+        """Raise ResourceExhausted where this grows beyond the limit."""
+        most = getattr(self._limits, kind)
+        if most is not None and before_count < count > most:
+            raise self._refused(kind, None, f": {count} are wanted")
+
+    async def hold_back(self) -> None:
+        """Delay the answer of a refused call if there were many: its caller may not wait itself."""
+        wait_ms = self._prompt.wait_ms()
+        if wait_ms <= HELD_S_MAX * 1000:
+            self._prompt.take(1)
+        if not wait_ms or self._held_count >= HELD_MAX:
+            return
+        self._held_count += 1
+        try:
+            await asyncio.sleep(min(wait_ms / 1000, HELD_S_MAX))
+        finally:
+            self._held_count -= 1
+
+    def _refused(self, limit: str, retry_after_ms: int | None, more: str = "") -> ResourceExhausted:
+        self._usage.refused[limit, self._limits.entry] += 1
+        advice = f"; {_ADVICE[limit]}" if limit in _ADVICE else ""
         return ResourceExhausted(
-            f"{self._name!r} has reached its limit {limit} = {getattr(self._limits, limit)}",
+            f"{self._name!r} has reached its limit {limit} = {getattr(self._limits, limit)}"
+            f"{more}{advice}",
             retry_after_ms=retry_after_ms,
-            reason="PRINCIPAL_LIMIT",
+            reason=LIMIT_REASON,
             metadata={"limit": limit},
         )

@@ -31,12 +31,14 @@ class Checked:
         variables: The variables it reads; a context of these alone is cheaper than one of all.
         equalities: A filter's necessary condition; see `libs.filters.conditions`.
         parts: The operands of a filter's `&&`; see `libs.filters.plain`.
+        cost: How many steps it may take for one message; see `libs.filters.typecheck`.
     """
 
     source: str
     variables: frozenset[str]
     equalities: Condition | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...]
+    cost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def check(
     """Check a filter ("bool") or priority ("int"); raises FilterError."""
     tree = parse(source)
     try:
-        kind = type_of(tree, variables)
+        kind, cost = type_of(tree, variables)
     except RecursionError:
         raise tree.error("nested too deep") from None
     if kind not in (want, "dyn"):
@@ -74,8 +76,8 @@ def check(
         raise tree.error(f"{what} must give {want}, not {name}")
     names = frozenset(_names(tree)) & variables.keys()
     if want == "int":
-        return Checked(source, names, None)
-    return Checked(source, names, necessary(tree), parts_of(tree))
+        return Checked(source, names, None, (), cost)
+    return Checked(source, names, necessary(tree), parts_of(tree), cost)
 
 
 def _names(node: Node) -> set[str]:

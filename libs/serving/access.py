@@ -5,11 +5,14 @@ A process on loopback may go without; any other one needs TLS and a policy, or s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from opentelemetry.metrics import Meter, Observation
 
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause, FatalError
@@ -23,6 +26,7 @@ from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from libs.access.callers import Callers
+    from libs.access.quotas import Usage
 
 TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key", "service_identity")
 TLS_VARIABLES = tuple(map(variable_of, TLS_SETTINGS))
@@ -87,6 +91,29 @@ def _protection(config: ServingConfig) -> Protection:
         service_tls_,
         callers,
         f"open to other machines without {' and '.join(lacking)}" if is_open else "",
+    )
+
+
+def measure_usage(usage: Usage, meter: Meter) -> None:
+    """Give metrics of what principals take, and of what is refused to them."""
+
+    def observed(counts: Counter[tuple[str, str]]) -> list[Observation]:
+        return [
+            Observation(count, {"slatemq.access.limit": limit, "slatemq.access.entry": entry})
+            for (limit, entry), count in list(counts.items())
+        ]
+
+    meter.create_observable_counter(
+        "slatemq.access.refused.calls",
+        callbacks=[lambda _: observed(usage.refused)],
+        unit="{call}",
+        description="Calls refused because their principal has reached a limit of the policy",
+    )
+    meter.create_observable_gauge(
+        "slatemq.access.open.calls",
+        callbacks=[lambda _: observed(usage.open)],
+        unit="{call}",
+        description="Streams and claims that are open, of all principals of an entry together",
     )
 
 

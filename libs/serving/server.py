@@ -31,7 +31,7 @@ from grpc_health.v1 import health_pb2_grpc
 from opentelemetry import metrics
 
 from libs.serving import limits
-from libs.serving.access import protection_of
+from libs.serving.access import measure_usage, protection_of
 from libs.serving.access_servicer import AccessServicer
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
@@ -137,6 +137,8 @@ class RunningService:
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
         self._protection = protection_of(config)
+        if self._protection.callers is not None:
+            measure_usage(self._protection.callers.usage, telemetry.meter)
         guard = CallGuard(
             self.gate,
             telemetry,

@@ -298,6 +298,7 @@ class Consumer(QueueConsumer):
         self._watch.begin()
         while not self._closed:
             self._has_received = False
+            asked_s = 0.0
             try:
                 await self._stream()
             except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
@@ -307,6 +308,7 @@ class Consumer(QueueConsumer):
                 log.debug("stream of %s broke: %s", self.queue_id, error)
                 self._watch.begin(error)
                 self._peers.forget()
+                asked_s = (getattr(error, "retry_after_ms", 0) or 0) / 1000
             except SlateMQError as error:
                 if error.reason != PAUSED:
                     if isinstance(error, NotFound):
@@ -322,7 +324,8 @@ class Consumer(QueueConsumer):
             if self._has_received:
                 backoff = BACKOFF_S  # It worked: this is a new outage.
             if not self._closed:
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                asked_s *= random.uniform(1.0, 1.2)
+                await asyncio.sleep(max(asked_s, backoff * random.uniform(0.5, 1.0)))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
     def _has_work(self) -> bool:

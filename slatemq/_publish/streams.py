@@ -46,6 +46,9 @@ AVOID_S: Final = 1.0
 STREAMS_MAX: Final = 8
 """Streams that a client opens for messages that may go to any shard."""
 
+STREAMS_LIMIT: Final = "PRINCIPAL_LIMIT"
+"""Ends a stream for which there is no place; limits of publishes are answered for each request."""
+
 _METHOD: Final = "/slatemq.v1.IngestService/PublishStream"
 
 Answer = Callable[["list[Published] | SlateMQError"], None]
@@ -292,7 +295,8 @@ class PublishStream:
         not_sent = Unavailable(error.message, reason=NOT_CONNECTED)
         self._queue.clear()
         is_of_a_request = isinstance(error, Unavailable | ResourceExhausted)
-        if not is_of_a_request or error.reason in HOPELESS or error.reason == NOT_CONNECTED:
+        of_the_stream = (*HOPELESS, NOT_CONNECTED, STREAMS_LIMIT)
+        if not is_of_a_request or error.reason in of_the_stream:
             # The error is not about a single request: a call of its own will show.
             error = Unavailable(error.message, reason="STREAM_BROKEN", retry_after_ms=0)
         unanswered, self._unanswered = self._unanswered, {}

@@ -297,7 +297,8 @@ class Peers:
                 with errors_translated():
                     return await self.unless_closed(attempt(max(min(attempt_s, left), 0.001)))
             except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
-                if self._closed or error.reason in HOPELESS:
+                asked_ms = getattr(error, "retry_after_ms", 0)
+                if self._closed or error.reason in HOPELESS or asked_ms is None:
                     raise
                 problem = error
             if on_failure is not None:
@@ -309,7 +310,7 @@ class Peers:
             if wait_s and time.monotonic() - began >= WAITED_S:
                 until = min(limit, time.monotonic() + call_s)
             # Never sooner than asked, and not everybody at the same moment.
-            asked = getattr(problem, "retry_after_ms", 0) / 1000
+            asked = asked_ms / 1000
             pause = max(asked, backoff * random.uniform(0.5, 1.0)) + asked * random.uniform(0, 0.2)
             if time.monotonic() + pause >= until:
                 raise problem

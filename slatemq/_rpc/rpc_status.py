@@ -10,7 +10,7 @@ NotFound             NOT_FOUND           ResourceInfo: type and name
 AlreadyExists        ALREADY_EXISTS      ResourceInfo: type and name
 FailedPrecondition   FAILED_PRECONDITION PreconditionFailure: type = reason, subject
 Aborted              ABORTED             ErrorInfo.metadata["etag"]
-ResourceExhausted    RESOURCE_EXHAUSTED  QuotaFailure: subject = reason; RetryInfo
+ResourceExhausted    RESOURCE_EXHAUSTED  QuotaFailure: subject = reason; any RetryInfo
 Unavailable          UNAVAILABLE         RetryInfo
 DeadlineExceeded     DEADLINE_EXCEEDED
 Unimplemented        UNIMPLEMENTED       ErrorInfo.metadata["service", "served_by", "addresses"]
@@ -157,19 +157,19 @@ def _kind_details(error: errors.SlateMQError) -> tuple[Message, ...]:
             return (details.PreconditionFailure(violations=[state]),)
         case errors.ResourceExhausted():
             quota = details.QuotaFailure.Violation(subject=error.reason)
-            return (
-                details.QuotaFailure(violations=[quota]),
-                _retry_info(error.retry_after_ms),
-            )
+            failure = details.QuotaFailure(violations=[quota])
+            return (failure, *_retry_info(error.retry_after_ms))
         case errors.Unavailable():
-            return (_retry_info(error.retry_after_ms),)
+            return _retry_info(error.retry_after_ms)
     return ()
 
 
-def _retry_info(retry_after_ms: int) -> error_details_pb2.RetryInfo:
+def _retry_info(retry_after_ms: int | None) -> tuple[error_details_pb2.RetryInfo, ...]:
+    if retry_after_ms is None:
+        return ()
     info = error_details_pb2.RetryInfo()
     info.retry_delay.FromMilliseconds(retry_after_ms)
-    return info
+    return (info,)
 
 
 def _capped(text: str, bytes_max: int) -> str:
@@ -242,8 +242,9 @@ class _Reader:
             return "", self._status.message
         return violations[0].field, violations[0].description
 
-    def _retry_after_ms(self) -> int:
+    def _retry_after_ms(self) -> int | None:
         info = self._detail(error_details_pb2.RetryInfo)
         if info.HasField("retry_delay"):
             return int(info.retry_delay.ToMilliseconds())
-        return errors.DEFAULT_RETRY_AFTER_MS
+        # Our services leave it out where waiting does not help; what is not theirs has no reason.
+        return None if self._info.reason else errors.DEFAULT_RETRY_AFTER_MS

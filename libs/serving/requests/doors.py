@@ -6,13 +6,15 @@
     services ─► service door ── (mTLS: services alone get in) ──────┘
 
 Each RPC's proto says who may call it (`slatemq/v1/access.proto`). The client door refuses what is
-for services, with a policy or without; with one, it asks it about everything else.
+for services, with a policy or without; with one, it asks it about everything else. Who calls, and
+whether the limits of that principal leave room for the call, is judged before a request is read.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
 
@@ -26,8 +28,12 @@ from slatemq.errors import PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:
     from libs.access.callers import Caller, Callers
+    from libs.access.quotas import Place
 
-__all__ = ["ClientDoor", "Door", "Judge", "ServiceDoor"]
+__all__ = ["NO_PLACE", "ClientDoor", "Door", "Judge", "ServiceDoor"]
+
+NO_PLACE: Final = nullcontext()
+"""That of a call which is not counted."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,13 +41,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Judge(Protocol):
     """Judges the calls of one method."""
 
-    async def judge(self, context: Context, request: Any) -> None:
-        """Let a call be served for its caller, which becomes the current one; or raise.
+    async def enter(self, context: Context) -> AbstractContextManager[None]:
+        """Let a call in, before its request is read: its place, for as long as it lasts.
+
+        Its caller becomes the current one.
 
         Raises:
             Unauthenticated: Who calls is not proven.
+            PermissionDenied: Nobody may make this call here.
+            ResourceExhausted: The caller has reached its limit, or as Unavailable.
+            Unavailable: Who calls cannot be found out now.
+        """
+
+    async def judge(self, context: Context, request: Any) -> None:
+        """Let a request be served; as `enter` for who calls, since a token may have ended.
+
+        Raises:
             PermissionDenied: The caller may not make this call.
-            ResourceExhausted, Unavailable: Who calls cannot be found out now.
         """
 
 
@@ -87,7 +103,7 @@ class _ByIdentity:
     def __init__(self, identity: str) -> None:
         self._identity = identity
 
-    async def judge(self, context: Context, request: Any) -> None:
+    async def enter(self, context: Context) -> AbstractContextManager[None]:
         auth = context.auth_context()
         if is_old(auth):
             raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
@@ -96,13 +112,20 @@ class _ByIdentity:
                 f"the certificate does not have the name {self._identity}",
                 reason="FOR_SERVICES_ALONE",
             )
+        return NO_PLACE
+
+    async def judge(self, context: Context, request: Any) -> None:
+        """Nothing: the certificate is that of the connection."""
 
 
 class _ForServices:
-    async def judge(self, context: Context, request: Any) -> None:
+    async def enter(self, context: Context) -> AbstractContextManager[None]:
         raise PermissionDenied(
             "only services call this, on their own port", reason="FOR_SERVICES_ALONE"
         )
+
+    async def judge(self, context: Context, request: Any) -> None:
+        """Never asked: no call enters."""
 
 
 class _ByPolicy:
@@ -110,21 +133,37 @@ class _ByPolicy:
         self._callers = callers
         self._method = method
         self._access = access
+        self._place: Place | None = None
+        if access.is_stream:
+            self._place = "open_streams"
+        elif access.is_claim:
+            self._place = "waiting_claims"
+        # On a stream each publish is answered for itself.
+        self._is_publish = access.caller == "publish" and not access.is_stream
+
+    async def enter(self, context: Context) -> AbstractContextManager[None]:
+        caller = await self._caller(context)
+        current_caller.set(caller)
+        if self._is_publish:
+            caller.quota.admit_publish()
+        return NO_PLACE if self._place is None else caller.quota.place(self._place)
 
     async def judge(self, context: Context, request: Any) -> None:
+        caller = await self._caller(context)
+        if self._access.caller in AUDITED:
+            record: Any = partial(self._record, caller.principal, request)
+            context.add_done_callback(record)
+        caller.check(self._access, request)
+        current_caller.set(caller)
+
+    async def _caller(self, context: Context) -> Caller:
         authorization = ""
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
                 authorization = value if isinstance(value, str) else value.decode("latin-1")
                 break
         caller = self._callers.known(authorization) if authorization else None
-        if caller is None:
-            caller = await self._find(context, authorization)
-        if self._access.caller in AUDITED:
-            record: Any = partial(self._record, caller.principal, request)
-            context.add_done_callback(record)
-        caller.check(self._access, request)
-        current_caller.set(caller)
+        return await self._find(context, authorization) if caller is None else caller
 
     def _record(self, principal: Principal, request: Any, context: Context) -> None:
         subjects = ", ".join(dict.fromkeys(self._access.queues(request)))

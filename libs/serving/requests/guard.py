@@ -20,7 +20,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from copy import copy
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -29,9 +29,11 @@ import grpc
 import grpc.aio
 from google.rpc.status_pb2 import Status
 
+from libs.access.current import hold_back
+from libs.access.principals import LIMIT_REASON
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
-from libs.serving.requests.doors import Door, Judge, ServiceDoor
+from libs.serving.requests.doors import NO_PLACE, Door, Judge, ServiceDoor
 from libs.serving.requests.gate import Entrance, Gate, OpenGate
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
@@ -145,7 +147,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> Any:
             try:
-                with gate:
+                with gate, await _entered(judge, context):
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
                         if judge is not None:
@@ -169,7 +171,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with gate:
+                with gate, await _entered(judge, context):
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
                         if judge is not None:
@@ -196,7 +198,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with gate:
+                with gate, await _entered(judge, context):
                     if (proof := gate.proof()) is not None:
                         await proof
                     parsed = self._reader.stream(requests, codec, _of_call(judge, context))
@@ -206,7 +208,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                             del response
                             yield box
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                if isinstance(error, _CALLERS):
+                if _is_of_caller(error):
                     await self._reader.skip(requests)
                 await _fail(method, context, error)
 
@@ -219,7 +221,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> None:
             try:
-                with gate:
+                with gate, await _entered(judge, context):
                     request, held_bytes = await self._reader.read(context, codec, method)
                     self._reader.release(held_bytes)
                     if judge is not None:
@@ -245,6 +247,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
         return handler
+
+
+async def _entered(judge: Judge | None, context: Context) -> AbstractContextManager[None]:
+    return NO_PLACE if judge is None else await judge.enter(context)
 
 
 def _of_call(judge: Judge | None, context: Context) -> Callable[[Any], Awaitable[None]] | None:
@@ -284,6 +290,8 @@ async def _fail(method: str, context: Context, error: BaseException) -> None:
         raise error
     if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
         raise error
+    if isinstance(error, errors.ResourceExhausted):
+        await hold_back(error)
     status = status_of(method, error)
     # What the handler held would stay until the next full collection: a cycle of frames and error.
     # The frames themselves are left alone: an error that others wait for, too, has theirs as well.
@@ -343,6 +351,13 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
         return errors.FailedPrecondition("OTHER_FORMAT", str(error))
     log.error("unexpected error", exc_info=error, extra={"method": method})
     return errors.Internal("internal error; the service's log says more")
+
+
+def _is_of_caller(error: BaseException) -> bool:
+    """Whether the caller of a stream caused it, perhaps while sending."""
+    if isinstance(error, errors.ResourceExhausted):
+        return error.reason == LIMIT_REASON
+    return isinstance(error, _CALLERS)
 
 
 _CALLERS = (

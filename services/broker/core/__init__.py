@@ -7,6 +7,7 @@ In reading order; a file imports only files above it:
 
 `commands`          The commands of a shard, in its own words, and their results
 `settings`          The settings of a queue, its backoff among them, and their stored form
+`owned_queues`      What the queues of each owner add up to: number, and cost of expressions
 `leases`            The leases of a queue: its messages in flight, in buckets
 `queue`             The state machine of one queue: no I/O, no clock, no asyncio
 `changes`           What a shard reports of its changes: nothing, as in direct mode

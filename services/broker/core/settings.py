@@ -119,6 +119,11 @@ class QueueSettings:
     quarantine: str = ""
     """Why routing leaves the queue out; empty if it does not."""
     quarantined_at_ms: int = 0
+    owner: str = ""
+    """The principal that was the last to set the filter or the priority; empty without a policy."""
+    filter_cost: int = 0
+    priority_cost: int = 0
+    """What these cost, as far as the owner has set them; see `libs.filters.Checked.cost`."""
     created_at_ms: int = 0
     updated_at_ms: int = 0
     revision: int = 0
@@ -138,6 +143,10 @@ class QueueSettings:
             self.default_delay_ms,
             self.quarantine,
         )
+
+    @property
+    def cost(self) -> int:
+        return self.filter_cost + self.priority_cost
 
     def backoff_ms(self, attempts: int, token: int) -> int:
         return self.backoff.wait_ms(attempts, token) if self.backoff else 0
@@ -184,6 +193,9 @@ _STORED: dict[str, Callable[[str], Any]] = {
     "paused": lambda text: text == "1",
     "quarantine": str,
     "quarantined_at_ms": int,
+    "owner": str,
+    "filter_cost": int,
+    "priority_cost": int,
     "created_at_ms": int,
     "updated_at_ms": int,
     "revision": int,

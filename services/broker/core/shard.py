@@ -41,6 +41,7 @@ from services.broker.core.lists.executed import Executed
 from services.broker.core.lists.outbox import Outbox
 from services.broker.core.lists.replays import Counts, Ranges, Replays
 from services.broker.core.lists.storable import storable
+from services.broker.core.owned_queues import OwnedQueues
 from services.broker.core.queue import NEVER, Notes, Queue, Row
 from services.broker.core.redrives import Redrives
 from services.broker.core.settings import QueueSettings
@@ -128,6 +129,7 @@ class Shard:
         """Some queues deleted up to this revision have no row any more."""
         self.cursors = dict(cursors or {})
         self.queues: dict[str, Queue] = {}
+        self.owned = OwnedQueues()
         self.notes = Notes()
         self.deleted: dict[str, QueueStateRecord] = {}
         self.outbox = Outbox()
@@ -149,6 +151,7 @@ class Shard:
 
     def restore_queue(self, queue: Queue) -> None:
         self.queues[queue.queue_id] = queue
+        self.owned.add(queue.settings)
 
     # --- Queues -------------------------------------------------------------
 
@@ -170,6 +173,7 @@ class Shard:
         self.deleted.pop(queue_id, None)
         queue.waiting.delayed.begin(queue.waiting.epoch)
         self.queues[queue_id] = queue
+        self.owned.add(queue.settings)
         self._rows += rows
         self._note_config(queue)
         queue.touch()
@@ -191,6 +195,8 @@ class Shard:
     def _take_settings(self, queue: Queue, settings: QueueSettings, row: Row) -> None:
         self._next_revision()
         before, queue.settings = queue.settings, settings
+        self.owned.remove(before)
+        self.owned.add(settings)
         if queue.settings.routing != before.routing:
             queue.routing_revision = self.revision
         self._note_config(queue)
@@ -223,6 +229,7 @@ class Shard:
         self._starting_in_the_past.pop(queue.queue_id, None)
         self.lanes.forget(queue.waiting.by_name.values())
         del self.queues[queue.queue_id]
+        self.owned.remove(queue.settings)
         self.notes.to_commit.pop(queue, None)
         self.deleted[queue.queue_id] = state
         gone = queue.queue_id, self.revision, None, self.revision

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
 from libs.serving.requests.headers import check_delay_ms
@@ -81,9 +81,13 @@ def changes_of(
     """
     changes: dict[str, Any] = {}
     defaults = QueueSettings(filter=DEFAULT_FILTER(queue.queue_id), backoff=DEFAULT_BACKOFF)
-    checks = _CHECKS | {"default_delay_ms": partial(_delay, max_delay_ms)}
+    checks: dict[str, Callable[[str, Any], Any]]
+    checks = {"backoff": _backoff, "default_delay_ms": partial(_delay, max_delay_ms)}
     for name in names:
-        if queue.HasField(name):  # type: ignore[arg-type]
+        if name in _EXPRESSIONS:
+            source = getattr(queue, name) if queue.HasField(name) else None  # type: ignore[arg-type]
+            changes |= _expression(name, source, getattr(defaults, name))
+        elif queue.HasField(name):  # type: ignore[arg-type]
             changes[name] = checks.get(name, _number)(name, getattr(queue, name))
         elif name in _BOUNDED:
             changes[name] = None  # as long as the default, or as it may be
@@ -164,24 +168,21 @@ def checking_expression(field: str) -> Iterator[None]:
         ) from error
 
 
-def _expression(name: str, source: str, want: Literal["bool", "int"]) -> str:
-    if within_bytes(f"queue.{name}", source, SOURCE_BYTES_MAX):
-        with checking_expression(f"queue.{name}"):
-            check(source, want)
-    return source
+def _expression(name: str, source: str | None, default: str) -> dict[str, Any]:
+    """An expression and its cost; the default, whose cost hardly counts, for None."""
+    if source is None:
+        return {name: default, f"{name}_cost": 0}
+    field, cost = f"queue.{name}", 0
+    if not source and name == "filter":
+        raise InvalidArgument(field, "must not be empty; leave it out for the default")
+    if within_bytes(field, source, SOURCE_BYTES_MAX):
+        with checking_expression(field):
+            cost = check(source, _EXPRESSIONS[name]).cost
+    return {name: source, f"{name}_cost": cost}
 
 
-def _filter(name: str, source: str) -> str:
-    if not source:
-        raise InvalidArgument(f"queue.{name}", "must not be empty; leave it out for the default")
-    return _expression(name, source, "bool")
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "filter": _filter,
-    "priority": lambda name, source: _expression(name, source, "int"),
-    "backoff": _backoff,
-}
+_EXPRESSIONS: Final[dict[str, Literal["bool", "int"]]] = {"filter": "bool", "priority": "int"}
+"""The settings that are expressions, and what they give."""
 
 
 def etag_of(settings: QueueSettings) -> str:

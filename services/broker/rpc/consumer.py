@@ -243,11 +243,10 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         self, request: consumer_pb2.ExecuteRequest, context: Any
     ) -> consumer_pb2.ExecuteResponse:
         for command in request.commands:
-            match command.WhichOneof("action"):
-                case "transfer":
-                    require("consume", command.transfer.target_queue_id)
-                case "push":
-                    require_publish(command.push.queue_id, command.push.headers)
+            if command.HasField("transfer"):
+                require("consume", command.transfer.target_queue_id)
+        pushes = (command.push for command in request.commands if command.HasField("push"))
+        require_publish((push.queue_id, push.headers, len(push.payload)) for push in pushes)
         return await self._executor.execute(request)
 
     def _leases(

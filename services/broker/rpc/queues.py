@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from libs.access.current import ALL_QUEUES, current_caller, may, require
+from libs.access.current import (
+    ALL_QUEUES,
+    caller_name,
+    current_caller,
+    hold_to,
+    may,
+    require,
+)
 from libs.filters import DEFAULT_FILTER, check, values_of
 from services.broker.config import BrokerConfig
 from services.broker.core.commands import Purge
@@ -87,11 +94,12 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         changes = await self._changes(request.queue, SETTINGS)
         await _require_addressees(queue_id, changes)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
-        wanted = changed(base, changes)
+        wanted = changed(base, changes).changed(owner=caller_name())
         beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
         if beside:
             require("inspect", beside)
         self._owner.admit()
+        self._check_limits(wanted)
         await self._pace.turn()
         with self._starts.creating():
             return await self._create(request, queue_id, wanted, beside)
@@ -109,6 +117,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         def check(_: int) -> None:
             if queue_id in self._owner.shard.queues:
                 raise AlreadyExists("queue", queue_id)
+            self._check_limits(wanted)
             if beside:
                 self._owner.queue(beside)
             if not self._sweeper.ready_for(queue_id):
@@ -183,13 +192,18 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                 raise InvalidArgument(f"update_mask.paths[{index}]", f"{path!r} is none of {known}")
         changes = await self._changes(request.queue, paths)
         await _require_addressees(queue_id, changes)
+        if not changes.keys().isdisjoint({"filter", "priority"}):
+            changes["owner"] = caller_name()
         self._owner.admit()
+        queue = await self._owner.find(queue_id)
+        self._check_limits(changed(queue.settings, changes), queue.settings)
         await self._pace.turn()
 
         def update(now_ms: int) -> Queue:
             current = self._current(queue_id, request.queue.etag)
             before = current.settings
             settings = changed(before, changes).changed(updated_at_ms=now_ms)
+            self._check_limits(settings, before)
             is_other = (settings.filter, settings.priority) != (before.filter, before.priority)
             if before.quarantine and is_other:
                 self._owner.shard.lift_quarantine(current, settings)
@@ -341,6 +355,22 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         if queue.HasField("filter"):
             return await asyncio.to_thread(changes_of, queue, names, self._max_delay_ms)
         return changes_of(queue, names, self._max_delay_ms)
+
+    def _check_limits(self, settings: QueueSettings, before: QueueSettings | None = None) -> None:
+        """Raises ResourceExhausted where a queue with these settings exceeds the caller's limits.
+
+        Who was the last to set the filter or the priority owns the queue. So no caller can get more
+        by queues that others create, nor by filters that they set.
+        """
+        owner = caller_name()
+        if settings.owner != owner:
+            return  # The caller changes other settings of a queue that is not its own.
+        is_own = before is not None and before.owner == owner
+        cost = before.cost if before is not None and is_own else 0
+        count, sum_ = self._owner.shard.owned.totals(owner)
+        hold_to("filter_cost", settings.cost, cost)
+        hold_to("filter_cost_sum", sum_ + settings.cost - cost, sum_)
+        hold_to("queues", count if is_own else count + 1, count)
 
     def _current(self, queue_id: str, etag: str) -> Queue:
         queue = self._owner.queue(queue_id)

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any, Final
 
-from libs.access.current import may, require
+from libs.access.current import hold_to, may, require
 from libs.filters import SOURCE_BYTES_MAX
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
@@ -99,7 +99,8 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         within_bytes("request_id", request.request_id, REQUEST_ID_BYTES_MAX)
         if within_bytes("filter", request.filter, SOURCE_BYTES_MAX):
             with checking_expression("filter"):
-                await asyncio.to_thread(dead_letter_filter, request.filter)
+                chosen = await asyncio.to_thread(dead_letter_filter, request.filter)
+            hold_to("filter_cost", chosen.checked.cost)
         return queue_id, target_id
 
     async def GetRedrive(  # noqa: N802 - the RPC's name

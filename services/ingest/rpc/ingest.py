@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 from opentelemetry import trace
 
-from libs.access.current import ALL_QUEUES, current_caller, require
+from libs.access.current import ALL_QUEUES, current_caller, hold_back, require
 from libs.serving import limits
 from libs.serving import telemetry as conventions
 from libs.serving.peers.topology import TopologyDirectory
@@ -45,6 +45,7 @@ from slatemq.errors import (
     Internal,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
     SlateMQError,
     Unavailable,
 )
@@ -146,8 +147,10 @@ class _Stream:
         try:
             async for request in requests:
                 self._unanswered += 1
-                self._take(request.number, request.publish)
+                refusal = self._take(request.number, request.publish)
                 del request
+                if isinstance(refusal, ResourceExhausted):
+                    await hold_back(refusal)
                 if self._unanswered >= UNANSWERED_MAX:
                     # A client that reads no answers keeps no memory of other requests meanwhile.
                     await requests.asend(True)
@@ -163,7 +166,8 @@ class _Stream:
             self._is_read = True
             _wake(self._wanted)
 
-    def _take(self, number: int, request: ingest_pb2.PublishRequest) -> None:
+    def _take(self, number: int, request: ingest_pb2.PublishRequest) -> Exception | None:
+        """Begin to store a request; gives the error of one that is refused."""
         waiting: Waiting | None = None
         try:
             accepted = self._accept(request)
@@ -171,20 +175,21 @@ class _Stream:
                 waiting = self._publisher.enqueue(accepted)
         except Exception as error:  # noqa: BLE001 - all are answered, as the guard does it
             self._refuse(number, error)
-            return
+            return error
         if waiting is None:
             task = asyncio.create_task(self._store(number, accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return
+            return None
         commit = self._publisher.commits.newest()
         if commit is self._commit:
             self._of_commit.append((number, waiting))
-            return
+            return None
         assert commit is not None, "something was handed over"
         self._commit, self._of_commit = commit, [(number, waiting)]
         given = self._of_commit
         commit.add_done_callback(lambda done: self._durable(done, given))
+        return None
 
     def _durable(self, commit: asyncio.Future[None], given: list[tuple[int, Waiting]]) -> None:
         if commit is self._commit:
@@ -219,6 +224,12 @@ def published(answered: Answered) -> ingest_pb2.PublishResponse:
         duplicates=[at for at, _ in answered.duplicates],
         received_at_ms=answered.received_at_ms,
     )
+
+
+def _size_of(run: ingest_pb2.PublishRun) -> int:
+    """About the bytes of a run, whose messages share their headers."""
+    headers = sum(len(key) + len(value) for key, value in run.headers.items())
+    return headers + sum(map(len, run.payloads))
 
 
 def _wake(sleeper: asyncio.Future[None] | None) -> None:
@@ -303,12 +314,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             stream.close()
 
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
+        caller = current_caller.get()
+        if caller is not None:
+            caller.quota.admit_publish()  # Before the work, where it would be for nothing.
         accepted = wire.accept(request, self._rules)
-        if (caller := current_caller.get()) is not None:
-            caller.publish(
-                (run.headers, len(run.payloads), sum(map(len, run.payloads)))
-                for run in request.runs
-            )
+        if caller is not None:
+            caller.publish((run.headers, len(run.payloads), _size_of(run)) for run in request.runs)
         return accepted
 
     async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.access.policy import Limits, Policy
 from libs.access.principals import Principal
-from libs.access.quotas import PrincipalQuota, RateQuota
+from libs.access.quotas import (
+    HELD_MAX,
+    PROMPT_REFUSALS_PER_S,
+    Place,
+    PrincipalQuota,
+    Quantity,
+    RateQuota,
+    Usage,
+)
 from libs.documents import Document
 from slatemq.errors import InvalidArgument, ResourceExhausted
 
@@ -72,10 +85,9 @@ def test_a_publish_beyond_the_limit_is_refused_with_the_time_to_wait() -> None:
 
 
 def test_one_rate_that_is_used_up_does_not_use_up_the_other() -> None:
-    clock = Clock()
-    quota = PrincipalQuota(
-        "shop", Limits(publish_messages_per_s=10, publish_bytes_per_s=1000), clock
-    )
+    clock, usage = Clock(), Usage()
+    limits = Limits(principals=("s*",), publish_messages_per_s=10, publish_bytes_per_s=1000)
+    quota = PrincipalQuota("shop", limits, clock, usage)
     quota.publish(1, 5000)
 
     for _ in range(20):
@@ -84,7 +96,7 @@ def test_one_rate_that_is_used_up_does_not_use_up_the_other() -> None:
 
     clock.now_s += 5
     quota.publish(9, 1)
-    assert quota.refused_count == {"publish_bytes_per_s": 20}
+    assert usage.refused == {("publish_bytes_per_s", "s*"): 20}
 
 
 def test_other_limits_hold_at_once_and_equal_ones_change_nothing() -> None:
@@ -119,8 +131,125 @@ def test_the_first_entry_with_the_name_has_the_limits() -> None:
     assert policy.limits(Principal("other", "token")).publish_bytes_per_s is None
 
 
+PLACES: Final[tuple[Place, ...]] = get_args(Place)
+
+
+@given(
+    most=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.sampled_from(PLACES), st.integers(-1, 5)), max_size=60),
+)
+def test_no_more_places_are_taken_than_there_are_and_all_are_given_back(
+    most: int, steps: list[tuple[Place, int]]
+) -> None:
+    usage = Usage()
+    limits = Limits(principals=("shop",), open_streams=most, waiting_claims=most)
+    quota = PrincipalQuota("shop", limits, Clock(), usage)
+    taken: list[tuple[Place, AbstractContextManager[None]]] = []
+
+    for kind, left in steps:  # -1 takes a place; others give one back, in any order
+        if left < 0:
+            place: AbstractContextManager[None] = quota.place(kind)
+            if sum(one == kind for one, _ in taken) < most:
+                place.__enter__()
+                taken.append((kind, place))
+                continue
+            with pytest.raises(ResourceExhausted) as caught:
+                place.__enter__()
+            assert caught.value.reason == "PRINCIPAL_LIMIT"
+            assert caught.value.metadata == {"limit": kind}
+            assert caught.value.retry_after_ms
+        elif taken:
+            taken.pop(left % len(taken))[1].__exit__(None, None, None)
+        for one in PLACES:
+            assert usage.open[one, "shop"] == sum(kind == one for kind, _ in taken)
+    for _, one_left in taken:
+        # Where a call fails, too.
+        with suppress(ZeroDivisionError), place_of(one_left):
+            raise ZeroDivisionError
+    assert not usage.open.total()
+    assert quota.is_idle
+
+
+def limits_of(values: Mapping[str, Any]) -> Limits:
+    return Limits(**values)
+
+
+class place_of:  # noqa: N801 - it stands for a context manager that was entered before
+    def __init__(self, place: AbstractContextManager[None]) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        """It was entered."""
+
+    def __exit__(self, *error: object) -> None:
+        self._place.__exit__(*error)  # type: ignore[arg-type]
+
+
+def test_places_taken_before_a_lower_limit_stay_and_count() -> None:
+    usage = Usage()
+    quota = PrincipalQuota("shop", Limits(), Clock(), usage)
+    with quota.place("open_streams"), quota.place("open_streams"):
+        quota.set_limits(Limits(principals=("shop",), open_streams=2))
+        with (
+            pytest.raises(ResourceExhausted, match="open_streams = 2"),
+            quota.place("open_streams"),
+        ):
+            pytest.fail("there is no room")
+        assert usage.open == {("open_streams", ""): 2}
+    with quota.place("open_streams"):
+        assert usage.open == {("open_streams", ""): 0, ("open_streams", "shop"): 1}
+
+
+@pytest.mark.parametrize("kind", get_args(Quantity))
+def test_what_stays_may_shrink_beyond_its_limit_but_not_grow(kind: Quantity) -> None:
+    quota = PrincipalQuota("shop", limits_of({kind: 10}), Clock())
+
+    quota.hold(kind, 10)
+    quota.hold(kind, 15, 15)
+    quota.hold(kind, 14, 15)
+    for before in (0, 10, 15):
+        with pytest.raises(ResourceExhausted, match=f"{kind} = 10: 16 are wanted; ") as caught:
+            quota.hold(kind, 16, before)
+        assert caught.value.retry_after_ms is None
+
+
+async def test_answers_to_one_that_is_refused_too_often_are_held_back_and_not_too_many() -> None:
+    clock = Clock()
+    quota = PrincipalQuota("shop", Limits(), clock)
+
+    # Those of a second at once
+    for _ in range(PROMPT_REFUSALS_PER_S):
+        await quota.hold_back()
+
+    # More are held, up to a number
+    async with asyncio.TaskGroup() as group:
+        held = [group.create_task(quota.hold_back()) for _ in range(HELD_MAX)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in held)
+        await quota.hold_back()
+        # Those who do not wait for their answer leave room
+        held[0].cancel()
+        await asyncio.wait([held[0]])
+        held.append(group.create_task(quota.hold_back()))
+        await asyncio.sleep(0)
+        assert not held[-1].done()
+        for task in held:
+            task.cancel()
+
+    # What is over is forgotten
+    clock.now_s += 10
+    await quota.hold_back()
+
+
 @pytest.mark.parametrize(
-    "entry", ["{principals: [a], publish_messages_per_s: 0}", "{principals: [a], claims: 1}", "{}"]
+    "entry",
+    [
+        "{principals: [a], publish_messages_per_s: 0}",
+        "{principals: [a], claims: 1}",
+        "{}",
+        "{principals: [a], queues: -1}",
+        "{principals: [a], filter_cost: 1.5}",
+    ],
 )
 def test_a_bad_limit_is_refused(entry: str) -> None:
     with pytest.raises(InvalidArgument, match=r"line 2 of policy\.yaml"):

@@ -87,6 +87,19 @@ def test_a_status_without_details_still_has_a_kind_and_a_reason(
     assert error.message == "said a proxy"
 
 
+@pytest.mark.parametrize("retry_after_ms", [None, 0, 1500])
+def test_whether_waiting_helps_crosses_the_wire(retry_after_ms: int | None) -> None:
+    error = errors.ResourceExhausted("full", retry_after_ms=retry_after_ms)
+
+    status = to_status(error)
+
+    kinds = [one.TypeName() for one in status.details]
+    assert ("google.rpc.RetryInfo" in kinds) is (retry_after_ms is not None)
+    read = from_status(status)
+    assert isinstance(read, errors.ResourceExhausted)
+    assert read.retry_after_ms == retry_after_ms
+
+
 def test_an_ok_status_is_no_error() -> None:
     with pytest.raises(ValueError, match="not an error"):
         from_status(Status())

@@ -1,0 +1,333 @@
+"""One tenant's messages beside another one at ten times its limits, against the same stack alone.
+
+python -m benchmarks.tenants
+python -m benchmarks.tenants --attack raw --turns 5 --seconds 20 --json tenants.json
+
+The stack has TLS, tokens and a policy. Tenant B publishes at a small steady rate and consumes; the
+lag of a message is the time from the call that publishes it to its delivery. Tenant A, a process of
+its own, asks for ten times its limits of messages, claims and streams at once:
+
+`client`  with the client library, which waits as it is asked to
+`raw`     by gRPC alone: messages at ten times the rate; claims and streams again at once
+`flood`   as raw, with publishes as fast as they are refused
+
+Turns alternate: B alone, B beside A. A has the lowest priority of the processor (nice 19), as if
+it were elsewhere: its own work is not what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc.aio
+import yaml
+
+import slatemq
+from benchmarks.queue_changes import QUEUE, Lags
+from benchmarks.suite import servers
+from slatemq._tokens import new_token
+from slatemq.cli.access.dev_certificates import make_certificates
+from slatemq.errors import ResourceExhausted, SlateMQError
+from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, ingest_pb2, ingest_pb2_grpc
+
+ATTACKS: Final = ("client", "raw", "flood")
+A_QUEUE: Final = "flooded"
+TIMES: Final = 10
+BATCH: Final = 100
+LIMITS: Final = {"publish_messages_per_s": 1000, "waiting_claims": 10, "open_streams": 10}
+FLOODERS: Final = 32
+WARM_UP: Final = 100
+PER_SECOND: Final = 50
+VERBS: Final = ["publish", "consume", "inspect", "edit", "administer", "operate"]
+DISTURBED_S: Final = 2.0
+"""Left out of each turn, while A begins or what it left is worked off."""
+
+
+class Secured:
+    """The files of a stack with two tenants."""
+
+    def __init__(self, folder: Path) -> None:
+        make_certificates(folder / "certs")
+        made = {name: new_token(name) for name in ("a", "b")}
+        self.tokens = {name: one.token for name, one in made.items()}
+        self.ca = folder / "certs/ca.crt"
+        policy = {
+            "roles": {"all": [{"verbs": VERBS}]},
+            "bindings": [{"principals": ["a", "b"], "roles": ["all"]}],
+            "limits": [{"principals": ["a"], **LIMITS}],
+        }
+        (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+        tokens = {"tokens": [one.entry for one in made.values()]}
+        (folder / "tokens.yaml").write_text(yaml.safe_dump(tokens))
+        self.environ = {
+            "SLATEMQ_TLS_CA": str(self.ca),
+            "SLATEMQ_TLS_CERT": str(folder / "certs/service.crt"),
+            "SLATEMQ_TLS_KEY": str(folder / "certs/service.key"),
+            "SLATEMQ_ACCESS_POLICY": str(folder / "policy.yaml"),
+            "SLATEMQ_ACCESS_TOKENS": str(folder / "tokens.yaml"),
+        }
+
+    def credentials(self, name: str) -> slatemq.Credentials:
+        return slatemq.Credentials(ca=self.ca, token=self.tokens[name])
+
+
+# --- Tenant A -----------------------------------------------------------------
+
+
+class Calls:
+    """Repeats calls, and counts their outcomes."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    async def loop(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        """One call after the other, until cancelled."""
+        while True:
+            try:
+                await call()
+                self.counts[f"{name} OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                self.counts[f"{name} {error.code().name}"] += 1
+            except SlateMQError as error:
+                self.counts[f"{name} {error.reason}"] += 1
+
+    async def steadily(
+        self, name: str, per_s: float, call: Callable[[], Awaitable[object]]
+    ) -> None:
+        """So many calls a second, whatever becomes of the others, until cancelled."""
+        begun, number = time.perf_counter(), 0
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._once(name, call))
+                number += 1
+                await asyncio.sleep(begun + number / per_s - time.perf_counter())
+
+    async def _once(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await call()
+            self.counts[f"{name} OK"] += 1
+        except grpc.aio.AioRpcError as error:
+            self.counts[f"{name} {error.code().name}"] += 1
+        except ResourceExhausted as error:
+            self.counts[f"{name} {error.reason}"] += 1
+
+
+def attack_by_client(calls: Calls, client: slatemq.Client) -> list[Awaitable[None]]:
+    """The loops of a client that waits as it is asked to."""
+    batch = [slatemq.OutgoingMessage(b"x" * 100, {"queue": A_QUEUE})] * BATCH
+
+    async def claim() -> None:
+        messages = await client.claim(A_QUEUE, BATCH, wait=5)
+        if messages:
+            await client.ack([one.lease_token for one in messages])
+
+    async def consume() -> None:
+        async with client.consume(A_QUEUE) as messages:
+            async for message in messages:
+                await message.ack()
+
+    per_s = TIMES * LIMITS["publish_messages_per_s"] / BATCH
+    return [
+        calls.steadily("publish", per_s, lambda: client.publish_batch(batch)),
+        *(calls.loop("claim", claim) for _ in range(TIMES * LIMITS["waiting_claims"])),
+        *(calls.loop("stream", consume) for _ in range(TIMES * LIMITS["open_streams"])),
+    ]
+
+
+def attack_by_calls(
+    calls: Calls,
+    ingest: grpc.aio.Channel,
+    broker: grpc.aio.Channel,
+    token: str,
+    *,
+    is_flood: bool,
+) -> list[Awaitable[None]]:
+    """The loops of one that calls again at once, whatever the answer says."""
+    proof = {"metadata": (("authorization", f"Bearer {token}"),)}
+    publisher: Any = ingest_pb2_grpc.IngestServiceStub(ingest)
+    consumer: Any = consumer_pb2_grpc.ConsumerServiceStub(broker)
+    run = ingest_pb2.PublishRun(payloads=[b"x" * 100] * BATCH, headers={"queue": A_QUEUE})
+    batch = ingest_pb2.PublishRequest(runs=[run])
+    wanted = consumer_pb2.ClaimRequest(queue_id=A_QUEUE, max_messages=BATCH, wait_ms=5000)
+    start = consumer_pb2.ConsumeRequest(start=consumer_pb2.ConsumeStart(queue_id=A_QUEUE))
+
+    async def publish() -> None:
+        await publisher.Publish(batch, timeout=30, **proof)
+
+    async def claim() -> None:
+        answer = await consumer.Claim(wanted, timeout=30, **proof)
+        leases = [
+            consumer_pb2.LeaseRun(lease_token=run.lease_token, count=len(run.message_ids))
+            for run in answer.runs
+        ]
+        if leases:
+            await consumer.Ack(consumer_pb2.AckRequest(runs=leases), timeout=30, **proof)
+
+    async def stream() -> None:
+        call = consumer.Consume(**proof)
+        await call.write(start)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    per_s = TIMES * LIMITS["publish_messages_per_s"] / BATCH
+    if is_flood:
+        publishes = [calls.loop("publish", publish) for _ in range(FLOODERS)]
+    else:
+        publishes = [calls.steadily("publish", per_s, publish)]
+    return [
+        *publishes,
+        *(calls.loop("claim", claim) for _ in range(TIMES * LIMITS["waiting_claims"])),
+        *(calls.loop("stream", stream) for _ in range(TIMES * LIMITS["open_streams"])),
+    ]
+
+
+async def attack(kind: str, given: dict[str, str], ca: bytes) -> None:
+    """Tenant A, until its input ends; prints what became of its calls."""
+    calls = Calls()
+    secret = grpc.ssl_channel_credentials(ca)
+    credentials = slatemq.Credentials(ca=given["ca"], token=given["token"])
+    async with (
+        grpc.aio.secure_channel(given["ingest"], secret) as ingest,
+        grpc.aio.secure_channel(given["broker"], secret) as broker,
+        slatemq.connect(given["endpoint"], credentials=credentials) as client,
+    ):
+        if kind == "client":
+            loops = attack_by_client(calls, client)
+        else:
+            flood = kind == "flood"
+            loops = attack_by_calls(calls, ingest, broker, given["token"], is_flood=flood)
+        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+        done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+    print(json.dumps(calls.counts))
+
+
+# --- Tenant B -----------------------------------------------------------------
+
+
+class Measurement:
+    """B's lags, turn by turn."""
+
+    def __init__(self, kind: str, folder: Path, seconds: float) -> None:
+        self._kind = kind
+        self._folder = folder
+        self._seconds = seconds
+        self.turns: dict[str, list[dict[str, float]]] = {"alone": [], "beside": []}
+        self.calls: Counter[str] = Counter()
+
+    async def turn(self, name: str, lags: Lags) -> None:
+        """Measure one turn."""
+        attacker = None
+        if name == "beside":
+            command = [sys.executable, "-m", "benchmarks.tenants", "--attack", self._kind]
+            attacker = await asyncio.create_subprocess_exec(
+                *command,
+                "--as-tenant-a",
+                str(self._folder / "tenant-a.json"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=servers.REPOSITORY,
+            )
+        await asyncio.sleep(DISTURBED_S)
+        lags.seconds = []
+        await asyncio.sleep(self._seconds)
+        seconds, lags.seconds = lags.seconds, []
+        if attacker is not None:
+            output, _ = await attacker.communicate(b"")
+            if attacker.returncode:
+                raise RuntimeError(f"tenant A ended with {attacker.returncode}")
+            self.calls.update(json.loads(output))
+        parts = statistics.quantiles(seconds, n=100)
+        turn = {"p50_ms": 1000 * parts[49], "p99_ms": 1000 * parts[98]}
+        self.turns[name].append(turn)
+        print(f"  {name:6} {len(seconds):6} messages  ", end="")
+        print(f"p50 {turn['p50_ms']:7.1f} ms  p99 {turn['p99_ms']:7.1f} ms", flush=True)
+
+    def results(self) -> dict[str, Any]:
+        """The median of the turns, and the ratio of p99."""
+        medians = {
+            name: {key: statistics.median(one[key] for one in turns) for key in turns[0]}
+            for name, turns in self.turns.items()
+        }
+        ratio = medians["beside"]["p99_ms"] / medians["alone"]["p99_ms"]
+        turns = self.turns
+        return {**medians, "p99_ratio": ratio, "turns": turns, "calls_of_a": dict(self.calls)}
+
+
+async def measure(
+    server: servers.Server, made: Secured, given: argparse.Namespace
+) -> dict[str, Any]:
+    """All attacks, one after the other."""
+    results: dict[str, Any] = {}
+    async with slatemq.connect(server.url, credentials=made.credentials("b")) as client:
+        await client.create_queue(QUEUE)
+        await client.create_queue(A_QUEUE)
+        lags = Lags(client, PER_SECOND)
+        receiving = asyncio.create_task(lags.receive())
+        publishing = asyncio.create_task(lags.publish())
+        await lags.received(WARM_UP)
+        for kind in given.attack:
+            print(f"{kind}:")
+            measurement = Measurement(kind, server.folder, given.seconds)
+            for _ in range(given.turns):
+                await measurement.turn("alone", lags)
+                await measurement.turn("beside", lags)
+            result = results[kind] = measurement.results()
+            print(f"  p99 beside / alone: {result['p99_ratio']:.2f}; A: {result['calls_of_a']}")
+        lags.stop()
+        await publishing
+        receiving.cancel()
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tenants")
+    parser.add_argument("--attack", choices=ATTACKS, nargs="+", default=ATTACKS)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20, help="of a turn")
+    parser.add_argument("--ratio-max", type=float, default=1.5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.add_argument("--as-tenant-a", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.as_tenant_a is not None:
+        os.nice(19)
+        files = json.loads(given.as_tenant_a.read_text())
+        asyncio.run(attack(given.attack[0], files, Path(files["ca"]).read_bytes()))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        made = Secured(Path(folder))
+        with servers.slatemq(Path(folder), made.environ) as server:
+            endpoints = json.loads((server.folder / "ready.json").read_text())["endpoints"]
+            tenant_a = {
+                "endpoint": server.url,
+                "ingest": endpoints["ingest"],
+                "broker": endpoints["broker"],
+                "ca": str(made.ca),
+                "token": made.tokens["a"],
+            }
+            (server.folder / "tenant-a.json").write_text(json.dumps(tenant_a))
+            results = asyncio.run(measure(server, made, given))
+    if given.json is not None:
+        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    return int(any(one["p99_ratio"] > given.ratio_max for one in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,390 @@
+"""Limits of the policy on a real broker, through the port for clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import grpc.aio
+import pytest
+import yaml
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.rpc import error_details_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.access.callers import Callers
+from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
+from slatemq._tokens import new_token
+from slatemq.errors import ResourceExhausted
+from slatemq.v1 import (
+    consumer_pb2,
+    consumer_pb2_grpc,
+    entry_pb2,
+    entry_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+)
+from tests.forms import examples
+from tests.integration.broker.rig import Rig, running
+from tests.integration.waiting import eventually
+
+ALL: Final = ["publish", "consume", "inspect", "edit", "administer", "operate"]
+NAMES: Final = ("shop", "ops")
+CHEAP, COSTLY = "headers.a == 'x'", "headers.exists(k, k == 'x')"
+"""Of cost 4 and 767."""
+
+TOKENS: Final = cache(new_token)
+"""Hashing one takes a tenth of a second."""
+
+
+class Caller:
+    """One principal at the port for clients; an empty name is nobody's."""
+
+    def __init__(self, channel: grpc.aio.Channel, name: str) -> None:
+        token = TOKENS(name).token if name else ""
+        self._proof = (("authorization", f"Bearer {token}"),) if token else ()
+        self._queues: Any = queue_pb2_grpc.QueueServiceStub(channel)
+        self._consumers: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
+        self._dead_letters: Any = entry_pb2_grpc.DeadLetterServiceStub(channel)
+
+    async def create(self, queue_id: str, **fields: str) -> queue_pb2.Queue:
+        queue = queue_pb2.Queue(queue_id=queue_id, **fields)  # type: ignore[arg-type]
+        request = queue_pb2.CreateQueueRequest(queue=queue)
+        answer = await self._queues.CreateQueue(request, metadata=self._proof)
+        return answer.queue  # type: ignore[no-any-return]
+
+    async def update(self, queue_id: str, **fields: Any) -> queue_pb2.Queue:
+        request = queue_pb2.UpdateQueueRequest(
+            queue=queue_pb2.Queue(queue_id=queue_id, **fields),
+            update_mask=FieldMask(paths=[*fields]),
+        )
+        answer = await self._queues.UpdateQueue(request, metadata=self._proof)
+        return answer.queue  # type: ignore[no-any-return]
+
+    async def get(self, queue_id: str) -> queue_pb2.Queue:
+        request = queue_pb2.GetQueueRequest(queue_id=queue_id)
+        return (await self._queues.GetQueue(request, metadata=self._proof)).queue  # type: ignore[no-any-return]
+
+    async def delete(self, queue_id: str) -> None:
+        request = queue_pb2.DeleteQueueRequest(queue_id=queue_id)
+        await self._queues.DeleteQueue(request, metadata=self._proof)
+
+    async def redrive(self, queue_id: str, chosen: str) -> None:
+        request = entry_pb2.StartRedriveRequest(queue_id=queue_id, filter=chosen)
+        await self._dead_letters.StartRedrive(request, metadata=self._proof)
+
+    def claim(self, queue_id: str = "q", wait_ms: int = 60_000) -> Any:
+        request = consumer_pb2.ClaimRequest(queue_id=queue_id, wait_ms=wait_ms)
+        return self._consumers.Claim(request, metadata=self._proof)
+
+    def consume(self, queue_id: str = "q") -> Any:
+        call = self._consumers.Consume(metadata=self._proof)
+        start = consumer_pb2.ConsumeStart(queue_id=queue_id)
+        return call, consumer_pb2.ConsumeRequest(start=start)
+
+    async def open(self, queue_id: str = "q") -> Any:
+        """A stream that is open."""
+        call, start = self.consume(queue_id)
+        await call.write(start)
+        assert await call.read() is not grpc.aio.EOF
+        return call
+
+    def watch(self) -> Any:
+        return self._queues.WatchQueues(queue_pb2.WatchQueuesRequest(), metadata=self._proof)
+
+
+class Limited:
+    """A broker with a policy, and callers."""
+
+    def __init__(self, rig: Rig, channel: grpc.aio.Channel, folder: Path) -> None:
+        self.rig = rig
+        self.shop, self.ops = Caller(channel, "shop"), Caller(channel, "ops")
+        self.nobodies = [Caller(channel, ""), Caller(channel, "")]
+        self._folder = folder
+
+    @property
+    def callers(self) -> Callers:
+        callers = self.rig.running._protection.callers
+        assert callers is not None
+        return callers
+
+    def is_open(self, **counts: int) -> bool:
+        usage = self.callers.usage.open
+        return {limit: count for (limit, _), count in usage.items() if count} == counts
+
+    def change(self, **limits: int) -> None:
+        """Other limits, as after a look at the file."""
+        write_policy(self._folder, limits)
+        assert self.callers._policy.reload()
+
+
+def write_policy(folder: Path, limits: Mapping[str, int]) -> None:
+    policy = {
+        "roles": {"all": [{"verbs": ALL}]},
+        "bindings": [{"principals": [*NAMES, "anonymous"], "roles": ["all"]}],
+        "limits": [{"principals": ["shop", "anonymous"], **limits}],
+    }
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+
+
+@asynccontextmanager
+async def limited(folder: Path, data: Path | None = None, **limits: int) -> AsyncIterator[Limited]:
+    write_policy(folder, limits)
+    tokens = {"tokens": [TOKENS(name).entry for name in NAMES]}
+    (folder / "tokens.yaml").write_text(yaml.safe_dump(tokens))
+    access = {name: str(folder / f"{name[7:]}.yaml") for name in ("access_policy", "access_tokens")}
+    async with (
+        running(data, settings=access) as rig,
+        grpc.aio.insecure_channel(rig.running.address) as channel,
+    ):
+        yield Limited(rig, channel, folder)
+
+
+async def refused(call: Awaitable[object], limit: str, *, waits: bool = False) -> None:
+    """A call is refused by this limit; `waits`: and says when to try again."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, ResourceExhausted)
+    assert (error.reason, error.metadata) == ("PRINCIPAL_LIMIT", {"limit": limit})
+    details = dict(caught.value.trailing_metadata() or ())[STATUS_DETAILS_KEY]
+    kind = error_details_pb2.RetryInfo.DESCRIPTOR.full_name.encode()
+    assert (kind in details) is waits
+    assert (error.retry_after_ms is not None) is waits
+
+
+async def ended(call: Any) -> None:
+    """Read a stream until it ends, or fails."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def sent_and_ended(call: Any, request: consumer_pb2.ConsumeRequest) -> None:
+    for _ in range(100):
+        await call.write(request)
+    await ended(call)
+
+
+async def test_one_waits_with_as_many_claims_as_it_may_and_another_with_more(
+    tmp_path: Path,
+) -> None:
+    async with limited(tmp_path, waiting_claims=2) as made:
+        await made.ops.create("q")
+        waiting = [made.shop.claim() for _ in range(2)]
+        await eventually(lambda: made.is_open(waiting_claims=2))
+
+        for wait_ms in (60_000, 0):
+            await refused(made.shop.claim(wait_ms=wait_ms), "waiting_claims", waits=True)
+        others = [made.ops.claim() for _ in range(5)]
+        await eventually(lambda: made.is_open(waiting_claims=7))
+        stream = await made.shop.open()
+
+        # What ends leaves its place to the next: cancelled by the client
+        waiting[0].cancel()
+        await eventually(lambda: made.is_open(waiting_claims=6, open_streams=1))
+        again = made.shop.claim()
+        await eventually(lambda: made.is_open(waiting_claims=7, open_streams=1))
+        # or answered by the server
+        for call in others:
+            call.cancel()
+        await eventually(lambda: made.is_open(waiting_claims=2, open_streams=1))
+        await made.rig.assign([1, 2])
+        assert [len((await call).runs) for call in (waiting[1], again)] == [1, 1]
+        stream.cancel()
+        await eventually(lambda: made.is_open())
+
+
+async def test_streams_of_all_kinds_share_a_limit(tmp_path: Path) -> None:
+    async with limited(tmp_path, open_streams=2) as made:
+        await made.ops.create("q")
+        first, watch = await made.shop.open(), made.shop.watch()
+        assert await watch.read() is not grpc.aio.EOF
+
+        for call in (made.shop.consume()[0], made.shop.watch()):
+            await refused(ended(call), "open_streams", waits=True)
+        # A client that sends at once gets the same answer
+        await refused(sent_and_ended(*made.shop.consume()), "open_streams", waits=True)
+        assert (await made.shop.get("q")).queue_id == "q"
+
+        # Cut by the client, by the server, and by the end of its queue
+        watch.cancel()
+        await eventually(lambda: made.is_open(open_streams=1))
+        second = await made.shop.open()
+        await made.ops.delete("q")
+        for call in (first, second):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ended(call)
+        await eventually(lambda: made.is_open())
+
+
+async def test_callers_without_a_proof_share_their_limits(tmp_path: Path) -> None:
+    async with limited(tmp_path, open_streams=1) as made:
+        await made.ops.create("q")
+        one, other = made.nobodies
+        await one.open()
+
+        await refused(other.open(), "open_streams", waits=True)
+        await made.shop.open()
+
+
+async def test_other_limits_hold_from_the_next_call_on_and_end_nothing(tmp_path: Path) -> None:
+    async with limited(tmp_path, open_streams=1) as made:
+        await made.ops.create("q")
+        first = await made.shop.open()
+        await refused(made.shop.open(), "open_streams", waits=True)
+
+        made.change(open_streams=2)
+        second = await made.shop.open()
+        made.change(open_streams=1)
+        await refused(made.shop.open(), "open_streams", waits=True)
+
+        # Both are open: they end only as their consumers wish
+        for call in (first, second):
+            await call.done_writing()
+            await ended(call)
+        await eventually(lambda: made.is_open())
+
+
+async def test_a_principal_has_so_many_queues_also_after_a_restart(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with limited(tmp_path, data, queues=2) as made:
+        await made.ops.create("of-ops")
+        for name in ("a", "b"):
+            await made.shop.create(name)
+
+        await refused(made.shop.create("c"), "queues")
+        # Nor by a queue that another one creates for it
+        await refused(made.shop.update("of-ops", filter=CHEAP), "queues")
+        await made.shop.update("of-ops", max_attempts=3)
+        await made.ops.create("c")
+        await made.shop.delete("a")
+        await made.shop.create("d")
+
+    async with limited(tmp_path, data, queues=2) as made:
+        await refused(made.shop.create("e"), "queues")
+        await made.shop.update("d", filter=CHEAP)
+        # Another one takes it over
+        await made.ops.update("d", filter=COSTLY)
+        await made.shop.create("e")
+        await refused(made.shop.create("f"), "queues")
+
+
+async def test_filters_cost_so_much_each_and_together(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with limited(tmp_path, data, filter_cost=800, filter_cost_sum=1600) as made:
+        await refused(made.shop.create("q", filter=f"{COSTLY} || {COSTLY}"), "filter_cost")
+        costly = {"filter": COSTLY, "priority": "1 + " * 20 + "1"}
+        await refused(made.shop.create("q", **costly), "filter_cost")
+        for name in ("a", "b"):
+            await made.shop.create(name, filter=COSTLY)
+        await refused(made.shop.create("c", filter=COSTLY), "filter_cost_sum")
+        await made.shop.create("c")
+
+        # Nothing of a change that is refused
+        before = await made.shop.get("c")
+        await refused(made.shop.update("c", filter=COSTLY, max_attempts=9), "filter_cost_sum")
+        assert (await made.shop.get("c")).SerializeToString() == before.SerializeToString()
+        await refused(made.shop.redrive("a", f"{COSTLY} || {COSTLY}"), "filter_cost")
+
+    async with limited(tmp_path, data, filter_cost=800, filter_cost_sum=1600) as made:
+        await refused(made.shop.update("c", filter=COSTLY), "filter_cost_sum")
+        # What costs less makes room, also below a lower limit
+        made.change(filter_cost=800, filter_cost_sum=10)
+        await made.shop.update("a", filter=CHEAP)
+        await made.shop.update("b", filter=CHEAP)
+        await refused(made.shop.create("d", filter=COSTLY), "filter_cost_sum")
+        await made.ops.create("d", filter=f"{COSTLY} || {COSTLY}")
+
+
+async def test_many_at_once_get_no_more_than_one_may_have(tmp_path: Path) -> None:
+    async with limited(tmp_path, queues=5) as made:
+        outcomes = await asyncio.gather(
+            *(made.shop.create(f"q{number}") for number in range(20)), return_exceptions=True
+        )
+
+        assert sum(isinstance(one, queue_pb2.Queue) for one in outcomes) == 5
+        assert len(made.rig.owner.shard.queues) == 5
+        assert made.callers.usage.refused == {("queues", "shop"): 15}
+
+
+Step = tuple[str, int]
+STEPS: Final[dict[str, Callable[[Limited], Awaitable[Any]]]] = {
+    "open": lambda made: made.shop.open(),
+    "open nothing": lambda made: made.shop.open("gone"),
+    "open badly": lambda made: opened_badly(made.shop),
+    "watch": lambda made: watched(made.shop),
+    "claim": lambda made: begun(made.shop.claim()),
+    "claim nothing": lambda made: made.shop.claim("gone"),
+    "claim at once": lambda made: made.shop.claim(wait_ms=0),
+}
+ENDS: Final = ("cancel", "close", "nonsense", "answer", "delete")
+
+
+async def opened_badly(caller: Caller) -> Any:
+    call, _ = caller.consume()
+    await call.write(consumer_pb2.ConsumeRequest(heartbeat=consumer_pb2.ConsumeHeartbeat()))
+    await ended(call)
+
+
+async def watched(caller: Caller) -> Any:
+    call = caller.watch()
+    await call.read()
+    return call
+
+
+async def begun(call: Any) -> Any:
+    await asyncio.sleep(0)
+    return call
+
+
+async def end(made: Limited, how: str, calls: list[Any], at: int) -> None:
+    call = calls[at % len(calls)]
+    if how == "answer":
+        await made.rig.assign([at + 1])
+    elif how == "delete":
+        await made.ops.delete("q")
+        await made.ops.create("q")
+    elif how == "cancel" or not hasattr(call, "done_writing"):
+        call.cancel()
+    elif how == "close":
+        await call.done_writing()
+    else:
+        await call.write(consumer_pb2.ConsumeRequest())
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from((*STEPS, *ENDS)), st.integers(0, 20)), min_size=5, max_size=25
+    )
+)
+def test_whatever_ends_calls_all_places_are_given_back(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
+) -> None:
+    async def play() -> None:
+        folder = tmp_path_factory.mktemp("limited")
+        async with limited(folder, open_streams=3, waiting_claims=3) as made, AsyncExitStack() as s:
+            await made.ops.create("q")
+            calls: list[Any] = []
+            s.callback(lambda: [call.cancel() for call in calls])
+            for name, at in steps:
+                try:
+                    if name in STEPS:
+                        call = await STEPS[name](made)
+                        calls += [call] if hasattr(call, "cancel") else []
+                    elif calls:
+                        await end(made, name, calls, at)
+                except (grpc.aio.AioRpcError, asyncio.CancelledError, asyncio.InvalidStateError):
+                    pass  # It is refused, or has ended before.
+                taken = made.callers.usage.open
+                assert all(0 <= count <= 3 for count in taken.values()), taken
+            for call in calls:
+                call.cancel()
+            await eventually(lambda: made.is_open())
+
+    asyncio.run(play())
