@@ -25,12 +25,12 @@ Place = Literal["open_streams", "waiting_claims"]
 """What a call takes for as long as it lasts."""
 
 Quantity = Literal["queues", "filter_cost", "filter_cost_sum"]
-"""What stays with the broker, so that waiting helps nobody."""
+"""What stays with the broker, so that waiting does not help."""
 
 RETRY_MS_MAX: Final = 60_000
 
 PLACE_RETRY_MS: Final = 1_000
-"""When to ask for a place again: nobody knows when one becomes free."""
+"""When to ask for a place again: when one becomes free is not known."""
 
 PROMPT_REFUSALS_PER_S: Final = 20
 """Refusals that are answered at once. Clients that wait as asked have fewer."""

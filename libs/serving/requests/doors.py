@@ -48,7 +48,7 @@ class Judge(Protocol):
 
         Raises:
             Unauthenticated: Who calls is not proven.
-            PermissionDenied: Nobody may make this call here.
+            PermissionDenied: No caller may make this call here.
             ResourceExhausted: The caller has reached its limit, or as Unavailable.
             Unavailable: Who calls cannot be found out now.
         """

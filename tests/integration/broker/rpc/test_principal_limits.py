@@ -44,7 +44,7 @@ TOKENS: Final = cache(new_token)
 
 
 class Caller:
-    """One principal at the port for clients; an empty name is nobody's."""
+    """One principal at the port for clients; an empty name: without a proof."""
 
     def __init__(self, channel: grpc.aio.Channel, name: str) -> None:
         token = TOKENS(name).token if name else ""
@@ -105,7 +105,7 @@ class Limited:
     def __init__(self, rig: Rig, channel: grpc.aio.Channel, folder: Path) -> None:
         self.rig = rig
         self.shop, self.ops = Caller(channel, "shop"), Caller(channel, "ops")
-        self.nobodies = [Caller(channel, ""), Caller(channel, "")]
+        self.unproven = [Caller(channel, ""), Caller(channel, "")]
         self._folder = folder
 
     @property
@@ -227,7 +227,7 @@ async def test_streams_of_all_kinds_share_a_limit(tmp_path: Path) -> None:
 async def test_callers_without_a_proof_share_their_limits(tmp_path: Path) -> None:
     async with limited(tmp_path, open_streams=1) as made:
         await made.ops.create("q")
-        one, other = made.nobodies
+        one, other = made.unproven
         await one.open()
 
         await refused(other.open(), "open_streams", waits=True)
