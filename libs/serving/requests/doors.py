@@ -125,7 +125,7 @@ class _ForServices:
         )
 
     async def judge(self, context: Context, request: Any) -> None:
-        """Never asked: no call enters."""
+        await self.enter(context)
 
 
 class _ByPolicy:
