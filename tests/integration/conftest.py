@@ -15,8 +15,8 @@ from tests.slow_steps import PROPERTY, WatchedLoops, too_long
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     folder = tmp_path_factory.mktemp("cli")
-    with LocalStack(folder / "stack", ready=True) as stack:
-        yield Cli(stack, folder / "state")
+    with LocalStack(folder / "stack", ready=True) as stack, Cli(stack, folder / "state") as cli:
+        yield cli
 
 
 LOOPS = WatchedLoops()

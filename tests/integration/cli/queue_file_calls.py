@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from tests.acceptance.local_stack import wait_until
 from tests.integration.cli.stack import Cli, Result
 
 
-def new_queue(cli: Cli, *options: str) -> str:
-    name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name, "--done-retention", "1h", "--backoff", "none", *options)
-    return name
+def new_queue(cli: Cli, **settings: Any) -> str:
+    return cli.create(done_retention=3_600, **settings)
 
 
 def counts(cli: Cli, queue: str) -> dict[str, int]:
@@ -35,13 +32,12 @@ def contents(cli: Cli, queue: str) -> list[tuple[Any, dict[str, str]]]:
 def dead_letters(
     cli: Cli, queue: str, *payloads: bytes, headers: dict[str, str] | None = None
 ) -> None:
-    pairs = [f"--header={name}={value}" for name, value in (headers or {}).items()]
     before = counts(cli, queue).get("failed", 0)
     for payload in payloads:
-        cli.ok("publish", "--to", queue, *pairs, "-", stdin=payload)
+        cli.client.publish(payload, {"queue": queue, **(headers or {})})
     wait_until(lambda: counts(cli, queue).get("available", 0) == len(payloads), 60)
-    for one in objects(cli, "claim", queue, "--max", "100"):
-        cli.ok("nack", one["lease_token"], "--reason", "no such street")
+    for one in cli.client.claim(queue, 100):
+        one.nack("no such street")
     wait_until(lambda: counts(cli, queue).get("failed", 0) == before + len(payloads), 60)
 
 

@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
+import slatemq
+from slatemq.sync import SyncClient
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.cli import ready_command
 
@@ -33,7 +37,7 @@ class Result(NamedTuple):
 
 @dataclass
 class Cli:
-    """Runs commands.
+    """Runs commands; as a context manager it closes its client.
 
     Attributes:
         stack: Which they talk to.
@@ -42,6 +46,18 @@ class Cli:
 
     stack: LocalStack
     state: Path
+
+    @cached_property
+    def client(self) -> SyncClient:
+        """For what is given, and what is waited for: a command costs a process each time."""
+        return slatemq.sync.connect(self.stack.endpoint)
+
+    def __enter__(self) -> Cli:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "client" in vars(self):
+            self.client.close()
 
     @property
     def environ(self) -> dict[str, str]:
@@ -80,5 +96,11 @@ class Cli:
 
     def counts(self, queue: str) -> dict[str, int]:
         """How many messages of a queue are in which state."""
-        value = self.ok("queue", "show", queue, "--json").objects[0]["counts"]
-        return {name: count for name, count in value.items() if name.endswith("_count")}
+        counts = asdict(self.client.get_queue(queue).counts)
+        return {name: count for name, count in counts.items() if name.endswith("_count")}
+
+    def create(self, queue: str = "", **settings: Any) -> str:
+        """Creates a queue, of a name of its own unless given, whose messages come again at once."""
+        queue = queue or f"q-{uuid4().hex[:8]}"
+        self.client.create_queue(queue, backoff=slatemq.Backoff.none(), **settings)
+        return queue

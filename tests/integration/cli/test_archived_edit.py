@@ -84,7 +84,7 @@ def _moment(moment_ms: int) -> datetime:
 
 
 def test_an_export_is_as_that_of_dead_letters(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     archived_letters(cli, queue, b"one\ntwo", b"\xff\x00", headers={"type": "order"})
     out = tmp_path / "a.tq"
 
@@ -110,7 +110,7 @@ def test_an_export_is_as_that_of_dead_letters(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_each_edit_does_what_it_says_once(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     archived_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"comment")
     assert counts(cli, queue) == {"archived": 5}
     file = tmp_path / "a.tq"
@@ -148,7 +148,7 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
 
 
 def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Path) -> None:
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "a.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "a.tq"
     archived_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"later")
     cli.ok("export", queue, "--state", "archived", "--out", str(file))
     text = file.read_text().replace("!back", "-back").replace("!mend me", "-mended")
@@ -179,7 +179,7 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
     """The short form kills at the first moment only."""
     # Given letters to bring back and to drop, and a command that is killed as soon as the file
     # says that they are under way, or a moment later
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "a.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "a.tq"
     archived_letters(cli, queue, *(b"%d" % one for one in range(4)))
     cli.ok("export", queue, "--state", "archived", "--out", str(file))
     text = file.read_text()
@@ -205,7 +205,7 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
 
 
 def test_conflicts_are_reported_and_the_rest_is_done(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     archived_letters(cli, queue, b"twice", b"gone", b"note", b"good")
     out = tmp_path / "a.tq"
     cli.ok("export", queue, "--state", "archived", "--out", str(out))
@@ -241,7 +241,7 @@ def test_conflicts_are_reported_and_the_rest_is_done(cli: Cli, tmp_path: Path) -
 
 
 def test_dead_letters_archived_while_they_are_edited_are_reported(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one")
     out = tmp_path / "f.tq"
     cli.ok("export", queue, "--state", "failed", "--out", str(out))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import slatemq
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.cli.stack import COMMAND, Cli
 
@@ -24,20 +25,18 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     folder = tmp_path_factory.mktemp("careful")
-    with LocalStack(folder / "stack", ready=True) as stack:
-        yield Cli(stack, folder / "state")
+    with LocalStack(folder / "stack", ready=True) as stack, Cli(stack, folder / "state") as cli:
+        yield cli
 
 
 @pytest.fixture
-def queue(cli: Cli, request: pytest.FixtureRequest) -> str:
-    name = f"q-{abs(hash(request.node.name))}"
-    cli.ok("queue", "create", name, "--backoff", "none")
-    return name
+def queue(cli: Cli) -> str:
+    return cli.create()
 
 
 def fill(cli: Cli, queue: str, count: int) -> None:
-    lines = b"".join(b"%d\n" % n for n in range(count))
-    cli.ok("publish", "--jsonl", "-", "--to", queue, stdin=lines)
+    messages = [slatemq.OutgoingMessage(b"%d" % n, {"queue": queue}) for n in range(count)]
+    cli.client.publish_batch(messages)
     wait_until(lambda: cli.counts(queue)["available_count"] == count, 60)
 
 

@@ -6,7 +6,6 @@ import base64
 import os
 import signal
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -19,9 +18,7 @@ pytestmark = pytest.mark.stack
 @pytest.fixture
 def queue(cli: Cli) -> str:
     """A queue that takes what is published --to it."""
-    name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name, "--backoff", "none")
-    return name
+    return cli.create()
 
 
 def claim(cli: Cli, queue: str, *arguments: str) -> Result:

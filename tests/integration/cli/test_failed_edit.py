@@ -26,7 +26,7 @@ pytestmark = pytest.mark.stack
 
 
 def test_each_edit_does_what_it_says_after_a_yes(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"comment", b"delete", b"note")
 
     script = """
@@ -69,7 +69,7 @@ text = text.replace('!note', '# asked the customer\\n!note')
 def test_a_replaced_dead_letter_keeps_its_headers_unless_they_were_edited(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one", b"\xff\x00", headers={"type": "order", "n": "1"})
 
     script = "text = text.replace('!', '-').replace('header.n=1', 'header.n=2')"
@@ -87,7 +87,7 @@ def test_a_replaced_dead_letter_keeps_its_headers_unless_they_were_edited(
 def test_without_a_yes_nothing_is_done_and_the_file_is_kept(
     cli: Cli, tmp_path: Path, answer: bytes
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one")
 
     done = edited(cli, queue, tmp_path, "text = text.replace('!', '-')", answer=answer)
@@ -105,7 +105,7 @@ def test_without_a_yes_nothing_is_done_and_the_file_is_kept(
 def test_an_editor_that_fails_and_a_file_that_is_broken_do_nothing(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one")
 
     failed = edited(cli, queue, tmp_path, "sys.exit(3)")
@@ -130,7 +130,7 @@ def test_comments_are_noted_once_however_often_the_file_is_acted_on(
     cli: Cli, tmp_path: Path
 ) -> None:
     # Given a letter with two comments above it, which were noted
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
     dead_letters(cli, queue, b"one")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     file.write_text(file.read_text().replace("!one", "# asked ann\n# and joe\n twice\n!one"))
@@ -149,7 +149,7 @@ def test_comments_are_noted_once_however_often_the_file_is_acted_on(
 
 
 def test_ctrl_c_in_the_editor_is_the_editors(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one")
 
     script = """
@@ -171,7 +171,7 @@ def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
     cli: Cli, tmp_path: Path
 ) -> None:
     # Given an export of dead letters
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
     dead_letters(cli, queue, b"redriven", b"again", b"dropped", b"mine", b"mended")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     letters = {entry.text: entry.get("id") for entry in TextQueue(file).entries(State.ERROR)}
@@ -213,7 +213,7 @@ def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
 
 def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_path: Path) -> None:
     # Given an edited export that was acted on
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
     dead_letters(cli, queue, b"back", b"mend me", b"drop")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     text = file.read_text().replace("!back", "-back").replace("!drop", "=drop")
@@ -230,7 +230,7 @@ def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_pa
 
 
 def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_path: Path) -> None:
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
     dead_letters(cli, queue, b"back", b"mend me")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     text = file.read_text().replace("!back", "-back").replace("!mend me", "-mended")
@@ -255,7 +255,7 @@ def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_pa
 def test_an_entry_that_stands_twice_counts_once_and_strangers_are_left_alone(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one", b"two")
 
     script = """
@@ -287,7 +287,7 @@ text += '-new, by hand\\n!edited\\n'
 def test_an_edit_that_cannot_be_done_is_reported_and_kept_though_others_are_done(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one", b"two")
 
     # When one is sent again, and another one was edited, but has its ! still
@@ -308,7 +308,7 @@ def test_an_edit_that_cannot_be_done_is_reported_and_kept_though_others_are_done
 
 
 def test_a_second_line_that_lacks_its_space_is_reported(cli: Cli, tmp_path: Path) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one", b"two")
 
     # When two letters get second lines, which begin entries of their own
@@ -332,7 +332,7 @@ def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
     cli: Cli, tmp_path: Path, letters: int
 ) -> None:
     # Given letters, some thousand in the full form, half of them edited
-    queue, file = new_queue(cli, "--max-attempts", "1", "--filter", "false"), tmp_path / "f.tq"
+    queue, file = new_queue(cli, max_attempts=1, filter="false"), tmp_path / "f.tq"
     source = tmp_path / "source.tq"
     TextQueue(source).append_all(f"letter {number}" for number in range(letters))
     cli.ok("import", str(source), "--to", queue)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 def test_windows_line_ends_are_taken_back_where_no_line_had_one_before(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one\r and\ntwo", b"mend me", headers={"type": "order"})
 
     # When an editor changes nothing but them, then nothing was changed
@@ -52,7 +52,7 @@ text = text.replace('!', '-').replace('mend me', 'mended').replace('\\n', '\\r\\
 def test_windows_line_ends_that_cannot_be_taken_back_are_refused_by_their_name(
     cli: Cli, tmp_path: Path, payload: bytes, script: str
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, payload)
 
     done = edited(cli, queue, tmp_path, f"{script}.replace('!', '-')")
@@ -91,7 +91,7 @@ def test_windows_line_ends_that_cannot_be_taken_back_are_refused_by_their_name(
 def test_without_an_editor_the_export_is_kept_and_it_says_what_to_set(
     cli: Cli, variables: dict[str, str], named: str
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"one")
     if "PATH" in variables:  # of which the shell alone must be found
         (cli.state / "sh").symlink_to("/bin/sh")
@@ -119,7 +119,7 @@ def test_without_an_editor_the_export_is_kept_and_it_says_what_to_set(
 
 
 def test_a_byte_order_mark_is_taken_out_or_reported(cli: Cli, tmp_path: Path) -> None:
-    queue, file = new_queue(cli, "--max-attempts", "1"), tmp_path / "f.tq"
+    queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
     dead_letters(cli, queue, b"one")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from pathlib import Path
 from subprocess import Popen
-from uuid import uuid4
 
 import pytest
 
@@ -24,14 +23,12 @@ ODD_LINES = [b"", b"\r", b"\x00\xff\xfe", b' {"a": 1} ', "\u2028\x85é".encode()
 
 @pytest.fixture
 def queue(cli: Cli) -> str:
-    name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name)
-    return name
+    return cli.create()
 
 
 def drain(cli: Cli, queue: str) -> list[bytes]:
     """The payloads of all messages that are stored; they must have no newline."""
-    wait_until(lambda: not any(one["pending_count"] for one in routes(cli)), 60)
+    wait_until(lambda: not any(one.pending_count for one in cli.client.status().routes), 60)
     count = cli.counts(queue)["available_count"]
     return cli.ok("consume", queue, "--max", str(count), "--wait", "60s").out.split(b"\n")[:-1]
 

@@ -52,7 +52,7 @@ HEADERS = {
 
 def test_an_import_reports_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
     # Given a file that somebody has written by hand on Windows
-    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     file.write_bytes(b"-one\r\n-two\r\n")
 
     # Then its text is kept, and that is told once
@@ -76,7 +76,7 @@ def test_an_import_leaves_what_a_worker_holds_and_shows_what_it_does_not_know(
     cli: Cli, tmp_path: Path
 ) -> None:
     # Given a file that a worker has a message of, and a person, and one that nobody knows
-    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     file.write_bytes("-one\n-two\n\\mutex=ann\n-three\n\ufefffour\n?five\n?six\n".encode())
     worker = TextQueue(file)
     claim = worker.claim()
@@ -104,7 +104,7 @@ def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
     cli: Cli, tmp_path: Path
 ) -> None:
     # Given messages of all kinds, available
-    source, target = new_queue(cli, "--filter", "false"), new_queue(cli, "--filter", "false")
+    source, target = new_queue(cli, filter="false"), new_queue(cli, filter="false")
     first = tmp_path / "first.tq"
     queue = TextQueue(first)
     pairs = [f"header-json={json.dumps([k, v], ensure_ascii=False)}" for k, v in HEADERS.items()]
@@ -138,7 +138,7 @@ def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
 def test_states_have_their_characters_and_what_people_want_to_know(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letters(cli, queue, b"broken", headers={"type": "order"})
     cli.ok("publish", "--to", queue, "fine")
     wait_until(lambda: counts(cli, queue).get("available") == 1, 60)
@@ -169,7 +169,7 @@ def test_states_have_their_characters_and_what_people_want_to_know(
 def test_an_import_marks_what_it_has_done_and_a_second_one_does_nothing(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     file.write_text("# mine\n-one\n=two\n-three\n!four\n")
 
     (first,) = objects(cli, "import", str(file), "--to", queue)
@@ -216,7 +216,7 @@ def test_messages_that_are_alike_are_each_imported(cli: Cli, tmp_path: Path, how
 
 def test_stdin_given_again_after_a_failure_is_imported_once(cli: Cli) -> None:
     # Given input that cannot be read to its end
-    queue = new_queue(cli, "--filter", "false")
+    queue = new_queue(cli, filter="false")
     good = b"".join(b"-message %d\n" % number for number in range(1200))
     failed = cli.run("import", "-", "--to", queue, stdin=good + b"-bad\n\\encoding=rot13\n")
     assert failed.code == 2
@@ -231,7 +231,7 @@ def test_stdin_given_again_after_a_failure_is_imported_once(cli: Cli) -> None:
 
 
 def test_ctrl_c_ends_an_import_whose_input_is_silent(cli: Cli) -> None:
-    process = cli.start("import", "-", "--to", new_queue(cli, "--filter", "false"))
+    process = cli.start("import", "-", "--to", new_queue(cli, filter="false"))
     assert process.stdin is not None
     process.stdin.write(b"-one\n")
     process.stdin.flush()
@@ -267,7 +267,7 @@ def test_a_published_import_has_its_headers_and_dedupe_keys(cli: Cli, tmp_path: 
 @pytest.mark.slow
 def test_an_import_killed_at_any_moment_loses_and_doubles_nothing(cli: Cli, tmp_path: Path) -> None:
     # Given a file, and imports of it that are killed
-    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     TextQueue(file).append_all(f"message {number}" for number in range(12_000))
     kills = 0
     for _ in range(12):
@@ -298,7 +298,7 @@ def test_an_import_killed_at_any_moment_loses_and_doubles_nothing(cli: Cli, tmp_
 
 def test_what_was_under_way_long_ago_is_asked_about(cli: Cli, tmp_path: Path) -> None:
     # Given an import that ended while its batch was under way, an hour ago
-    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "jobs.tq"
+    queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     journal = Path(f"{file}.importing")
 
     def left() -> None:
@@ -360,7 +360,7 @@ def test_an_import_that_is_refused_leaves_nothing_behind(cli: Cli, tmp_path: Pat
 def test_what_cannot_be_read_is_named_with_file_and_line(
     cli: Cli, tmp_path: Path, content: bytes, text: str
 ) -> None:
-    queue, file = new_queue(cli, "--filter", "false"), tmp_path / "bad.tq"
+    queue, file = new_queue(cli, filter="false"), tmp_path / "bad.tq"
     file.write_bytes(content)
 
     refused = cli.run("import", str(file), "--to", queue)
@@ -374,7 +374,7 @@ def test_what_cannot_be_read_is_named_with_file_and_line(
 def test_an_export_takes_as_much_memory_for_many_long_messages_as_for_one(
     cli: Cli, tmp_path: Path
 ) -> None:
-    queue, file, out = new_queue(cli, "--filter", "false"), tmp_path / "f.tq", tmp_path / "out.tq"
+    queue, file, out = new_queue(cli, filter="false"), tmp_path / "f.tq", tmp_path / "out.tq"
     TextQueue(file).append_all(str(number) + "x" * (1 << 20) for number in range(48))
     cli.ok("import", str(file), "--to", queue)
     wait_until(lambda: counts(cli, queue) == {"available": 48}, 60)

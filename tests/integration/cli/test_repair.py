@@ -21,10 +21,8 @@ from tests.integration.cli.stack import COMMAND, Cli
 pytestmark = pytest.mark.stack
 
 
-def new_queue(cli: Cli, *options: str) -> str:
-    name = f"q-{uuid4().hex[:8]}"
-    cli.ok("queue", "create", name, "--backoff", "none", *options)
-    return name
+def new_queue(cli: Cli, **settings: Any) -> str:
+    return cli.create(**settings)
 
 
 def objects(cli: Cli, *arguments: str) -> list[Any]:
@@ -32,19 +30,14 @@ def objects(cli: Cli, *arguments: str) -> list[Any]:
 
 
 def counts(cli: Cli, queue: str) -> dict[str, int]:
-    (result,) = objects(cli, "queue", "show", queue)
-    return {key.removesuffix("_count"): n for key, n in result["counts"].items() if n}
+    return {name.removesuffix("_count"): n for name, n in cli.counts(queue).items() if n}
 
 
 def listed(cli: Cli, queue: str, state: str, count: int) -> list[Any]:
-    """Waits until so many messages are listed."""
-    found: list[Any] = []
-
-    def there() -> bool:
-        found[:] = objects(cli, "message", "ls", queue, "--state", state)
-        return len(found) == count
-
-    wait_until(there, 60)
+    """The messages of a state, once they are so many."""
+    wait_until(lambda: counts(cli, queue).get(state, 0) == count, 60)
+    found = objects(cli, "message", "ls", queue, "--state", state)
+    assert len(found) == count
     return found
 
 
@@ -91,7 +84,7 @@ def test_a_message_is_delayed_shown_edited_rescheduled_and_cancelled(cli: Cli) -
 
 def test_a_message_is_found_by_its_id_in_every_queue(cli: Cli) -> None:
     queue = new_queue(cli)
-    other = new_queue(cli, "--filter", f'headers["queue"] == "{queue}"')
+    other = new_queue(cli, filter=f'headers["queue"] == "{queue}"')
     (published,) = objects(cli, "publish", "--to", queue, "twice")
     listed(cli, other, "available", 1)
     (claimed,) = objects(cli, "claim", queue, "--wait", "30s")
@@ -153,7 +146,7 @@ def archive(cli: Cli, queue: str) -> None:
 def test_archived_dead_letters_are_listed_apart_with_the_run_that_has_them_and_purged(
     cli: Cli,
 ) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letter(cli, queue, "a")
     archive(cli, queue)
     dead_letter(cli, queue, "b")
@@ -174,7 +167,7 @@ def test_archived_dead_letters_are_listed_apart_with_the_run_that_has_them_and_p
 
 def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     # Given three dead letters
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     for payload in ("a", "b", "c"):
         dead_letter(cli, queue, payload)
     dead_letters = objects(cli, "failed", "ls", queue)
@@ -189,7 +182,7 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert (shown["payload"], shown["attempts"][0]["outcome"]) == ("a", "nack: no a")
 
     # When one is redriven by filter and one into another queue by ID
-    other = new_queue(cli, "--filter", "false")
+    other = new_queue(cli, filter="false")
     redrive = ("failed", "redrive", queue)
     (done,) = objects(cli, *redrive, "--filter", 'reason.endsWith("b") && attempts == 1')
     assert (done["state"], done["redriven_count"], done["examined_count"]) == ("done", 1, 3)
@@ -224,7 +217,7 @@ def test_a_redrive_shows_the_ids_that_are_no_dead_letters_and_moves_the_others(
     cli: Cli, as_json: bool
 ) -> None:
     # Given a dead letter, a message that is none, and an ID that nothing has
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     dead_letter(cli, queue, "a")
     (letter,) = objects(cli, "failed", "ls", queue)
     cli.ok("publish", "--to", queue, "b")
@@ -260,7 +253,7 @@ def test_a_redrive_shows_the_ids_that_are_no_dead_letters_and_moves_the_others(
 
 
 def test_ctrl_c_on_a_redrive_says_that_it_goes_on(cli: Cli) -> None:
-    queue = new_queue(cli, "--max-attempts", "1")
+    queue = new_queue(cli, max_attempts=1)
     for payload in ("a", "b", "c", "d"):
         dead_letter(cli, queue, payload)
 
@@ -340,9 +333,10 @@ def test_a_queue_may_start_in_the_past_beside_another_with_its_settings(cli: Cli
         cli.ok("publish", "--to", early, "x")
 
     # When a queue starts with them
-    late = new_queue(
-        cli,
-        *("--filter", f'headers["queue"] == "{early}"', "--start-from", "-1h", "--with", early),
+    late = f"{early}-late"
+    cli.ok(
+        *("queue", "create", late, "--filter", f'headers["queue"] == "{early}"'),
+        *("--start-from", "-1h", "--with", early),
         *("--backoff", "linear:5s..1m", "--default-delay", "0", "--fallback-priority", "7"),
     )
 
@@ -364,7 +358,7 @@ def test_a_queue_may_start_in_the_past_beside_another_with_its_settings(cli: Cli
 
 
 def test_delayed_messages_are_watched_before_they_can_be_claimed(cli: Cli) -> None:
-    queue = new_queue(cli, "--default-delay", "10m")
+    queue = new_queue(cli, default_delay=600)
     (published,) = objects(cli, "publish", "--to", queue, "look at me")
     listed(cli, queue, "delayed", 1)
 
