@@ -58,7 +58,7 @@ POLICY: dict[str, Any] = {
     ],
 }
 
-DENIED, INVALID, OK = "PERMISSION_DENIED", "INVALID_ARGUMENT", "OK"
+DENIED, INVALID, NOT_FOUND, OK = "PERMISSION_DENIED", "INVALID_ARGUMENT", "NOT_FOUND", "OK"
 FOR_SERVICES: Final = "FOR_SERVICES_ALONE"
 
 
@@ -161,8 +161,12 @@ async def shown(ops: slatemq.Client) -> list[Any]:
     return [queue.etag, queue.revision, entries, redrives]
 
 
-def naming_theirs(rpc: MethodDescriptor) -> Message:
-    """A request that names the other queue wherever the proto says that queues are named."""
+OF_ALL_QUEUES: Final = ("ListRedrives", "Explain", "FindMessage")
+"""Where no queue is named, they are about all that the caller may inspect."""
+
+
+def naming(rpc: MethodDescriptor, queue_id: str) -> Message:
+    """A request that names a queue wherever the proto says that queues are named."""
     request: Any = GetMessageClass(rpc.input_type)()
     for path in rpc.GetOptions().Extensions[access_pb2.access].queues:
         *above, last = path.split(".")
@@ -170,7 +174,7 @@ def naming_theirs(rpc: MethodDescriptor) -> Message:
         for name in above:
             value = getattr(place, name)
             place = value.add() if hasattr(value, "add") else value
-        text = f"{THEIRS}/1/" if last == "handle" else THEIRS
+        text = f"{queue_id}/1/" if last == "handle" else queue_id
         if isinstance(getattr(place, last), str):
             setattr(place, last, text)
         else:
@@ -210,7 +214,7 @@ def of_messages(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
             (consumer_pb2.ExecuteRequest(commands=[push]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[header]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[moved]), DENIED),
-            (consumer_pb2.ExecuteRequest(commands=[ended]), "NOT_FOUND"),
+            (consumer_pb2.ExecuteRequest(commands=[ended]), NOT_FOUND),
         ],
         "Publish": [(published(queue=THEIRS), DENIED), (published(), DENIED)],
         "PublishStream": [(streamed, OK)],
@@ -249,11 +253,11 @@ def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
                     handle=f"{OWN}/{prey.message_id:x}/l{prey.lease_token}",
                     view=entry_pb2.ENTRY_VIEW_FULL,
                 ),
-                "NOT_FOUND",
+                NOT_FOUND,
             ),
             (
                 entry_pb2.GetEntryRequest(handle=prey.dead_letter.replace(THEIRS, OWN)),
-                "NOT_FOUND",
+                NOT_FOUND,
             ),
         ],
         "StartRedrive": [
@@ -289,10 +293,11 @@ def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
 @asynccontextmanager
 async def prey_of(made: Secured, stack: LocalStack) -> AsyncIterator[tuple[Prey, slatemq.Client]]:
     async with slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops:
-        prey = await fill(ops)
-        yield prey, ops
-        for queue in (OWN, THEIRS):
-            await ops.delete_queue(queue)
+        try:
+            yield await fill(ops), ops
+        finally:
+            for queue in (OWN, THEIRS):
+                await ops.delete_queue(queue)
 
 
 async def test_a_stolen_token_reaches_its_own_queue_and_nothing_else(
@@ -311,7 +316,7 @@ async def test_a_stolen_token_reaches_its_own_queue_and_nothing_else(
             if access.caller in ("service", "operate"):
                 tries.append((empty, DENIED))
             elif access.readers:
-                tries.append((naming_theirs(rpc), DENIED))
+                tries.append((naming(rpc, THEIRS), DENIED))
             else:
                 assert rpc.name in of_no_field, f"say what a thief might ask of {rpc.full_name}"
             for request, expected in tries:
@@ -325,10 +330,15 @@ async def test_a_stolen_token_reaches_its_own_queue_and_nothing_else(
                         assert REFUSED_WITHIN[rpc.name](answers) > 0, rpc.full_name
                     if rpc.name not in SAYS_WHAT_WAS_ASKED:
                         assert THEIRS.encode() not in answers, rpc.full_name
-            # Whatever an empty request gets, it says nothing of the other queue
-            for code, _, answers in await thief.call(rpc, empty):
-                assert code not in ("INTERNAL", "UNKNOWN"), rpc.full_name
-                assert THEIRS.encode() not in answers, rpc.full_name
+            # A request that names no queue where it could is refused, or answered for its own
+            nameless = [empty, naming(rpc, "")] if access.readers else [empty]
+            for request in nameless:
+                for code, _, answers in await thief.call(rpc, request):
+                    may = (INVALID, NOT_FOUND, OK) if rpc.name in OF_ALL_QUEUES else (INVALID,)
+                    if access.readers:
+                        assert code in may, (rpc.full_name, request)
+                    assert code not in ("INTERNAL", "UNKNOWN"), rpc.full_name
+                    assert THEIRS.encode() not in answers, rpc.full_name
             seen.add(rpc.name)
 
         assert of_no_field.keys() <= seen
@@ -377,7 +387,7 @@ async def test_an_operator_reads_no_message_and_changes_no_queue(
             access = access_of(f"/{rpc.containing_service.full_name}/{rpc.name}")
             if access.caller in ("operate", "authenticated"):
                 continue
-            tries = [naming_theirs(rpc), *(one for one, _ in attacks(prey).get(rpc.name, []))]
+            tries = [naming(rpc, THEIRS), *(one for one, _ in attacks(prey).get(rpc.name, []))]
             for request in tries:
                 for code, _, answers in await operator.call(rpc, request):
                     assert code == DENIED, (rpc.full_name, request)
