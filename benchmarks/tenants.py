@@ -7,6 +7,7 @@ The stack has TLS, tokens and a policy. Tenant B publishes at a small steady rat
 lag of a message is the time from the call that publishes it to its delivery. Tenant A, a process of
 its own, asks for ten times its limits of messages, claims and streams at once:
 
+`within`  by gRPC alone, and for no more than its limits: what it may do costs so much
 `client`  with the client library, which waits as it is asked to
 `raw`     by gRPC alone: messages at ten times the rate; claims and streams again at once
 `flood`   as raw, with publishes as fast as they are refused
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from slatemq.cli.access.dev_certificates import make_certificates
 from slatemq.errors import ResourceExhausted, SlateMQError
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, ingest_pb2, ingest_pb2_grpc
 
-ATTACKS: Final = ("client", "raw", "flood")
+ATTACKS: Final = ("within", "client", "raw", "flood")
 A_QUEUE: Final = "flooded"
 TIMES: Final = 10
 BATCH: Final = 100
@@ -151,8 +152,7 @@ def attack_by_calls(
     ingest: grpc.aio.Channel,
     broker: grpc.aio.Channel,
     token: str,
-    *,
-    is_flood: bool,
+    kind: str,
 ) -> list[Awaitable[None]]:
     """The loops of one that calls again at once, whatever the answer says."""
     proof = {"metadata": (("authorization", f"Bearer {token}"),)}
@@ -181,15 +181,16 @@ def attack_by_calls(
         while await call.read() is not grpc.aio.EOF:
             pass
 
-    per_s = TIMES * LIMITS["publish_messages_per_s"] / BATCH
-    if is_flood:
+    times = 1 if kind == "within" else TIMES
+    per_s = times * LIMITS["publish_messages_per_s"] / BATCH
+    if kind == "flood":
         publishes = [calls.loop("publish", publish) for _ in range(FLOODERS)]
     else:
         publishes = [calls.steadily("publish", per_s, publish)]
     return [
         *publishes,
-        *(calls.loop("claim", claim) for _ in range(TIMES * LIMITS["waiting_claims"])),
-        *(calls.loop("stream", stream) for _ in range(TIMES * LIMITS["open_streams"])),
+        *(calls.loop("claim", claim) for _ in range(times * LIMITS["waiting_claims"])),
+        *(calls.loop("stream", stream) for _ in range(times * LIMITS["open_streams"])),
     ]
 
 
@@ -206,8 +207,7 @@ async def attack(kind: str, given: dict[str, str], ca: bytes) -> None:
         if kind == "client":
             loops = attack_by_client(calls, client)
         else:
-            flood = kind == "flood"
-            loops = attack_by_calls(calls, ingest, broker, given["token"], is_flood=flood)
+            loops = attack_by_calls(calls, ingest, broker, given["token"], kind)
         tasks = [asyncio.ensure_future(loop) for loop in loops]
         ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
         done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -222,12 +222,24 @@ async def attack(kind: str, given: dict[str, str], ca: bytes) -> None:
 # --- Tenant B -----------------------------------------------------------------
 
 
+def processor_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """The processor time that each process has used."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    used = {}
+    for name, pid in pids.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used[name] = (int(fields[11]) + int(fields[12])) / ticks
+    return used
+
+
 class Measurement:
     """B's lags, turn by turn."""
 
-    def __init__(self, kind: str, folder: Path, seconds: float) -> None:
+    def __init__(self, kind: str, server: servers.Server, seconds: float) -> None:
         self._kind = kind
-        self._folder = folder
+        self._folder = server.folder
+        pids = server.named()
+        self._pids = {name: pids[name] for name in ("ingest", "router", "broker")}
         self._seconds = seconds
         self.turns: dict[str, list[dict[str, float]]] = {"alone": [], "beside": []}
         self.calls: Counter[str] = Counter()
@@ -246,9 +258,10 @@ class Measurement:
                 cwd=servers.REPOSITORY,
             )
         await asyncio.sleep(DISTURBED_S)
-        lags.seconds = []
+        lags.seconds, before = [], processor_s(self._pids)
         await asyncio.sleep(self._seconds)
         seconds, lags.seconds = lags.seconds, []
+        after = processor_s(self._pids)
         if attacker is not None:
             output, _ = await attacker.communicate(b"")
             if attacker.returncode:
@@ -256,9 +269,12 @@ class Measurement:
             self.calls.update(json.loads(output))
         parts = statistics.quantiles(seconds, n=100)
         turn = {"p50_ms": 1000 * parts[49], "p99_ms": 1000 * parts[98]}
+        for service, used_s in after.items():
+            turn[f"{service}_percent"] = 100 * (used_s - before[service]) / self._seconds
         self.turns[name].append(turn)
         print(f"  {name:6} {len(seconds):6} messages  ", end="")
-        print(f"p50 {turn['p50_ms']:7.1f} ms  p99 {turn['p99_ms']:7.1f} ms", flush=True)
+        print(f"p50 {turn['p50_ms']:7.1f} ms  p99 {turn['p99_ms']:7.1f} ms  processor ", end="")
+        print(*(f"{service} {turn[f'{service}_percent']:.0f} %" for service in after), flush=True)
 
     def results(self) -> dict[str, Any]:
         """The median of the turns, and the ratio of p99."""
@@ -285,7 +301,7 @@ async def measure(
         await lags.received(WARM_UP)
         for kind in given.attack:
             print(f"{kind}:")
-            measurement = Measurement(kind, server.folder, given.seconds)
+            measurement = Measurement(kind, server, given.seconds)
             for _ in range(given.turns):
                 await measurement.turn("alone", lags)
                 await measurement.turn("beside", lags)
