@@ -105,8 +105,13 @@ def some_message(chance: random.Random, descriptor: Descriptor, depth: int) -> b
 def fill(chance: random.Random, message: Any, field: FieldDescriptor, depth: int) -> None:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
+        value = inner.fields_by_name["value"].message_type
         for _ in range(chance.randrange(3)):
-            getattr(message, field.name)[some_text(chance)] = some_text(chance)
+            key, target = some_text(chance), getattr(message, field.name)
+            if value is None:
+                target[key] = some_text(chance)
+            else:
+                target[key].MergeFromString(some_message(chance, value, 0))
     elif inner is not None:
         if depth:
             data = some_message(chance, inner, depth - 1)
