@@ -14,7 +14,7 @@ RUN python3 -m venv /opt/venv \
 FROM ${BASE}
 ARG SERVICE
 RUN useradd --uid 1000 --no-create-home --shell /usr/sbin/nologin slatemq \
- && mkdir /data && chown slatemq:slatemq /data
+ && mkdir /data /access && chown slatemq:slatemq /data /access && chmod 700 /data /access
 COPY --from=packages /opt/venv /opt/venv
 COPY slatemq /app/slatemq
 COPY libs /app/libs

@@ -18,7 +18,8 @@ ORDERS = [("anvil", "eu"), ("rocket", "us"), ("tunnel paint", "eu")]
 
 async def main(endpoint: str) -> None:
     """Create a queue, publish, and consume what its filter lets in."""
-    async with slatemq.connect(endpoint) as client:
+    credentials = slatemq.Credentials.load()  # from the environment, where the stack needs some
+    async with slatemq.connect(endpoint, credentials=credentials) as client:
         try:
             await client.create_queue("eu-orders", filter='headers["region"] == "eu"')
         except AlreadyExists:

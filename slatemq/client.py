@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from slatemq._admin.access import AccessCalls
@@ -27,6 +28,7 @@ from slatemq._consume.finishing import Finisher, nack_of
 from slatemq._consume.processing import ending_at_sigterm, process_all
 from slatemq._publish.published import Published
 from slatemq._publish.publisher import Publisher
+from slatemq._publish.wire import check
 from slatemq._rpc.connecting import Connecting
 from slatemq._rpc.endpoints import addresses_of
 from slatemq._rpc.forks import refuse_pickling
@@ -42,10 +44,13 @@ from slatemq.models import (
     Time,
     milliseconds,
     outgoing,
+    sealed,
+    sealer_of,
     seconds,
 )
 
 if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
     from slatemq.otel import Telemetry
 
 
@@ -56,6 +61,7 @@ def connect(
     call_timeout: Duration = CALL_S,
     tracing: bool = False,
     credentials: Credentials | None = None,
+    encryption: KeyRing | None = None,
 ) -> Client:
     """A client of the instance that has a process at `endpoint` (`host:port`, any service).
 
@@ -66,7 +72,9 @@ def connect(
     speaks TLS (TLS_MISMATCH).
     `call_timeout`: how long a call is repeated while processes are down. `tracing`: record
     OpenTelemetry spans and metrics, and carry the context in the headers; needs the extra `otel`.
-    `credentials`: certificates and a token, for instances that need them.
+    `credentials`: certificates and a token, for instances that need them. `encryption`: the keys
+    with which payloads are encrypted before they are sent, and decrypted when they are read, so
+    that no server knows them; the keys in the file of the credentials where this is None.
     """
     return Client(
         endpoint,
@@ -74,6 +82,7 @@ def connect(
         call_timeout=call_timeout,
         tracing=tracing,
         credentials=credentials,
+        encryption=encryption,
     )
 
 
@@ -99,7 +108,10 @@ class Client(
         call_timeout: Duration = CALL_S,
         tracing: bool = False,
         credentials: Credentials | None = None,
+        encryption: KeyRing | None = None,
     ) -> None:
+        if encryption is None and credentials is not None and credentials.encryption_keys:
+            encryption = _key_ring(credentials.encryption_keys)
         addresses = addresses_of(endpoint)
         self._telemetry = _telemetry(addresses[0]) if tracing else None
         context = None if self._telemetry is None else self._telemetry.carried
@@ -107,7 +119,7 @@ class Client(
         peers = Peers(addresses, seconds(call_timeout, "call_timeout"), connecting)
         locations = QueueLocations(peers)
         self._finisher = Finisher(locations)
-        super().__init__(locations, LeaseKeeper(self._finisher))
+        super().__init__(locations, LeaseKeeper(self._finisher), encryption)
         self._publisher = Publisher(peers, batches or BatchSettings(), self._telemetry)
         self._consumers: set[Consumer | BatchConsumer] = set()
 
@@ -143,7 +155,7 @@ class Client(
 
     def _origin(self, queue_id: str, keeper: LeaseKeeper | None = None) -> Origin:
         check_text("queue_id", queue_id)
-        return Origin(queue_id, self._finisher, keeper, self._telemetry)
+        return Origin(queue_id, self._finisher, keeper, self._telemetry, self._encryption)
 
     # --- Publishing ---------------------------------------------------------
 
@@ -177,7 +189,7 @@ class Client(
             visible_at=visible_at,
             dedupe_key=dedupe_key,
         )
-        return await self._publisher.publish(message)
+        return await self._publisher.publish(sealed(message, self._encryption))
 
     async def publish_many(
         self, messages: Iterable[OutgoingMessage | Payload], *, in_flight: int = 1
@@ -190,7 +202,8 @@ class Client(
         that are durable at least, and InvalidArgument names the refused one.
         """
         given = iterable("messages", "messages", messages)
-        return await self._publisher.publish_many(_outgoing_all(given), in_flight)
+        each = self._sealed_all(_outgoing_all(given))
+        return await self._publisher.publish_many(each, in_flight)
 
     async def publish_batch(
         self,
@@ -205,8 +218,24 @@ class Client(
         the same ingest shard. Dedupe keys must all fall to one shard, else InvalidArgument
         (MIXED_SHARDS).
         """
-        iterable("messages", "messages", messages)
-        return await self._publisher.publish_batch(messages, request_id=request_id, shard=shard)
+        each: Iterable[OutgoingMessage] = iterable("messages", "messages", messages)
+        if self._encryption is not None and request_id:
+            check_text("request_id", request_id)
+            each = list(each)
+            for place, message in enumerate(each):
+                check(message, f"messages[{place}].")
+            sealer = sealer_of(self._encryption, request_id, (one.payload for one in each))
+            each = [sealed(one, sealer) for one in each]
+        else:
+            each = self._sealed_all(each)
+        return await self._publisher.publish_batch(each, request_id=request_id, shard=shard)
+
+    def _sealed_all(self, messages: Iterable[OutgoingMessage]) -> Iterable[OutgoingMessage]:
+        """The messages as they are sent: encrypted, where there are keys."""
+        encryption = self._encryption
+        if encryption is None:
+            return messages
+        return (_sealed_at(place, one, encryption) for place, one in enumerate(messages))
 
     # --- Consuming ----------------------------------------------------------
 
@@ -382,6 +411,20 @@ def _outgoing_all(given: Iterable[OutgoingMessage | Payload]) -> Iterator[Outgoi
             yield one if isinstance(one, OutgoingMessage) else outgoing(one)
         except InvalidArgument as error:
             raise moved(error, f"messages[{place}].{error.field}") from None
+
+
+def _sealed_at(place: int, message: OutgoingMessage, encryption: KeyRing) -> OutgoingMessage:
+    check(message, f"messages[{place}].")
+    return sealed(message, encryption)
+
+
+def _key_ring(file: str | Path) -> KeyRing:
+    # Imported only where there are keys: it needs the package cryptography.
+    try:
+        ring: KeyRing = import_module("slatemq.encryption").KeyRing.from_file(file)
+    except ImportError as error:
+        raise ImportError("encryption needs cryptography: install slatemq[cli]") from error
+    return ring
 
 
 def _telemetry(endpoint: str) -> Telemetry:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slatemq._file_status import LOOK_S, file_status
+from slatemq._secrets import read_secret
 from slatemq.errors import InvalidArgument
 
 __all__ = ["Credentials"]
@@ -24,6 +25,7 @@ VARIABLES: Final = {
     "token": "SLATEMQ_TOKEN",
     "token_file": "SLATEMQ_TOKEN_FILE",
     "server_name": "SLATEMQ_SERVER_NAME",
+    "encryption_keys": "SLATEMQ_ENCRYPTION_KEYS",
 }
 
 TOKEN_LENGTH_MAX: Final = 16_384
@@ -42,6 +44,7 @@ class Credentials:
         token: What proves who calls: `smq_…`, or a JSON Web Token.
         token_file: A file that holds it.
         server_name: The name that servers' certificates have; empty: that of the address.
+        encryption_keys: A file of the keys that payloads are encrypted with (`slatemq.encryption`).
     """
 
     tls: bool = False
@@ -51,6 +54,7 @@ class Credentials:
     token: str = ""
     token_file: str | Path | None = None
     server_name: str = ""
+    encryption_keys: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for parts that do not go together."""
@@ -87,8 +91,8 @@ class Credentials:
 
         Args:
             given: Parts by name, which come first; None is one not given.
-            environ: `SLATEMQ_CA`, `_CERT`, `_KEY`, `_TOKEN`, `_TOKEN_FILE`, `_SERVER_NAME`, and
-                `SLATEMQ_TLS=1`; None takes those of this process.
+            environ: `SLATEMQ_CA`, `_CERT`, `_KEY`, `_TOKEN`, `_TOKEN_FILE`, `_SERVER_NAME`,
+                `_ENCRYPTION_KEYS`, and `SLATEMQ_TLS=1`; None takes those of this process.
             profile: The name of the profile.
 
         Raises:
@@ -160,7 +164,7 @@ def _authorization(token: str) -> tuple[tuple[str, str], ...]:
 
 def _read_token(file: Path) -> str:
     try:
-        token = file.read_text(encoding="utf-8").strip()
+        token = read_secret(file).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument("token_file", f"cannot read {file}: {error}") from error
     if not token:

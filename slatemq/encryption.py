@@ -17,16 +17,18 @@ headers are not, and the server reads them, for filters. Needs the package crypt
 from __future__ import annotations
 
 import base64
-import itertools
+import hmac
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from slatemq._secrets import read_secret
 from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 __all__ = ["KEY_HEADER", "OVERHEAD_BYTES", "KeyRing", "new_key"]
@@ -55,7 +57,10 @@ class KeyRing:
     """Keys by ID. One of them is current: it encrypts; all of them decrypt.
 
     To rotate: add the new key to the rings of all clients, make it current in those that publish,
-    and remove the old one when no message is left that needs it. Not for use in several threads.
+    and remove the old one when no message is left that needs it. Not for use in several threads; a
+    process that is forked takes another data key.
+
+    Give it to `slatemq.connect(encryption=…)`, or use it by itself.
     """
 
     def __init__(self, keys: Mapping[str, str], current: str) -> None:
@@ -64,12 +69,14 @@ class KeyRing:
         Raises:
             InvalidArgument: A key is not one of 32 bytes, or there is no key of the current ID.
         """
-        self._keys = {key_id: AESGCM(_key(key_id, text)) for key_id, text in keys.items()}
+        self._secrets = {key_id: _key(key_id, text) for key_id, text in keys.items()}
+        self._keys = {key_id: AESGCM(secret) for key_id, secret in self._secrets.items()}
         if current not in self._keys:
             raise InvalidArgument("current", f"there is no key {current!r} in the ring")
         self.current = current
         self._opened: OrderedDict[tuple[str, bytes], AESGCM] = OrderedDict()
         self._renew()
+        _rings.add(self)
 
     @classmethod
     def from_file(cls, file: str | Path) -> KeyRing:
@@ -79,7 +86,7 @@ class KeyRing:
             InvalidArgument: It cannot be read, or a line of it is wrong.
         """
         try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
+            lines = read_secret(Path(file).expanduser()).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidArgument("encryption", f"cannot read {file}: {error}") from error
         keys: dict[str, str] = {}
@@ -95,15 +102,53 @@ class KeyRing:
             raise InvalidArgument("encryption", f"{file} has no key")
         return cls(keys, next(iter(keys)))
 
+    def seal(
+        self, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, dict[str, str]]:
+        """Payload and headers as they are published."""
+        return self.encrypt(payload), {**(headers or {}), KEY_HEADER: self.current}
+
+    @staticmethod
+    def keep_key(headers: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+        """New headers of a message whose payload stays as it was encrypted before."""
+        kept = {KEY_HEADER: before[KEY_HEADER]} if KEY_HEADER in before else {}
+        return {**headers, **kept}
+
+    def open(self, payload: bytes, headers: Mapping[str, str], subject: str) -> bytes:
+        """The payload of a published message; that of one without the header, as it is.
+
+        `subject` names the message in errors, which are those of `decrypt`.
+        """
+        key_id = headers.get(KEY_HEADER)
+        if key_id is None:
+            return payload
+        try:
+            return self.decrypt(payload, key_id)
+        except FailedPrecondition as error:
+            raise FailedPrecondition(
+                error.reason, f"{subject}: {error.message}", subject=key_id
+            ) from None
+        except DataLoss as error:
+            raise DataLoss(f"{subject}: {error.message}", reason=error.reason) from None
+
     def encrypt(self, payload: bytes) -> bytes:
         """What is published, with the header `slatemq-key` set to `current`."""
-        number = next(self._numbers)
-        if number >= MESSAGES_PER_DATA_KEY_MAX:
+        if self._data_key.used_count >= MESSAGES_PER_DATA_KEY_MAX:
             self._renew()
-            number = next(self._numbers)
-        nonce = number.to_bytes(_NONCE_BYTES, "big")
-        sealed = self._data_key.encrypt(nonce, payload, self._associated)
-        return b"".join((_VERSION, self._wrapped, nonce, sealed))
+        return self._data_key.encrypt(payload)
+
+    def for_request(self, request_id: str, payloads: Iterable[bytes]) -> DataKey:
+        """What encrypts the payloads of one request, in this order, alike each time.
+
+        The server compares a repeated request with the first. So the data key is made of its ID
+        and content, with a key of the ring; other content gets another one.
+        """
+        secret = hmac.digest(self._secrets[self.current], b"slatemq-request", "sha256")
+        made = hmac.new(secret, _framed(request_id.encode()), "sha256")
+        for payload in payloads:
+            made.update(_framed(payload))
+        data_key = made.digest()
+        return self._wrap(data_key, hmac.digest(data_key, b"nonce", "sha256")[:_NONCE_BYTES])
 
     def decrypt(self, payload: bytes, key_id: str) -> bytes:
         """What was given to `encrypt`.
@@ -140,12 +185,51 @@ class KeyRing:
 
     def _renew(self) -> None:
         """Take another data key."""
-        data_key = os.urandom(KEY_BYTES)
-        nonce = os.urandom(_NONCE_BYTES)
-        self._associated = _VERSION + self.current.encode()
-        self._wrapped = nonce + self._keys[self.current].encrypt(nonce, data_key, self._associated)
-        self._data_key = AESGCM(data_key)
-        self._numbers = itertools.count()
+        self._data_key = self._wrap(os.urandom(KEY_BYTES), os.urandom(_NONCE_BYTES))
+
+    def _wrap(self, data_key: bytes, nonce: bytes) -> DataKey:
+        return DataKey(self._keys[self.current], self.current, data_key, nonce)
+
+
+class DataKey:
+    """A key that encrypts payloads, each with a number of its own."""
+
+    def __init__(self, key: AESGCM, key_id: str, data_key: bytes, nonce: bytes) -> None:
+        """`nonce` is of the encryption of `data_key` with `key`."""
+        self._key_id = key_id
+        self._associated = _VERSION + key_id.encode()
+        self._wrapped = nonce + key.encrypt(nonce, data_key, self._associated)
+        self._aead = AESGCM(data_key)
+        self.used_count = 0
+
+    def encrypt(self, payload: bytes) -> bytes:
+        nonce = self.used_count.to_bytes(_NONCE_BYTES, "big")
+        self.used_count += 1
+        sealed = self._aead.encrypt(nonce, payload, self._associated)
+        return b"".join((_VERSION, self._wrapped, nonce, sealed))
+
+    def seal(
+        self, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, dict[str, str]]:
+        """As that of the ring."""
+        return self.encrypt(payload), {**(headers or {}), KEY_HEADER: self._key_id}
+
+
+_rings: Final[WeakSet[KeyRing]] = WeakSet()
+
+
+def _renew_all() -> None:
+    """Two processes must not count the nonces of one data key."""
+    for ring in _rings:
+        ring._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "big") + data
 
 
 def _key(key_id: str, text: str) -> bytes:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slatemq._checks import check_text, check_whole, wrong
 from slatemq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from slatemq.encryption import DataKey, KeyRing
 
 MESSAGES_MAX = 10_000
 """Messages that the server takes in one publish."""
@@ -82,6 +85,7 @@ class ServiceStatus:
     """One process; `detail` says why it does not serve, or what holds up its callers.
 
     `instance_number`: the record of the instance's settings that it runs with; 0 = it did not say.
+    `open_without`: what it lacks although other machines can reach it: `TLS`, `policy`.
     """
 
     service: str
@@ -90,6 +94,7 @@ class ServiceStatus:
     serving: bool
     detail: str = ""
     instance_number: int = 0
+    open_without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +226,20 @@ def cut_reason(reason: str) -> str:
     """A reason, cut where it is too long; raises InvalidArgument where it is not text."""
     check_text("reason", reason)
     return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def sealer_of(
+    encryption: KeyRing | None, request_id: str, payloads: Iterable[Payload]
+) -> KeyRing | DataKey | None:
+    """What encrypts the payloads of a request: alike each time, where its caller may repeat it."""
+    if encryption is None or not request_id:
+        return encryption
+    return encryption.for_request(request_id, map(payload_bytes, payloads))
+
+
+def sealed(message: OutgoingMessage, sealer: KeyRing | DataKey | None) -> OutgoingMessage:
+    """The message with its payload encrypted, where there are keys."""
+    if sealer is None:
+        return message
+    payload, headers = sealer.seal(message.payload, message.headers)
+    return message._replace(payload=payload, headers=headers)

@@ -13,7 +13,7 @@ As in::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
 from slatemq import client as asynchronous
 from slatemq._admin import watching
@@ -31,6 +31,9 @@ from slatemq._rpc.peers import CALL_S
 from slatemq.credentials import Credentials
 from slatemq.errors import Unavailable
 from slatemq.models import BatchSettings, Duration, Time
+
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
 
 T = TypeVar("T")
 
@@ -66,7 +69,7 @@ class Received(Face[delivered.Received], delivered.ClaimedMessage):
         # Without a call of the faces' own: the client makes thousands of these.
         self._loop, self._inner = loop, inner
         self._run, self._place, self._origin = inner._run, inner._place, inner._origin
-        self.lease_token, self.payload = inner.lease_token, inner.payload
+        self.lease_token, self._payload = inner.lease_token, inner._payload
 
     @property
     def lost(self) -> bool:
@@ -369,6 +372,7 @@ def connect(
     call_timeout: Duration = CALL_S,
     tracing: bool = False,
     credentials: Credentials | None = None,
+    encryption: KeyRing | None = None,
 ) -> SyncClient:
     """A synchronous client; see slatemq.connect. Use it as a context manager."""
     check_can_connect()
@@ -381,6 +385,7 @@ def connect(
             call_timeout=call_timeout,
             tracing=tracing,
             credentials=credentials,
+            encryption=encryption,
         )
 
     try:

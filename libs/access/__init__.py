@@ -17,5 +17,5 @@ In reading order; a file imports only files above it:
 `quotas`         What each principal takes of this process, held to the limits of the policy
 `callers`        The caller of each call: who it is, what it may do, and what it takes
 `current`        The caller of the call that a task serves
-`audit`          Who did what: a log line for each act that changes more than messages
+`audit`          Who did what: the acts that change more than messages
 """

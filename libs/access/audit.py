@@ -1,40 +1,59 @@
-"""Who did what: a log line for each act that changes more than messages.
+"""Who did what: the acts that change more than messages.
 
-Never payloads, headers or tokens: a line has names, places and results alone.
+Never payloads, headers or tokens: an act has names, places and results alone.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
-from libs.access.principals import Principal
+__all__ = ["AUDITED", "AUDIT_LOGGER", "REFUSALS", "Act", "subjects_of"]
 
-AUDITED: Final = frozenset({"edit", "administer", "operate"})
-"""The verbs of these acts."""
+AUDITED: Final = frozenset({"edit", "administer", "operate", "service"})
+"""What these acts ask of their caller: a verb, or to be a service."""
+
+REFUSALS: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
+"""The outcomes of acts that the caller may not do."""
 
 AUDIT_LOGGER: Final = "slatemq.audit"
 """The name of the logger, for those who send its lines elsewhere."""
 
-_audit = logging.getLogger(AUDIT_LOGGER)
+SUBJECTS_MAX: Final = 20
+"""Queues that an act names: a request can have thousands."""
+
+NAME_CHARACTERS_MAX: Final = 255
+"""Of a queue's name in an act: that in a refused request is of any length."""
 
 
-def record_act(principal: Principal, act: str, subjects: str, peer: str, outcome: str) -> None:
-    """Log one act.
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One act of a caller.
 
-    Args:
-        principal: Who called.
+    Attributes:
+        principal: Who called; empty: who called was not proven.
+        proof: How that was proven, as of a principal.
         act: The method, as in `/slatemq.v1.QueueService/PurgeQueue`.
-        subjects: The queues that the request named; empty where it named none.
+        subjects: The queues that the request named, at most SUBJECTS_MAX.
         peer: Where the call came from, as gRPC has it: `ipv4:127.0.0.1:50000`.
-        outcome: `OK`, or the status code of the refusal.
+        outcome: `OK`, or the code of the error.
+        request_id: The caller's trace ID; empty where it has none.
+        held_back: How many refusals of the same call to this principal were not recorded before it.
     """
-    facts = {
-        "principal": principal.name,
-        "proof": principal.method,
-        "act": act,
-        "subjects": subjects,
-        "peer": peer,
-        "outcome": outcome,
-    }
-    _audit.log(logging.INFO if outcome == "OK" else logging.WARNING, "audit", extra=facts)
+
+    principal: str
+    proof: str
+    act: str
+    subjects: tuple[str, ...]
+    peer: str
+    outcome: str
+    request_id: str
+    held_back: int = 0
+
+
+def subjects_of(queues: Iterable[str]) -> tuple[str, ...]:
+    """The first of these queues, each once."""
+    distinct = dict.fromkeys(name[:NAME_CHARACTERS_MAX] for name in queues)
+    return tuple(islice(distinct, SUBJECTS_MAX))

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, Protocol
 from libs.events.backend import QueueBackend
 from libs.events.retrying import Outage
 from libs.events.settings import QueueSettings
+from slatemq._secrets import redacted
 from slatemq.errors import InvalidArgument, SlateMQError
 from slatemq.events.envelope import Event
 
@@ -204,4 +205,4 @@ class Relay:
         if not isinstance(error, SlateMQError | TimeoutError):
             log.error("the backend %s failed", self._settings.backend, exc_info=error)
         self.counts.connected = False
-        self.counts.error = str(error) or type(error).__name__
+        self.counts.error = redacted(str(error)) or type(error).__name__

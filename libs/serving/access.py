@@ -18,6 +18,7 @@ from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.settings import flag_of, variable_of
+from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
 from libs.serving.tls import ServerTls
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
@@ -51,26 +52,29 @@ class Protection:
     warning: str
 
 
-def protection_of(config: ServingConfig) -> Protection:
+def open_without(config: ServingConfig) -> list[str]:
+    """What a process lacks although other machines can reach it: `TLS`, `policy`."""
+    if is_loopback(f"{config.host}:0"):
+        return []
+    stated = {"TLS": config.tls_cert, "policy": config.access_policy}
+    return [name for name, file in stated.items() if not file]
+
+
+def protection_of(config: ServingConfig, auditor: Auditor) -> Protection:
     """Read the files that the settings name.
 
     Raises:
         FatalError: A file is not usable, or the process would be open to other machines.
     """
     try:
-        return _protection(config)
+        return _protection(config, auditor)
     except InvalidArgument as error:
         raise _unusable(error) from error
 
 
-def _protection(config: ServingConfig) -> Protection:
-    lacking = [
-        name
-        for name, stated in (("TLS", config.tls_cert), ("policy", config.access_policy))
-        if not stated
-    ]
-    is_open = bool(lacking) and not is_loopback(f"{config.host}:0")
-    if is_open and not config.insecure:
+def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
+    lacking = open_without(config)
+    if lacking and not config.insecure:
         raise InvalidArgument(
             "host",
             f"other machines can reach {config.host}, and there is no {' and no '.join(lacking)}: "
@@ -85,12 +89,12 @@ def _protection(config: ServingConfig) -> Protection:
         service_tls_ = ServerTls(files, needs_client_certificate=True)
     callers = _callers(config)
     return Protection(
-        ClientDoor(callers),
+        ClientDoor(callers, auditor),
         ServiceDoor(config.service_identity if files is not None else ""),
         client_tls,
         service_tls_,
         callers,
-        f"open to other machines without {' and '.join(lacking)}" if is_open else "",
+        f"open to other machines without {' and '.join(lacking)}" if lacking else "",
     )
 
 

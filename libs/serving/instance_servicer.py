@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -84,18 +84,28 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
     """Reads and writes the instance's records; keeps nothing."""
 
     def __init__(
-        self, objects: Objects, directory: TopologyDirectory, config: ServingConfig
+        self,
+        objects: Objects,
+        directory: TopologyDirectory,
+        channels: Channels,
+        config: ServingConfig,
+        open_without: Sequence[str],
     ) -> None:
+        """`open_without`: what this process lacks although other machines can reach it."""
         self._records = InstanceRecords(objects)
         self._directory = directory
+        self._channels = channels
         self._config = config
+        self._open_without = open_without
 
     async def GetInstance(  # noqa: N802 - the RPC's name
         self, request: instance_pb2.GetInstanceRequest, context: Any
     ) -> instance_pb2.GetInstanceResponse:
         """The latest record. Raises StoreUnavailable, CorruptRecord."""
         return instance_pb2.GetInstanceResponse(
-            instance=_to_wire(await self._latest()), running_number=self._config.instance_number
+            instance=_to_wire(await self._latest()),
+            running_number=self._config.instance_number,
+            open_without=self._open_without,
         )
 
     async def UpdateInstance(  # noqa: N802 - the RPC's name
@@ -135,27 +145,21 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
 
     async def _check_queues(self, delay_ms: int) -> None:
         """Raise FailedPrecondition for a queue whose default delay is longer."""
-        channels = Channels(
-            self._directory, payload_bytes_max=self._config.instance.payload_bytes_max
-        )
-        try:
-            async with aclosing(self._queues(channels)) as queues:
-                async for queue in queues:
-                    if queue.default_delay_ms > delay_ms:
-                        raise FailedPrecondition(
-                            "QUEUES_DELAY_LONGER",
-                            f"max_message_delay_ms cannot become {delay_ms}: queue "
-                            f"{queue.queue_id!r} delays its messages by {queue.default_delay_ms} "
-                            "ms. Update that queue first, or delete it",
-                            subject=queue.queue_id,
-                        )
-        finally:
-            await channels.close()
+        async with aclosing(self._queues()) as queues:
+            async for queue in queues:
+                if queue.default_delay_ms > delay_ms:
+                    raise FailedPrecondition(
+                        "QUEUES_DELAY_LONGER",
+                        f"max_message_delay_ms cannot become {delay_ms}: queue "
+                        f"{queue.queue_id!r} delays its messages by {queue.default_delay_ms} "
+                        "ms. Update that queue first, or delete it",
+                        subject=queue.queue_id,
+                    )
 
-    async def _queues(self, channels: Channels) -> AsyncGenerator[queue_pb2.Queue, None]:
+    async def _queues(self) -> AsyncGenerator[queue_pb2.Queue, None]:
         topology = await self._directory.read(max_age_ms=0)
         for shard in topology.brokers:
-            stub = queue_pb2_grpc.QueueServiceStub(await channels.to("broker", shard))
+            stub = queue_pb2_grpc.QueueServiceStub(await self._channels.to("broker", shard))
             request = queue_pb2.ListQueuesRequest(page_size=PAGE_QUEUES)
             while True:
                 try:

@@ -34,6 +34,7 @@ from libs.serving.server import Signals, cause_of, run_service
 from libs.serving.service import Service
 from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
+from libs.storage.objects.durability import write_privately
 from libs.storage.objects.instance_records import InstanceRecords
 from slatemq.variables import unknown_variables
 
@@ -61,6 +62,7 @@ def main(
         build: Makes the service, with the settings of the instance in its config; called on the
             running loop. Raises FatalError to name the exit.
     """
+    write_privately()
     config = load(config_type, f"python -m services.{name}", sys.argv[1:], os.environ)
     logs.configure(name, config.log_level, config.log_format)
     if unknown := unknown_variables(os.environ):

@@ -41,6 +41,7 @@ from libs.serving.process.memory import keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
+from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.service import LateHandlers, Service
@@ -136,7 +137,7 @@ class RunningService:
         )
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
-        self._protection = protection_of(config)
+        self._protection = protection_of(config, Auditor(service.publish_act))
         if self._protection.callers is not None:
             measure_usage(self._protection.callers.usage, telemetry.meter)
         guard = CallGuard(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 import grpc
 import grpc.aio
 
-from libs.serving.access import service_tls, tls_environment
+from libs.access.audit import Act
+from libs.serving.access import open_without, service_tls, tls_environment
 from libs.serving.events.servicer import EventsServicer
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance_servicer import InstanceServicer
@@ -110,6 +111,11 @@ class Service(Generic[C]):
     def held_bytes(self) -> int:
         return 0
 
+    def publish_act(self, act: Act) -> None:
+        """Make an event of what a caller did, where there are events."""
+        if self._relay is not None:
+            self._relay.publish_act(act)
+
     @property
     def http_parts(self) -> HttpParts:
         return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
@@ -131,7 +137,13 @@ class Service(Generic[C]):
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register its servicers, and those that every process has."""
         shared: list[object] = [
-            InstanceServicer(self._root.objects, self.directory, self._config),
+            InstanceServicer(
+                self._root.objects,
+                self.directory,
+                self.channels,
+                self._config,
+                open_without(self._config),
+            ),
             TopologyServicer(self.directory),
         ]
         if self.kind in SERVED_BY["EventsService"]:

@@ -6,7 +6,7 @@ events: each would make another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from libs.events.settings import QueueSettings
 from libs.events.slatemq.headers import BACKEND_HEADERS
@@ -144,18 +144,22 @@ class BrokerRelay(ProcessRelay):
         """`name` is that of the process, in its events."""
         super().__init__(settings, telemetry)
         self._name = name
+        self._owner: ShardOwner
         self._events: OutboxEvents
-        self._now_ms: Callable[[], int]
         self._own_headers = BACKEND_HEADERS if settings.backend == "slatemq" else ()
 
-    async def record(self, owner: ShardOwner, database: Database) -> None:
+    async def record_changes(self, owner: ShardOwner, database: Database) -> None:
         """Record what the shard does from now on. Raises the errors of libs.storage."""
         events = await OutboxEvents.open(
             self._name, database, owner.durable, owner.delete_rows, from_end=not self.keeps
         )
         owner.shard.events = RecordedEvents(events.outbox, self._own_headers)
-        self._events, self._now_ms = events, owner.clock.now_ms
+        self._owner, self._events = owner, events
 
     def begin_publishing(self) -> None:
         """Publish what waits, and what is recorded."""
-        self.begin(self._events, self._now_ms)
+        self.begin(self._events, self._owner.clock.now_ms)
+
+    def record(self, happening: Happening, request_id: str) -> None:
+        self._events.outbox.record([happening], request_id)
+        self._owner.write_rows(self._events.outbox.take_rows())

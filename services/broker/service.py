@@ -274,7 +274,7 @@ class BrokerService(Service[BrokerConfig]):
         owner.shard.redrives.kept = config.redrives_kept
         owner.shard.redrives.retention_s = config.redrive_retention_s
         if self._relay is not None:
-            await self._relay.record(owner, database)
+            await self._relay.record_changes(owner, database)
         return owner, database, last_ms
 
     async def wait_fatal(self) -> ExitCause:

@@ -3,6 +3,8 @@
 A run's object is written with `events: owed` when the run is made, so what it says of begin and end
 is owed from that moment on, whichever process is killed, until the object says that
 it is published. Event IDs are derived from the run's. Memory holds the IDs of the runs that wait.
+
+An act of a caller has an object of its own until its event is published, below `janitor/acts/`.
 """
 
 from __future__ import annotations
@@ -16,17 +18,59 @@ from typing import Final
 
 from libs.events.relay import EventBatch
 from libs.events.settings import QueueSettings
+from libs.serving.events.outbox import Happening
 from libs.serving.events.relay import ProcessRelay
 from libs.serving.telemetry import Telemetry
-from libs.storage.errors import ObjectNotFound
+from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.objects.small_objects import Objects
 from services.janitor.runs.history import EVENTS_OWED, EVENTS_PUBLISHED, Run, RunEvents, RunStore
+from slatemq.errors import InvalidArgument
 from slatemq.events.catalogue import EventData, JanitorRunFinished, JanitorRunStarted, make_event
-from slatemq.events.envelope import Event, derive_event_id
+from slatemq.events.envelope import (
+    Event,
+    decode_event,
+    derive_event_id,
+    encode_event,
+    parse_timestamp,
+)
 
 log = logging.getLogger(__name__)
 
+_ACTS: Final = "janitor/acts"
+
 _REMOVED: Final = ("_removed", "_purged")
 """How the counts end whose sum is what a run has removed."""
+
+
+class ActStore:
+    """The acts of callers of one janitor whose events are owed: an object each."""
+
+    def __init__(self, objects: Objects, number: int) -> None:
+        self._objects = objects
+        self._prefix = f"{_ACTS}/{number}-"
+
+    async def put(self, event: Event) -> None:
+        """Raises StoreUnavailable."""
+        await self._objects.put(self._path(event.id), encode_event(event))
+
+    async def delete(self, event_id: str) -> None:
+        """Raises StoreUnavailable."""
+        await self._objects.delete(self._path(event_id))
+
+    async def owed(self) -> list[Event]:
+        """Those of this janitor, the oldest first. Raises StoreUnavailable."""
+        found: list[Event] = []
+        for path in sorted(await self._objects.list(_ACTS)):
+            if not path.startswith(self._prefix):
+                continue
+            try:
+                found.append(decode_event(await self._objects.get(path)))
+            except InvalidArgument as error:
+                log.error("no event of an act: %s", error, extra={"path": path})
+        return found
+
+    def _path(self, event_id: str) -> str:
+        return f"{self._prefix}{event_id}.json"
 
 
 class OwedEvents(RunEvents):
@@ -39,8 +83,11 @@ class OwedEvents(RunEvents):
 
     lost_count: Final = 0
 
-    def __init__(self, store: RunStore, number: int, source: str, *, keeps: bool) -> None:
+    def __init__(
+        self, store: RunStore, acts: ActStore, number: int, source: str, *, keeps: bool
+    ) -> None:
         """Without `keeps`, as in `fire-and-forget`, runs get no mark."""
+        self._act_store = acts
         self.mark = EVENTS_OWED if keeps else ""
         self.position = 0
         self._store = store
@@ -50,6 +97,8 @@ class OwedEvents(RunEvents):
         self._came = asyncio.Event()
         self._begun: set[str] = set()
         self._unmarked: set[str] = set()
+        self._acts: dict[str, Event] = {}
+        self._published_acts: list[str] = []
         self._is_read = not keeps
 
     @property
@@ -63,6 +112,12 @@ class OwedEvents(RunEvents):
 
     def changed(self, run: Run) -> None:
         self._waiting.append(run.run_id)
+        self._came.set()
+
+    def acted(self, event: Event) -> None:
+        """Queue the event of an act, which is stored where runs get a mark."""
+        self._acts[event.id] = event
+        self._waiting.append(event.id)
         self._came.set()
 
     def save(self) -> None:
@@ -80,6 +135,11 @@ class OwedEvents(RunEvents):
             self._came.clear()
             if not self._waiting:
                 await self._came.wait()
+            act = self._acts.get(self._waiting[0])
+            if act is not None:
+                at_ms = parse_timestamp("timestamp", act.timestamp)
+                yield EventBatch([act], self.position + 1, at_ms)
+                continue
             run = await self._first()
             if run is None:
                 yield EventBatch([], self.position + 1, 0)
@@ -93,23 +153,30 @@ class OwedEvents(RunEvents):
 
     def done(self, position: int) -> None:
         self.position = position
-        self._waiting.popleft()
+        published = self._waiting.popleft()
+        if self._acts.pop(published, None) is not None and self.mark:
+            self._published_acts.append(published)
 
     def skip_to_end(self) -> int:
         count = len(self._waiting)
         self._waiting.clear()
+        self._acts.clear()
         return count
 
     # --- Runs -----------------------------------------------------------------
 
     async def _read_owed(self) -> None:
-        """Queue the runs of earlier processes, the oldest first, before those since the start."""
+        """Queue what earlier processes left, the oldest first, before what came since the start."""
         owed: list[str] = []
         for stored in reversed(await self._store.read(await self._store.ids())):
             run = stored.run
             is_ours = run.janitor == self._number and run.events == EVENTS_OWED
             if is_ours and (run.started_at_ms or run.ended):
                 owed.append(run.run_id)
+        for act in await self._act_store.owed():
+            if act.id not in self._acts:
+                self._acts[act.id] = act
+                owed.append(act.id)
         self._waiting.extendleft(reversed([one for one in owed if one not in self._waiting]))
 
     async def _first(self) -> Run | None:
@@ -120,6 +187,9 @@ class OwedEvents(RunEvents):
             return None
 
     async def _mark_published(self) -> None:
+        while self._published_acts:
+            await self._act_store.delete(self._published_acts[-1])
+            self._published_acts.pop()
         while self._unmarked:
             run_id = next(iter(self._unmarked))
             try:
@@ -159,10 +229,39 @@ class OwedEvents(RunEvents):
 
 
 class JanitorRelay(ProcessRelay):
-    """Publishes the events of a janitor's runs from `begin` until `stop`."""
+    """Publishes the events of a janitor, of its runs and of acts, from `begin` until `stop`."""
 
     def __init__(
-        self, settings: QueueSettings, telemetry: Telemetry, store: RunStore, number: int
+        self,
+        settings: QueueSettings,
+        telemetry: Telemetry,
+        store: RunStore,
+        objects: Objects,
+        number: int,
     ) -> None:
         super().__init__(settings, telemetry)
-        self.events = OwedEvents(store, number, f"janitor-{number}", keeps=self.keeps)
+        self._name = f"janitor-{number}"
+        self._acts = ActStore(objects, number)
+        self._storing: set[asyncio.Task[None]] = set()
+        self.events = OwedEvents(store, self._acts, number, self._name, keeps=self.keeps)
+
+    def record(self, happening: Happening, request_id: str) -> None:
+        event = make_event(
+            happening.data, source=self._name, request_id=request_id, at_ms=happening.at_ms
+        )
+        storing = asyncio.create_task(self._store(event))
+        self._storing.add(storing)
+        storing.add_done_callback(self._storing.discard)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*self._storing)
+        await super().stop()
+
+    async def _store(self, event: Event) -> None:
+        try:
+            if self.keeps:
+                await self._acts.put(event)
+        except StorageError as error:
+            log.error("no event of an act: %s", error, extra=event.data)
+            return
+        self.events.acted(event)

@@ -73,7 +73,9 @@ class JanitorProcess(Service[JanitorConfig]):
         if config.queue is not None:
             # Loaded when it is wanted: direct mode has nothing of it.
             relays = import_module("services.janitor.events")
-            self._relay = relays.JanitorRelay(config.queue, telemetry, self._store, config.shard)
+            self._relay = relays.JanitorRelay(
+                config.queue, telemetry, self._store, objects, config.shard
+            )
         self.runner = Runner(
             self._store,
             config.shard,

@@ -122,7 +122,9 @@ class EntryCalls(Calls):
         page = await self._locations.ask(
             queue_id, lambda channel: EntryServiceStub(channel).ListEntries, request
         )
-        return EntryPage([entry_of(each) for each in page.entries], page.next_page_token)
+        return EntryPage(
+            [entry_of(each, self._encryption) for each in page.entries], page.next_page_token
+        )
 
     async def get_entry(self, handle: str, *, view: EntryView | ViewName = EntryView.FULL) -> Entry:
         """One entry as it is now. A handle without a place makes this search the queue.
@@ -134,7 +136,7 @@ class EntryCalls(Calls):
         response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).GetEntry, request
         )
-        return entry_of(response.entry)
+        return entry_of(response.entry, self._encryption)
 
     async def find_message(
         self,
@@ -202,7 +204,7 @@ class EntryCalls(Calls):
                 for wire in response.entries:
                     if wire.handle not in known:  # A search that broke begins again.
                         known.add(wire.handle)
-                        found.put_nowait(entry_of(wire))
+                        found.put_nowait(entry_of(wire, self._encryption))
                 note(shard, response)
 
         problem: SlateMQError | None = None
@@ -244,7 +246,7 @@ class EntryCalls(Calls):
         response = await self._ask_entry(
             handle, lambda channel: EntryServiceStub(channel).RescheduleEntry, request
         )
-        return entry_of(response.entry)
+        return entry_of(response.entry, self._encryption)
 
     async def edit_message(
         self,
@@ -258,12 +260,23 @@ class EntryCalls(Calls):
 
         All queues deliver the changed message; it is not routed again. With the `etag` of an entry
         that was read before, no other change is overwritten. Raises as `cancel_entry`, Aborted
-        (etag), InvalidArgument.
+        (etag), InvalidArgument. With `encryption`, the message is read first, and is Aborted where
+        another change comes between.
         """
+        content = None if payload is None else payload_bytes(payload)
+        if self._encryption is not None:
+            before = await self.get_entry(handle)
+            etag = etag or before.etag
+            known = before.message.headers if before.message is not None else {}
+            headers = known if headers is None else headers
+            if content is not None:
+                content, headers = self._encryption.seal(content, headers)
+            else:
+                headers = self._encryption.keep_key(headers, known)
         request = message_of(
             entry_pb2.EditMessageRequest,
             handle=handle,
-            payload=None if payload is None else payload_bytes(payload),
+            payload=content,
             replace_headers=headers is not None,
             headers=headers,
             etag=etag,
@@ -290,7 +303,7 @@ class EntryCalls(Calls):
         """
         check_text("queue_id", queue_id)
         check_text("position", position)
-        return DelayedWatch(self._locations, queue_id, position, view_wire(view))
+        return DelayedWatch(self._locations, queue_id, position, view_wire(view), self._encryption)
 
     async def read_messages(self, message_ids: Iterable[int]) -> dict[int, StoredMessage]:
         """The messages with these IDs, headers and payload; without those that were removed.
@@ -334,7 +347,7 @@ class EntryCalls(Calls):
             )
             settled = set(answer.missing_ids)
             for message in messages_of(answer.runs):
-                found[message.message_id] = stored_message(message)
+                found[message.message_id] = stored_message(message, self._encryption)
                 settled.add(message.message_id)
             damaged += answer.damaged_ids
             if settled:

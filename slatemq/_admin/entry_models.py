@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from slatemq._checks import fields_of
 from slatemq.errors import InvalidArgument
 from slatemq.v1 import entry_pb2, message_pb2, queue_pb2
+
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
 
 
 class EntryState(StrEnum):
@@ -61,6 +64,27 @@ class StoredMessage:
     created_at_ms: int
     received_at_ms: int
     retention_s: int
+
+
+class SealedMessage(StoredMessage):
+    """A stored message whose payload is decrypted when it is read: its key may be unknown here."""
+
+    __slots__ = ("_encryption", "_sealed")
+
+    _encryption: KeyRing
+    _sealed: bytes
+
+    def __init__(self, encryption: KeyRing, **fields: Any) -> None:
+        object.__setattr__(self, "_encryption", encryption)
+        super().__init__(**fields)
+
+    @property
+    def payload(self) -> bytes:
+        return self._encryption.open(self._sealed, self.headers, f"message {self.message_id}")
+
+    @payload.setter
+    def payload(self, sealed: bytes) -> None:
+        object.__setattr__(self, "_sealed", sealed)
 
 
 class Archived(NamedTuple):
@@ -144,7 +168,7 @@ def view_wire(view: EntryView | str) -> entry_pb2.EntryView.ValueType:
         raise InvalidArgument("view", f"must be one of {known}, not {view!r}") from None
 
 
-def entry_of(entry: entry_pb2.Entry) -> Entry:
+def entry_of(entry: entry_pb2.Entry, encryption: KeyRing | None) -> Entry:
     return Entry(
         **fields_of(entry, Entry),
         state=_STATE_OF[entry.state],
@@ -152,7 +176,7 @@ def entry_of(entry: entry_pb2.Entry) -> Entry:
             Attempt(each.consumer_id, each.claimed_at_ms, each.outcome, each.queue_id)
             for each in entry.attempts
         ),
-        message=stored_message(entry.message) if entry.HasField("message") else None,
+        message=stored_message(entry.message, encryption) if entry.HasField("message") else None,
         archived=_archived_of(entry.archived) if entry.HasField("archived") else None,
     )
 
@@ -161,5 +185,8 @@ def _archived_of(archived: entry_pb2.Archived) -> Archived:
     return Archived(archived.run, archived.archived_at_ms, archived.bucket_order)
 
 
-def stored_message(message: message_pb2.Message) -> StoredMessage:
-    return StoredMessage(**fields_of(message, StoredMessage), headers=dict(message.headers))
+def stored_message(message: message_pb2.Message, encryption: KeyRing | None) -> StoredMessage:
+    fields = {**fields_of(message, StoredMessage), "headers": dict(message.headers)}
+    if encryption is None or not message.payload:
+        return StoredMessage(**fields)
+    return SealedMessage(encryption, **fields)

@@ -211,7 +211,11 @@ class InstanceCalls(Calls):
                 instance_pb2.GetInstanceResponse(),  # Its health says why.
             ),
         )
-        health = replace(health, instance_number=instance.running_number)
+        health = replace(
+            health,
+            instance_number=instance.running_number,
+            open_without=tuple(instance.open_without),
+        )
         return health, instance.instance.number
 
     async def _queues(self, shards: list[int]) -> tuple[list[Queue], list[int]]:

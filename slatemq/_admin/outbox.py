@@ -92,7 +92,10 @@ class OutboxCalls(Calls):
             lambda channel: OutboxServiceStub(channel).GetRefusedPush,
             outbox_pb2.GetRefusedPushRequest,
         )
-        return _push_of(result.push, shard, result.payload, dict(result.headers))
+        payload, headers = result.payload, dict(result.headers)
+        if self._encryption is not None:
+            payload = self._encryption.open(payload, headers, f"push {result.push.push_id}")
+        return _push_of(result.push, shard, payload, headers)
 
     async def retry_refused_push(self, push: RefusedPush | str) -> None:
         """Sends it again, after those that wait. Remove the cause first.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from slatemq._admin.entry_models import Archived, Entry, entry_of
@@ -16,11 +16,14 @@ from slatemq._checks import iterable, message_of, moved, wrong
 from slatemq._consume.handles import queue_of_handle
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
-from slatemq.models import Time, cut_reason, optional_ms, outgoing
+from slatemq.models import Time, cut_reason, optional_ms, outgoing, sealed, sealer_of
 from slatemq.v1 import archived_pb2, entry_pb2, janitor_pb2, removal_pb2
 from slatemq.v1.archived_pb2_grpc import ArchivedServiceStub
 from slatemq.v1.entry_pb2_grpc import DeadLetterServiceStub
 from slatemq.v1.janitor_pb2_grpc import JanitorServiceStub
+
+if TYPE_CHECKING:
+    from slatemq.encryption import DataKey, KeyRing
 
 SETTLEMENTS_MAX = 1000
 """Settlements that the server takes in one call."""
@@ -108,10 +111,12 @@ class SettlingCalls(Calls):
             raise InvalidArgument(
                 "settlements", f"must be 1 to {SETTLEMENTS_MAX:,}, not {len(each):,}"
             )
+        replacing = (one.payload for one in each if isinstance(one, ReplaceDeadLetter))
+        sealer = sealer_of(self._encryption, request_id, replacing)
         request = message_of(
             entry_pb2.SettleDeadLettersRequest,
             request_id=request_id or str(uuid4()),
-            settlements=[_wire(place, one) for place, one in enumerate(each)],
+            settlements=[_wire(place, one, sealer) for place, one in enumerate(each)],
             consumer_id=consumer_id,
         )
         await self._locations.ask(
@@ -148,7 +153,7 @@ class SettlingCalls(Calls):
         call = JanitorServiceStub(await self._peers.janitor()).ReadArchived(request)
         async with self._peers.answers(call) as answers:
             async for answer in answers:
-                yield entry_of(answer.entry)
+                yield entry_of(answer.entry, self._encryption)
 
     async def redrive_archived(
         self, dead_letters: Iterable[ArchivedDeadLetter], *, into: str = ""
@@ -164,7 +169,9 @@ class SettlingCalls(Calls):
         for place, dead_letter in enumerate(each):
             archived = _archived_of(f"dead_letters[{place}].entry", dead_letter.entry)
             try:
-                content = outgoing(dead_letter.payload, dead_letter.headers)
+                content = sealed(
+                    outgoing(dead_letter.payload, dead_letter.headers), self._encryption
+                )
                 rows.append(
                     message_of(
                         archived_pb2.ArchivedRow,
@@ -209,7 +216,9 @@ class SettlingCalls(Calls):
         return _outcomes(len(rows), response.gone_rows)
 
 
-def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:
+def _wire(
+    place: int, one: Settlement, sealer: KeyRing | DataKey | None
+) -> entry_pb2.DeadLetterSettlement:
     if not isinstance(one, Settlement):
         raise wrong(f"settlements[{place}]", "a settlement, such as DropDeadLetter", one)
     try:
@@ -222,7 +231,7 @@ def _wire(place: int, one: Settlement) -> entry_pb2.DeadLetterSettlement:
         elif isinstance(one, DropDeadLetter):
             wire.drop.SetInParent()
         elif isinstance(one, ReplaceDeadLetter):
-            content = outgoing(one.payload, one.headers)
+            content = sealed(outgoing(one.payload, one.headers), sealer)
             result = message_of(
                 entry_pb2.ReplaceDeadLetter, payload=content.payload, headers=content.headers
             )

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -19,6 +19,9 @@ from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import entry_pb2
 from slatemq.v1.entry_pb2_grpc import DelayedServiceStub
+
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +41,13 @@ class DelayedWatch:
         queue_id: str,
         position: str,
         view: entry_pb2.EntryView.ValueType,
+        encryption: KeyRing | None,
     ) -> None:
         self.queue_id = queue_id
         self._locations = locations
         self._peers = locations.peers
         self._view = view
+        self._encryption = encryption
         self._ready: deque[Entry] = deque()
         self._position = position
         self._position_after = position
@@ -132,7 +137,7 @@ class DelayedWatch:
             self._drop()
             raise Unavailable("the stream ended", reason="STREAM_ENDED")
         self._watch.end()
-        self._ready.extend(map(entry_of, answer.entries))
+        self._ready.extend(entry_of(each, self._encryption) for each in answer.entries)
         self._position_after = answer.position
         if not self._ready:
             self._position = answer.position

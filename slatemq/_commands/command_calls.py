@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
 from slatemq._checks import check_text, iterable, wrong
@@ -34,6 +34,9 @@ from slatemq._rpc.queue_locations import Calls, QueueLocations
 from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.models import Duration, Time, seconds
+
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
 
 T = TypeVar("T")
 
@@ -177,8 +180,10 @@ class Settleable(Protocol):
 class CommandCalls(Calls):
     """Execute, and the calls that make views; a part of the client."""
 
-    def __init__(self, locations: QueueLocations, keeper: LeaseKeeper) -> None:
-        super().__init__(locations)
+    def __init__(
+        self, locations: QueueLocations, keeper: LeaseKeeper, encryption: KeyRing | None = None
+    ) -> None:
+        super().__init__(locations, encryption)
         self._keeper = keeper
 
     async def execute(
@@ -209,7 +214,7 @@ class CommandCalls(Calls):
                 raise FailedPrecondition(
                     "MESSAGE_FINISHED", "this message was acked or given back already"
                 )
-        results = await execute(self._locations, each, request_id)
+        results = await execute(self._locations, each, request_id, self._encryption)
         if isinstance(commands, CommandContext):
             commands.executed = True
         self._keeper.drop_all([token_of(lease) for lease in finishing])
@@ -238,7 +243,14 @@ class CommandCalls(Calls):
         `try_next` tries while the broker does not answer, in place of `call_timeout`.
         """
         check_text("queue_id", queue_id)
-        refs = MessageRefs(queue_id, codec, self._keeper, seconds(hold, "hold"), self._execute)
+        refs = MessageRefs(
+            queue_id,
+            codec,
+            self._keeper,
+            seconds(hold, "hold"),
+            self._execute,
+            self._encryption,
+        )
         store = MessageStore(refs, self._locations, timeout, lease=lease, consumer_id=consumer_id)
         return MessageView(store, refs)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._checks import wrong
@@ -32,6 +32,9 @@ from slatemq.codecs import Codec
 from slatemq.errors import FailedPrecondition
 from slatemq.models import Duration, seconds
 
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
+
 T = TypeVar("T")
 Execute = Callable[[Sequence[Command], str], Awaitable[list[CommandResult]]]
 
@@ -39,11 +42,19 @@ Execute = Callable[[Sequence[Command], str], Awaitable[list[CommandResult]]]
 class ClaimedItem(Slot[T]):
     """A message that was claimed, whose payload is decoded when it is wanted."""
 
-    def __init__(self, claimed: Claimed, codec: Codec[T]) -> None:
+    def __init__(self, claimed: Claimed, codec: Codec[T], encryption: KeyRing | None) -> None:
         (self.run,) = claimed.runs
         (self.lease_token,) = claimed.lease_tokens
         (payload,) = claimed.payloads
-        super().__init__(self.run.message_ids[0], lambda: codec.decode(payload))
+        message_id = self.run.message_ids[0]
+        headers = self.run.common.headers
+
+        def decoded() -> T:
+            if encryption is None:
+                return codec.decode(payload)
+            return codec.decode(encryption.open(payload, headers, f"message {message_id}"))
+
+        super().__init__(message_id, decoded)
         self.claimed_at_s = time.monotonic()
         self.ends_at_s = self.claimed_at_s + self.run.lease_ms / 1000
         self.kept: Lease | None = None
@@ -160,9 +171,16 @@ class MessageRefs(RefSet[T]):
     """The messages that a view has claimed, by their IDs: items with leases."""
 
     def __init__(
-        self, queue_id: str, codec: Codec[T], keeper: LeaseKeeper, hold_s: float, execute: Execute
+        self,
+        queue_id: str,
+        codec: Codec[T],
+        keeper: LeaseKeeper,
+        hold_s: float,
+        execute: Execute,
+        encryption: KeyRing | None = None,
     ) -> None:
         super().__init__()
+        self._encryption = encryption
         self.queue_id = queue_id
         self._codec = codec
         self._keeper = keeper
@@ -171,7 +189,7 @@ class MessageRefs(RefSet[T]):
 
     def add_claimed(self, claimed: Claimed) -> int:
         """Puts a claimed message in, in place of an earlier claim of it; gives its ID."""
-        item = ClaimedItem(claimed, self._codec)
+        item = ClaimedItem(claimed, self._codec, self._encryption)
         self._slots[item.item_id] = item
         return item.run.message_ids[0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
 from slatemq._checks import iterable, message_of, moved, wrong
@@ -17,14 +17,18 @@ from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import FailedPrecondition, InvalidArgument
 from slatemq.models import (
     Duration,
-    OutgoingMessage,
     Time,
     bounded_delay_ms,
     cut_reason,
     milliseconds,
     outgoing,
+    sealed,
+    sealer_of,
 )
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc
+
+if TYPE_CHECKING:
+    from slatemq.encryption import DataKey, KeyRing
 
 COMMANDS_MAX = 1000
 """Commands that the server takes in one execution."""
@@ -166,15 +170,20 @@ def token_of(lease: str | Leased) -> str:
 
 
 async def execute(
-    locations: QueueLocations, commands: Sequence[Command], request_id: str = ""
+    locations: QueueLocations,
+    commands: Sequence[Command],
+    request_id: str = "",
+    encryption: KeyRing | None = None,
 ) -> list[CommandResult]:
     """All of them or none, on the broker of their leases; repeated under one request ID."""
     if not 1 <= len(commands) <= COMMANDS_MAX:
         raise InvalidArgument("commands", f"must be 1 to {COMMANDS_MAX:,}, not {len(commands):,}")
+    pushed = (one.payload for one in commands if isinstance(one, Push))
+    sealer = sealer_of(encryption, request_id, pushed)
     request = message_of(
         consumer_pb2.ExecuteRequest,
         request_id=request_id or str(uuid4()),
-        commands=[_wire(place, command) for place, command in enumerate(commands)],
+        commands=[_wire(place, command, sealer) for place, command in enumerate(commands)],
     )
     shard = _shard(commands)
     first = commands[0]
@@ -212,16 +221,16 @@ def _shard(commands: Sequence[Command]) -> int | None:
     return chosen
 
 
-def _wire(place: int, command: Command) -> consumer_pb2.Command:
+def _wire(place: int, command: Command, sealer: KeyRing | DataKey | None) -> consumer_pb2.Command:
     try:
-        return _wire_of(command)
+        return _wire_of(command, sealer)
     except InvalidArgument as error:
         raise moved(error, f"commands[{place}].{error.field}") from None
 
 
-def _wire_of(command: Command) -> consumer_pb2.Command:
+def _wire_of(command: Command, sealer: KeyRing | DataKey | None) -> consumer_pb2.Command:
     if isinstance(command, Push):
-        return consumer_pb2.Command(push=_push(command))
+        return consumer_pb2.Command(push=_push(command, sealer))
     token = token_of(command.lease)
     if isinstance(command, Complete):
         return consumer_pb2.Command(complete=consumer_pb2.CompleteCommand(lease_token=token))
@@ -246,14 +255,15 @@ def _wire_of(command: Command) -> consumer_pb2.Command:
     return consumer_pb2.Command(transfer=transfer)
 
 
-def _push(command: Push) -> consumer_pb2.PushCommand:
-    message: OutgoingMessage = outgoing(
+def _push(command: Push, sealer: KeyRing | DataKey | None) -> consumer_pb2.PushCommand:
+    plain = outgoing(
         command.payload,
         command.headers,
         retention=command.retention,
         delay=command.delay,
         visible_at=command.visible_at,
     )
+    message = sealed(plain, sealer)
     return message_of(
         consumer_pb2.PushCommand,
         queue_id=command.queue_id,

@@ -239,7 +239,7 @@ class Consumer(QueueConsumer):
     def _take(self) -> Received | None:
         """The first buffered message; None when its lease was lost, so that others may have it."""
         message, lease = self._buffer.popleft()
-        size = len(message.payload)
+        size = len(message._payload)
         self._buffer_bytes -= size
         self._taken_count += 1
         self._taken_bytes += size
@@ -258,7 +258,7 @@ class Consumer(QueueConsumer):
         """Returns the message of a caller that was interrupted while it took it."""
         lease = _lease_of(message)
         lease.buffered = True
-        size = len(message.payload)
+        size = len(message._payload)
         self._buffer.appendleft((message, lease))
         self._buffer_bytes += size
         self._taken_count -= 1
@@ -409,7 +409,7 @@ class Consumer(QueueConsumer):
         self._ingests.note(claimed.awaited_shards)
         for message in received(claimed, self._origin, self._hold_s):
             self._buffer.append((message, _lease_of(message)))
-            self._buffer_bytes += len(message.payload)
+            self._buffer_bytes += len(message._payload)
         if claimed.payloads:
             self._has_received = True
             self._paused = False

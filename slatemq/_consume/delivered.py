@@ -24,6 +24,7 @@ from slatemq.models import Duration, cut_reason, milliseconds
 from slatemq.v1.consumer_pb2 import ClaimedRun, ClaimResponse, ConsumeResponse
 
 if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
     from slatemq.otel import Processing, Telemetry
 
 
@@ -244,12 +245,13 @@ class LeaseKeeper:
 
 
 class Origin(NamedTuple):
-    """The queue of messages, and what acks and keeps them."""
+    """The queue of messages, what acks and keeps them, and the keys of their payloads."""
 
     queue_id: str
     finisher: Finisher
     keeper: LeaseKeeper | None = None
     telemetry: Telemetry | None = None
+    encryption: KeyRing | None = None
 
 
 _UNTRACED = nullcontext()
@@ -258,18 +260,33 @@ _UNTRACED = nullcontext()
 class ClaimedMessage:
     """What is known of a claimed message; made by the client."""
 
-    __slots__ = ("_headers", "_origin", "_place", "_run", "lease_token", "payload")
+    __slots__ = ("_headers", "_origin", "_payload", "_place", "_plain", "_run", "lease_token")
 
     lease_token: str
     """Proves the claim; `Client.ack`, `nack` and `extend` take it too."""
 
-    payload: bytes
-    """The bytes as they were published."""
-
+    _payload: bytes
+    _plain: bytes
     _run: ClaimedRun
     _place: int
     _origin: Origin
     _headers: Mapping[str, str]
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes as they were published; with `encryption`, as they were before.
+
+        An encrypted one raises FailedPrecondition (KEY_UNKNOWN) and DataLoss (NOT_DECRYPTED).
+        """
+        encryption = self._origin.encryption
+        if encryption is None:
+            return self._payload
+        try:
+            return self._plain
+        except AttributeError:
+            subject = f"message {self.message_id}"
+            self._plain = encryption.open(self._payload, self.headers, subject)
+            return self._plain
 
     @property
     def message_id(self) -> int:
@@ -333,7 +350,7 @@ class ClaimedMessage:
     def __repr__(self) -> str:
         return (
             f"<Received {self.message_id} of {self.queue_id!r}, attempt {self.attempts_count}, "
-            f"{len(self.payload)} bytes>"
+            f"{len(self._payload)} bytes>"
         )
 
 
@@ -363,7 +380,7 @@ class Received(ClaimedMessage):
         self._run = run
         self._place = place
         self.lease_token = lease_token
-        self.payload = payload
+        self._payload = payload
         self._origin = origin
         self._lease: Lease | None = None
         self._finished = False

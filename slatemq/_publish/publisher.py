@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
 from slatemq._checks import check_whole, message_of, moved
@@ -111,7 +111,7 @@ class Publisher:
         return [fields[place] for place in request.owners]
 
     async def publish_batch(
-        self, messages: Sequence[OutgoingMessage], *, request_id: str = "", shard: int | None = None
+        self, messages: Iterable[OutgoingMessage], *, request_id: str = "", shard: int | None = None
     ) -> list[Published]:
         message_of(ingest_pb2.PublishRequest, request_id=request_id)  # Whether it is text.
         request = Request[int](shard, Runs(), [])

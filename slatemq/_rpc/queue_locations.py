@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
 import grpc.aio
 
@@ -14,6 +14,9 @@ from slatemq._rpc.topology_cache import first_answer
 from slatemq.errors import INCOMPLETE, SHARDS, DeadlineExceeded, NotFound, SlateMQError, Unavailable
 from slatemq.v1.queue_pb2 import GetQueueRequest
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
+
+if TYPE_CHECKING:
+    from slatemq.encryption import KeyRing
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -207,6 +210,8 @@ def _silent(what: str, problems: Mapping[int, SlateMQError], reason: str) -> Una
 class Calls:
     """A part of the client: calls about one kind of thing."""
 
-    def __init__(self, locations: QueueLocations) -> None:
+    def __init__(self, locations: QueueLocations, encryption: KeyRing | None = None) -> None:
+        """`encryption`: the keys of payloads; None: they are published as they are."""
         self._locations = locations
         self._peers = locations.peers
+        self._encryption = encryption

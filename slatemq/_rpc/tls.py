@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from slatemq._file_status import LOOK_S, file_status
+from slatemq._secrets import read_secret
 from slatemq.errors import InvalidArgument
 
 __all__ = ["CertificateFiles", "ChannelTls", "channel_to"]
@@ -123,7 +124,7 @@ def _pem(name: str, file: Path | None) -> bytes | None:
     if file is None:
         return None
     try:
-        data = file.read_bytes()
+        data = read_secret(file) if name == "key" else file.read_bytes()
     except OSError as error:
         raise InvalidArgument(name, f"cannot read {file}: {error.strerror}") from error
     if b"-----BEGIN " not in data or b"-----END " not in data:

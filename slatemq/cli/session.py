@@ -56,6 +56,11 @@ CREDENTIALS = {
         "The name that certificates of services have, if not that of the "
         "address.  [env var: SLATEMQ_SERVER_NAME]",
     ),
+    "encryption_keys": (
+        "FILE",
+        "Keys that payloads are encrypted with before they are sent, and decrypted with when they "
+        "are read: lines of ID KEY, the current one first.  [env var: SLATEMQ_ENCRYPTION_KEYS]",
+    ),
 }
 """The options that say who calls, and how: metavar and help. Every command takes them; only the
 root command lists them, since they are the same for all."""
@@ -79,6 +84,7 @@ class Session:
     key: str | None = None
     token_file: str | None = None
     server_name: str | None = None
+    encryption_keys: str | None = None
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
     def connect(self) -> Client:

@@ -313,6 +313,29 @@ class JanitorRunFinished(EventData, frozen=True, kw_only=True):
     error: str = ""
 
 
+# --- SlateMQ: access ---------------------------------------------------------------------------
+
+
+class AccessAct(EventData, frozen=True, kw_only=True):
+    """A caller did, or tried to do, more than publish, consume and inspect.
+
+    `act` is the method; `subjects` are the queues that it named, at most 20. `outcome` is OK or the
+    code of the error. An empty `principal` was not proven. `held_back` counts the refusals of the
+    same act to the same principal since the last that was recorded.
+    """
+
+    event_type = "access.act"
+    cause = "a call that a policy judges by edit, administer or operate, or that is for services"
+
+    principal: str
+    proof: str
+    act: str
+    subjects: list[str]
+    peer: str
+    outcome: str
+    held_back: int = 0
+
+
 CATALOGUE: dict[str, type[EventData]] = {
     kind.event_type: kind for kind in EventData.__subclasses__()
 }

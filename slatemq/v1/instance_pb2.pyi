@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -152,21 +154,27 @@ class GetInstanceResponse(_message.Message):
 
     INSTANCE_FIELD_NUMBER: _builtins.int
     RUNNING_NUMBER_FIELD_NUMBER: _builtins.int
+    OPEN_WITHOUT_FIELD_NUMBER: _builtins.int
     running_number: _builtins.int
     """The number of the record with which the responding process runs; if it is less than the latest, restart the process to adopt that."""
     @_builtins.property
     def instance(self) -> Global___Instance:
         """The latest record."""
 
+    @_builtins.property
+    def open_without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the responding process lacks although other machines can reach it: `TLS`, `policy`. It runs with `--insecure`."""
+
     def __init__(
         self,
         *,
         instance: Global___Instance | None = ...,
         running_number: _builtins.int = ...,
+        open_without: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "running_number", b"running_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "open_without", b"open_without", "running_number", b"running_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

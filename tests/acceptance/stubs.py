@@ -43,7 +43,9 @@ _OPTIONS = (
 class Stubs:
     """The services of an instance, found with GetTopology through one address."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """`credentials` are for an instance with TLS."""
+        self._credentials = credentials
         self._channels: list[grpc.aio.Channel] = []
         self.ingest: Any = None
         self.queues: Any = None
@@ -76,7 +78,11 @@ class Stubs:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     def _open(self, address: str) -> grpc.aio.Channel:
-        self._channels.append(grpc.aio.insecure_channel(address, options=_OPTIONS))
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            channel = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
+        self._channels.append(channel)
         return self._channels[-1]
 
 

@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import grpc
 import pytest
 
 from libs.serving.process.healthprobe import probe
 from services.stack.ports import choose_ports
+from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
@@ -20,6 +23,7 @@ from tests.acceptance.workload import Run, make_lines
 pytestmark = [pytest.mark.compose, pytest.mark.slow]
 
 SERVICES = ("ingest", "router", "broker", "janitor")
+PROBE_FILES = {"ca": "ca.crt", "cert": "client.crt", "key": "client.key"}
 PROJECT = f"slatemq-compose-test-{os.getpid()}"
 
 
@@ -43,7 +47,9 @@ def _compose_command() -> list[str]:
 class Compose:
     """The project of docker-compose.yml under a name, and on ports, of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """`folder` is for what clients need of the generated files."""
+        self.access = folder / "access"
         self.ports = choose_ports(None, SERVICES)
         settings = {f"SLATEMQ_{name.upper()}_PORT": str(p) for name, p in self.ports.items()}
         self._environ = dict(os.environ) | settings
@@ -71,8 +77,28 @@ class Compose:
     def up(self) -> None:
         """Start what is not running, and wait until clients are served and containers healthy."""
         self("up", "-d")
-        wait_until(lambda: not any(map(probe, self._addresses())), 90)
-        wait_until(lambda: all(map(self._healthy, SERVICES)), 90)
+        wait_until(lambda: all(map(self._healthy, SERVICES)), 180)
+        shutil.rmtree(self.access, ignore_errors=True)
+        self("cp", "ingest:/access/current", str(self.access))
+        wait_until(lambda: not any(self._probe(address) for address in self._addresses()), 90)
+
+    def _probe(self, address: str) -> str:
+        files = {name: str(self.access / file) for name, file in PROBE_FILES.items()}
+        return probe(address, files | {"identity": SERVICE_NAME})
+
+    @property
+    def client_environ(self) -> dict[str, str]:
+        """What makes a client of this machine trust the services, and be trusted."""
+        token = self.access / "operator.token"
+        return {"SLATEMQ_CA": str(self.access / "ca.crt"), "SLATEMQ_TOKEN_FILE": str(token)}
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials:
+        token = (self.access / "operator.token").read_text().strip()
+        return grpc.composite_channel_credentials(
+            grpc.ssl_channel_credentials((self.access / "ca.crt").read_bytes()),
+            grpc.access_token_call_credentials(token),
+        )
 
     def container(self, service: str) -> str:
         """ID of the container of a service."""
@@ -91,11 +117,11 @@ class Compose:
 
 
 @pytest.fixture
-def compose() -> Iterator[Compose]:
+def compose(tmp_path: Path) -> Iterator[Compose]:
     reason = missing()
     if reason:
         pytest.skip(reason)
-    project = Compose()
+    project = Compose(tmp_path)
     project("build")
     try:
         project.up()
@@ -111,7 +137,10 @@ def test_containers_serve_clients_outside_and_lose_nothing_when_killed(compose: 
 
     # And the quick start works from outside
     quick = [sys.executable, "examples/quickstart.py", compose.endpoint]
-    ended = subprocess.run(quick, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    environ = os.environ | compose.client_environ
+    ended = subprocess.run(
+        quick, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False
+    )
     assert "processed 'anvil'" in ended.stdout, ended.stderr
 
     # When the broker's container is killed in the middle of a run from outside
@@ -124,11 +153,11 @@ def test_containers_serve_clients_outside_and_lose_nothing_when_killed(compose: 
     # And what was stored survives the containers
     compose("down")
     compose.up()
-    assert asyncio.run(_queues(compose.endpoint)) == ["eu-orders", *sorted(run.expected)]
+    assert asyncio.run(_queues(compose)) == ["eu-orders", *sorted(run.expected)]
 
 
 async def _run_with_a_kill(compose: Compose, run: Run) -> None:
-    async with Stubs() as stubs:
+    async with Stubs(compose.credentials) as stubs:
         await stubs.connect(compose.endpoint)
         await run.create_queues(stubs)
 
@@ -142,7 +171,7 @@ async def _run_with_a_kill(compose: Compose, run: Run) -> None:
         await run.find_nothing_more(stubs)
 
 
-async def _queues(endpoint: str) -> list[str]:
-    async with Stubs() as stubs:
-        await stubs.connect(endpoint)
+async def _queues(compose: Compose) -> list[str]:
+    async with Stubs(compose.credentials) as stubs:
+        await stubs.connect(compose.endpoint)
         return [queue.queue_id for queue in await stubs.list_queues()]

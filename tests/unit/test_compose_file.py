@@ -52,7 +52,7 @@ def address_of(backend: str) -> tuple[str | None, int | None]:
 
 
 def test_there_are_our_services_and_one_for_each_backend() -> None:
-    assert set(SERVICES) == {*OURS, *BACKENDS}
+    assert set(SERVICES) == {"access", *OURS, *BACKENDS}
 
 
 @pytest.mark.parametrize("name", [*OURS, *BACKENDS])

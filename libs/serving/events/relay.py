@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from libs.access.audit import Act
 from libs.events.backends import open_backend
 from libs.events.deliveries import end_task
 from libs.events.measures import BACKEND
 from libs.events.relay import EventSource, Relay
 from libs.events.settings import QueueSettings
 from libs.events.watch import LOOK_S, BackendWatch, QueueHealth
+from libs.serving.events.outbox import Happening
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from slatemq.errors import InvalidArgument
+from slatemq.events.catalogue import AccessAct
 from slatemq.v1.events_pb2 import GetEventsStatusResponse
+
+log = logging.getLogger(__name__)
 
 
 class CountedSource(EventSource, Protocol):
@@ -102,6 +108,28 @@ class ProcessRelay:
         if self._is_measured:
             self._begun.looking = asyncio.create_task(self._look())
 
+    def publish_act(self, act: Act) -> None:
+        """Make an event of what a caller did."""
+        if self._begun is None:
+            return
+        data = AccessAct(
+            principal=act.principal,
+            proof=act.proof,
+            act=act.act,
+            subjects=list(act.subjects),
+            peer=act.peer,
+            outcome=act.outcome,
+            held_back=act.held_back,
+        )
+        try:
+            self.record(Happening(self._begun.now_ms(), data), act.request_id)
+        except StorageError as error:
+            log.error("no event of an act: %s", error, extra={"act": act.act})
+
+    def record(self, happening: Happening, request_id: str) -> None:
+        """Store an event of this process. Raises StorageError."""
+        raise NotImplementedError
+
     async def wait_fatal(self) -> ExitCause:
         """Return once a setting has proven wrong; raises what else ended it."""
         try:
@@ -167,10 +195,10 @@ class _Begun:
         self.relay = relay
         self.task = asyncio.create_task(relay.run())
         self.looking: asyncio.Task[None] | None = None
-        self._now_ms = now_ms
+        self.now_ms = now_ms
 
     @property
     def lag_ms(self) -> int:
         """The age of the change whose event is being published."""
         since_ms = self.relay.counts.waiting_since_ms
-        return max(0, self._now_ms() - since_ms) if since_ms else 0
+        return max(0, self.now_ms() - since_ms) if since_ms else 0

@@ -14,8 +14,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TextIO
+
+from slatemq._secrets import redacted
 
 REPEATS_MAX = 5
 """Warnings alike that pass before they are held back."""
@@ -68,21 +70,38 @@ class RepeatLimit(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is in seconds."""
         super().__init__()
-        self._clock = clock
-        self._seen: dict[tuple[str, str], _Repeats] = {}
+        self._repeats = Repeats(clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log a record; the one after suppressed ones says how many there were."""
-        if record.levelno != logging.WARNING:
+        """Whether to log a record; the one after suppressed ones says how many there were.
+
+        Records that say so already were held back by their logger.
+        """
+        if record.levelno != logging.WARNING or hasattr(record, "held_back"):
             return True
+        held_back = self._repeats.admit((record.name, str(record.msg)))
+        if held_back:
+            record.held_back = held_back
+        return held_back is not None
+
+
+class Repeats:
+    """Counts what repeats: admits the first few, then one in a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is in seconds."""
+        self._clock = clock
+        self._seen: dict[Hashable, _Count] = {}
+
+    def admit(self, key: Hashable) -> int | None:
+        """How many alike were held back before this one; None: this one is, too."""
         now = self._clock()
-        key = record.name, str(record.msg)
         repeats = self._seen.get(key)
         if repeats is None or now - repeats.last_at > REPEAT_S:
             if len(self._seen) >= REPEATS_KNOWN:
                 self._seen.clear()
             held_back = repeats.held_back if repeats is not None else 0
-            repeats = self._seen[key] = _Repeats(now)
+            repeats = self._seen[key] = _Count(now)
         elif repeats.count < REPEATS_MAX:
             held_back = 0
         elif now - repeats.passed_at > REPEAT_S:
@@ -90,15 +109,13 @@ class RepeatLimit(logging.Filter):
         else:
             repeats.held_back += 1
             repeats.last_at = now
-            return False
+            return None
         repeats.count += 1
         repeats.last_at = repeats.passed_at = now
-        if held_back:
-            record.held_back = held_back
-        return True
+        return held_back
 
 
-class _Repeats:
+class _Count:
     def __init__(self, now: float) -> None:
         self.count = 0
         self.held_back = 0
@@ -120,7 +137,9 @@ class TextLines(_Lines):
             f"{_timestamp(record)} {record.levelname} {self._service} {record.name}: "
             f"{record.getMessage()}{facts}"
         )
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return redacted(line)
 
 
 class JsonLines(_Lines):
@@ -136,7 +155,7 @@ class JsonLines(_Lines):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return redacted(json.dumps(line, default=str))
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:

@@ -13,18 +13,17 @@ whether the limits of that principal leave room for the call, is judged before a
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
 
-from libs.access.audit import AUDITED, record_act
+from libs.access.audit import AUDITED, subjects_of
 from libs.access.current import current_caller
 from libs.access.methods import MethodAccess, access_of
-from libs.access.principals import Principal
 from libs.serving.limits import PROBE_PREFIXES
+from libs.serving.requests.auditing import Auditor
 from libs.serving.tls import identities, is_old
-from slatemq.errors import PermissionDenied, Unauthenticated
+from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
 if TYPE_CHECKING:
     from libs.access.callers import Caller, Callers
@@ -82,9 +81,13 @@ class ServiceDoor:
 class ClientDoor:
     """The port for clients."""
 
-    def __init__(self, callers: Callers | None = None) -> None:
-        """Judge calls by the policy of `callers`; without one, all may do everything."""
+    def __init__(self, callers: Callers | None, auditor: Auditor) -> None:
+        """Judge calls by the policy of `callers`; without one, all clients may do everything.
+
+        The acts of callers are recorded where there is a policy: without, no caller has a name.
+        """
         self._callers = callers
+        self._auditor = auditor
 
     def judge_of(self, method: str) -> Judge | None:
         try:
@@ -94,9 +97,9 @@ class ClientDoor:
             return None if self._callers is None else _ForServices()
         if access.caller == "anyone":
             return None
-        if access.caller == "service":
-            return _ForServices()
-        return None if self._callers is None else _ByPolicy(self._callers, method, access)
+        if self._callers is None:
+            return _ForServices() if access.caller == "service" else None
+        return _ByPolicy(self._callers, self._auditor, method, access)
 
 
 class _ByIdentity:
@@ -120,19 +123,27 @@ class _ByIdentity:
 
 class _ForServices:
     async def enter(self, context: Context) -> AbstractContextManager[None]:
-        raise PermissionDenied(
-            "only services call this, on their own port", reason="FOR_SERVICES_ALONE"
-        )
+        raise _for_services()
 
     async def judge(self, context: Context, request: Any) -> None:
         await self.enter(context)
 
 
+def _for_services() -> PermissionDenied:
+    return PermissionDenied(
+        "only services call this, on their own port", reason="FOR_SERVICES_ALONE"
+    )
+
+
 class _ByPolicy:
-    def __init__(self, callers: Callers, method: str, access: MethodAccess) -> None:
+    def __init__(
+        self, callers: Callers, auditor: Auditor, method: str, access: MethodAccess
+    ) -> None:
         self._callers = callers
+        self._auditor = auditor
         self._method = method
         self._access = access
+        self._is_audited = access.caller in AUDITED
         self._place: Place | None = None
         if access.is_stream:
             self._place = "open_streams"
@@ -142,7 +153,16 @@ class _ByPolicy:
         self._is_publish = access.caller == "publish" and not access.is_stream
 
     async def enter(self, context: Context) -> AbstractContextManager[None]:
-        caller = await self._caller(context)
+        caller: Caller | None = None
+        try:
+            caller = await self._caller(context)
+            if self._access.caller == "service":
+                raise _for_services()
+        except SlateMQError:
+            if self._is_audited:
+                principal = None if caller is None else caller.principal
+                self._auditor.watch(context, self._method, (), principal)
+            raise
         current_caller.set(caller)
         if self._is_publish:
             caller.quota.admit_publish()
@@ -150,9 +170,9 @@ class _ByPolicy:
 
     async def judge(self, context: Context, request: Any) -> None:
         caller = await self._caller(context)
-        if self._access.caller in AUDITED:
-            record: Any = partial(self._record, caller.principal, request)
-            context.add_done_callback(record)
+        if self._is_audited:
+            subjects = subjects_of(self._access.queues(request))
+            self._auditor.watch(context, self._method, subjects, caller.principal)
         caller.check(self._access, request)
         current_caller.set(caller)
 
@@ -164,12 +184,6 @@ class _ByPolicy:
                 break
         caller = self._callers.known(authorization) if authorization else None
         return await self._find(context, authorization) if caller is None else caller
-
-    def _record(self, principal: Principal, request: Any, context: Context) -> None:
-        subjects = ", ".join(dict.fromkeys(self._access.queues(request)))
-        code: Any = context.code()
-        outcome = "OK" if not code else getattr(code, "name", str(code))
-        record_act(principal, self._method, subjects, context.peer(), outcome)
 
     async def _find(self, context: Context, authorization: str) -> Caller:
         auth = context.auth_context()

@@ -100,6 +100,10 @@ def parse_root(url: str) -> Address:
     for name, value in options:
         if name not in _OPTIONS[scheme]:
             raise ValueError(f"root URL: unknown option {name!r} for {scheme}://")
+        if "@" in value:
+            raise ValueError(
+                f"root URL: credentials belong in the environment, not in the option {name!r}"
+            )
         if name == "allow_http" and value not in ("true", "false"):
             raise ValueError("root URL: allow_http must be true or false")
         if not value:

@@ -29,6 +29,17 @@ FREE_BYTES_MIN: Final = 64 << 20
 say why."""
 
 
+PRIVATE_UMASK: Final = 0o077
+
+
+def write_privately() -> None:
+    """Let this process, and those that it starts, write files and folders for its own user alone.
+
+    On `file://` they are the messages.
+    """
+    os.umask(PRIVATE_UMASK)
+
+
 class Durability(Protocol):
     """Makes what was written before a call survive a power failure."""
 

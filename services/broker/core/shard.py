@@ -239,9 +239,13 @@ class Shard:
             (queue_state_key(queue.queue_id), value),
         )
 
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Writes rows that have no counterpart in memory; those without a value are deleted."""
+        self._rows += rows
+
     def delete_rows(self, keys: Sequence[bytes]) -> None:
         """Deletes rows that have no counterpart in memory."""
-        self._rows += ((key, None) for key in keys)
+        self.write_rows((key, None) for key in keys)
 
     def swept(self, queue_id: str, epoch: int) -> None:
         """Notes that the rows of a deleted incarnation are gone."""

@@ -19,6 +19,7 @@ from libs.storage.database.commits import GroupCommit
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreFailed, StoreUnavailable
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
+from libs.storage.layout.primitives import Row
 from services.broker.core.config_log import ConfigChange, ConfigLog
 from services.broker.core.lease_table import LeaseGrace
 from services.broker.core.leases import Lease
@@ -176,10 +177,14 @@ class ShardOwner:
         served, self.shard.notes.to_serve = self.shard.notes.to_serve, set()
         self.on_change(served)
 
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Writes rows as `Shard.write_rows` does, with the next commit."""
+        self.shard.write_rows(rows)
+        self._note_changes(0)
+
     def delete_rows(self, keys: Sequence[bytes]) -> None:
         """Deletes rows that have no counterpart in memory, with the next commit."""
-        self.shard.delete_rows(keys)
-        self._note_changes(0)
+        self.write_rows((key, None) for key in keys)
 
     async def durable(self) -> None:
         """Waits for the newest commit that may hold anything seen so far."""

@@ -1,4 +1,4 @@
-"""The events of one ingest, those of its log and those of edits, and their relay."""
+"""The events of one ingest, of its log, of edits and of acts, and their relay."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class ShardEvents:
     """The events of the log and those of edits, in the order of the commits: one EventSource.
 
-    An edit's row says where the log ended when the message was edited. So its event follows those
-    of all messages up to there, its own message among them, and comes before those behind.
+    The row of an edit, as of an act, says where the log ended then. So its event follows those of
+    all messages up to there, the edited one among them, and comes before those behind.
     """
 
     def __init__(self, published: PublishedEvents, edited: OutboxEvents) -> None:
@@ -150,6 +150,8 @@ class IngestRelay(ProcessRelay):
         super().__init__(settings, telemetry, beside_tasks=beside_tasks)
         self._config = config
         self._backend_name = settings.backend
+        self._shard: Shard
+        self._edited: OutboxEvents
 
     async def start(self, shard: Shard) -> None:
         """Begin where the cursor stands. Raises the errors of libs.storage."""
@@ -160,8 +162,12 @@ class IngestRelay(ProcessRelay):
         )
         if self.keeps:
             hold_for(shard, published, config.events_hold_s * 1000)
-        edited = await open_edited(shard, name, from_end=not self.keeps)
-        self.begin(ShardEvents(published, edited), shard.clock.now_ms)
+        self._shard = shard
+        self._edited = await open_edited(shard, name, from_end=not self.keeps)
+        self.begin(ShardEvents(published, self._edited), shard.clock.now_ms)
+
+    def record(self, happening: Happening, request_id: str) -> None:
+        self._shard.publisher.put(rows_of(self._edited, self._shard, happening, request_id))
 
 
 async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvents:
@@ -177,9 +183,15 @@ async def open_edited(shard: Shard, name: str, *, from_end: bool) -> OutboxEvent
 
     def record(message_id: int, queue_id: str, payload_bytes: int) -> Sequence[Record]:
         data = MessageEdited(message_id=message_id, queue=queue_id, size=payload_bytes)
-        edit = Happening(shard.clock.now_ms(), data)
-        events.outbox.record([edit], current_request(), after=shard.log.end.last_message_id)
-        return events.outbox.take_rows()
+        return rows_of(events, shard, Happening(shard.clock.now_ms(), data), current_request())
 
     shard.replacer.on_edited = record
     return events
+
+
+def rows_of(
+    events: OutboxEvents, shard: Shard, happening: Happening, request_id: str
+) -> Sequence[Record]:
+    """The rows of an event that comes behind those of all messages up to now."""
+    events.outbox.record([happening], request_id, after=shard.log.end.last_message_id)
+    return events.outbox.take_rows()

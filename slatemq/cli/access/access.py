@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from slatemq._tokens import NewToken, new_token
+from slatemq._tokens import new_token
 from slatemq.cli.access.policy_files import judge_by_file
-from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import HEADER, Parsed, format_time, headers_of, parse_duration
 from slatemq.cli.session import Group, Session
@@ -98,7 +99,8 @@ def token(
         write_json({"token": made.token, "entry": made.entry})
         return
     say(made.token)
-    note("add this to the list `tokens` of the services' file:\n" + _entry_lines(made))
+    entry = import_module("slatemq.cli.access.dev_access").entry_lines(made)
+    note(f"add this to the list `tokens` of the services' file:\n{entry}")
 
 
 def _collected(attributes: Iterable[tuple[str, str]]) -> dict[str, str | list[str]]:
@@ -113,14 +115,6 @@ def _collected(attributes: Iterable[tuple[str, str]]) -> dict[str, str | list[st
             case list():
                 before.append(value)
     return collected
-
-
-def _entry_lines(made: NewToken) -> str:
-    """The entry in YAML, of which JSON is a part: no library is needed to write it."""
-    pairs = [
-        f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in made.entry.items()
-    ]
-    return "\n".join(("  - " if n == 0 else "    ") + pair for n, pair in enumerate(pairs))
 
 
 @access.command("check")
@@ -204,3 +198,40 @@ def _show(found: AccessCheck) -> None:
             f"by {found.policy_file}, of which {found.address} loaded version "
             f"{found.policy_version} at {loaded}"
         )
+
+
+@access.command("init")
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name or IP address of the services, besides those of this machine. Repeatable.",
+)
+def init(session: Session, folder: Path, hosts: tuple[str, ...]) -> None:
+    """Make DIR with all that a stack on this machine needs to run with TLS and a policy.
+
+    DIR gets the certificates of `slatemq certs dev`, a token of a principal `operator` that may do
+    everything, the file of tokens for the services, and a policy to begin with. The variables that
+    are printed make the services and the commands of a shell use them.
+
+    Examples:
+      slatemq access init dev-access
+      eval "$(slatemq access init dev-access)"; python -m services --data data --ports 7420
+    """
+    # Loaded when it is wanted, with the library for certificates.
+    module = import_module("slatemq.cli.access.dev_access")
+    try:
+        files = module.make_access(folder, hosts)
+    except FileExistsError as error:
+        raise BadInput(f"{error}: name a new folder, or remove it first") from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot make {folder}: {error}") from error
+    here = folder.resolve()
+    variables = {name: str(here / file) for name, file in module.SETTINGS.items()}
+    variables["SLATEMQ_CA"] = str(here / "ca.crt")
+    variables["SLATEMQ_TOKEN_FILE"] = str(here / "operator.token")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    session.show({"files": [str(file) for file in files], "variables": variables}, "\n".join(lines))
+    note("for development alone, not for production")

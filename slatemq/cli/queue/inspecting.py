@@ -134,6 +134,14 @@ def _show(found: Status) -> None:
         for one in found.services
     ]
     write_table(("service", "shard", "address", "state", "detail"), services)
+    for lacking in sorted({one.open_without for one in found.services} - {()}):
+        names = ", ".join(
+            f"{one.service} {one.shard}" for one in found.services if one.open_without == lacking
+        )
+        note(
+            f"INSECURE: other machines can reach these without {' and '.join(lacking)}: {names}. "
+            "See docs/how-to/secure.md"
+        )
     older = [one for one in found.services if 0 < one.instance_number < found.instance_number]
     if older:
         names = ", ".join(f"{one.service} {one.shard}" for one in older)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,55 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_an_absent_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot read"):
         KeyRing.from_file(tmp_path / "absent")
+
+
+def test_a_request_is_encrypted_alike_each_time_and_other_content_with_another_key() -> None:
+    ring, other = KeyRing({"a": OLD}, "a"), KeyRing({"a": OLD}, "a")
+    payloads = [b"1", b"2"]
+
+    def sealed(keys: KeyRing, request_id: str, payloads: list[bytes]) -> list[bytes]:
+        data_key = keys.for_request(request_id, payloads)
+        return [data_key.encrypt(payload) for payload in payloads]
+
+    first = sealed(ring, "request", payloads)
+    assert sealed(other, "request", payloads) == first
+    assert [ring.decrypt(one, "a") for one in first] == payloads
+    wrapped = {
+        sealed(ring, *request)[0][1:61]
+        for request in (
+            ("request", payloads),
+            ("request", [b"1", b"3"]),
+            ("request", [b"12"]),
+            ("requestx", payloads),
+        )
+    }
+    assert len(wrapped) == 4
+
+
+def test_a_fork_takes_another_data_key() -> None:
+    ring = KeyRing({"a": OLD}, "a")
+    ring.encrypt(b"before")
+    reading, writing = os.pipe()
+
+    child = os.fork()
+    if child == 0:
+        os.write(writing, ring.encrypt(b"child"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    of_child, of_parent = os.read(reading, 1000), ring.encrypt(b"parent")
+
+    assert of_child[1:61] != of_parent[1:61]
+    assert (ring.decrypt(of_child, "a"), ring.decrypt(of_parent, "a")) == (b"child", b"parent")
+
+
+def test_messages_without_the_header_are_as_they_were_published() -> None:
+    assert KeyRing({"a": OLD}, "a").open(b"plain", {"x": "y"}, "message 1") == b"plain"
+
+
+def test_an_error_names_the_message_and_the_key() -> None:
+    payload, headers = KeyRing({"a": OLD}, "a").seal(b"x")
+
+    with pytest.raises(FailedPrecondition, match=r"message 7: .*'a'"):
+        KeyRing({"b": NEW}, "b").open(payload, headers, "message 7")
+    with pytest.raises(DataLoss, match=r"message 7: .*'a'"):
+        KeyRing({"a": NEW}, "a").open(payload, headers, "message 7")

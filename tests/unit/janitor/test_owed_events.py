@@ -10,7 +10,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
-from services.janitor.events import OwedEvents
+from services.janitor.events import ActStore, OwedEvents
 from services.janitor.runs.history import (
     EVENTS_KEPT_MS,
     EVENTS_OWED,
@@ -23,7 +23,13 @@ from services.janitor.runs.history import (
     Trigger,
     new_run_id,
 )
-from slatemq.events.catalogue import JanitorRunFinished, JanitorRunStarted, data_of
+from slatemq.events.catalogue import (
+    AccessAct,
+    JanitorRunFinished,
+    JanitorRunStarted,
+    data_of,
+    make_event,
+)
 from slatemq.events.envelope import Event
 
 NOW_MS = 1_795_269_141_374
@@ -40,7 +46,7 @@ def store(objects: Objects) -> RunStore:
 
 
 def opened(store: RunStore, *, keeps: bool = True) -> OwedEvents:
-    return OwedEvents(store, 3, "janitor-3", keeps=keeps)
+    return OwedEvents(store, ActStore(store._objects, 3), 3, "janitor-3", keeps=keeps)
 
 
 async def created(store: RunStore, at_ms: int = NOW_MS, **rest: object) -> Stored:
@@ -91,7 +97,7 @@ async def take(events: OwedEvents, *, marks: bool = True) -> list[Event]:
 
 
 def is_idle(events: OwedEvents) -> bool:
-    return events._is_read and not events.lag and not events._unmarked
+    return events._is_read and not (events.lag or events._unmarked or events._published_acts)
 
 
 async def test_a_run_has_an_event_when_it_begins_and_one_when_it_ends(store: RunStore) -> None:
@@ -197,3 +203,43 @@ async def test_fire_and_forget_owes_nothing(store: RunStore) -> None:
     assert [event.data["run_id"] for event in found] == [stored.run.run_id]
     assert events.skip_to_end() == 1
     assert events.lag == 0
+
+
+def act_of(principal: str) -> Event:
+    data = AccessAct(
+        principal=principal,
+        proof="token",
+        act="/slatemq.v1.JanitorService/RunJob",
+        subjects=[],
+        peer="ipv4:127.0.0.1:5",
+        outcome="OK",
+    )
+    return make_event(data, source="janitor-3", request_id="", at_ms=NOW_MS)
+
+
+async def test_an_act_has_an_event_also_if_the_janitor_is_killed_before(
+    store: RunStore, objects: Objects
+) -> None:
+    acts, first, second = ActStore(objects, 3), act_of("ops"), act_of("shop")
+    await ActStore(objects, 4).put(act_of("of another janitor"))
+    await acts.put(first)
+    events = opened(store)
+    await acts.put(second)
+    events.acted(second)
+
+    sent = await take(events)
+
+    assert [event.data["principal"] for event in sent] == ["ops", "shop"]
+    assert [event.id for event in sent] == [first.id, second.id]
+    assert await acts.owed() == []
+    assert await take(opened(store)) == []
+
+
+async def test_an_act_whose_publish_is_not_done_comes_again(
+    store: RunStore, objects: Objects
+) -> None:
+    await ActStore(objects, 3).put(act_of("ops"))
+
+    sent = await take(opened(store), marks=False)
+
+    assert await take(opened(store)) == sent

@@ -1,0 +1,91 @@
+"""Acts of callers, recorded with their outcome when their call has ended: logged, and as events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from opentelemetry import trace
+
+from libs.access.audit import AUDIT_LOGGER, REFUSALS, Act
+from libs.access.principals import Principal
+from libs.serving.process.logs import Repeats
+from libs.serving.telemetry import extract
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
+
+_log = logging.getLogger(AUDIT_LOGGER)
+
+
+class Auditor:
+    """Records the acts of one process.
+
+    Every act that was permitted is recorded, whatever became of it. Of refusals of one call to one
+    principal a few are, then one in a while with the number of those between: so whoever may do
+    nothing cannot fill logs, or the store.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Act], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`publish` makes an event of an act, where the process has events."""
+        self._publish = publish
+        self._refused = Repeats(clock)
+
+    def watch(
+        self, context: Context, act: str, subjects: tuple[str, ...], principal: Principal | None
+    ) -> None:
+        """Record the act of a call when it ends; `principal` is None where it was not proven."""
+
+        def ended(context: Context) -> None:
+            self.record(
+                Act(
+                    principal.name if principal is not None else "",
+                    principal.method if principal is not None else "",
+                    act,
+                    subjects,
+                    context.peer(),
+                    "CANCELLED" if context.cancelled() else _outcome(context.code()),
+                    _trace_id(context),
+                )
+            )
+
+        callback: Any = ended
+        context.add_done_callback(callback)
+
+    def record(self, act: Act) -> None:
+        """Record an act, unless it is one refusal of many."""
+        if act.outcome in REFUSALS:
+            held_back = self._refused.admit((act.principal, act.act))
+            if held_back is None:
+                return
+            act = replace(act, held_back=held_back)
+        facts = asdict(act) | {"subjects": ", ".join(act.subjects)}
+        if act.outcome == "OK":
+            del facts["held_back"]
+            _log.info("audit", extra=facts)
+        else:
+            _log.warning("audit", extra=facts)
+        self._publish(act)
+
+
+def _outcome(code: Any) -> str:
+    """The name of a call's code, which gRPC has as a number or as its enum."""
+    if not code:
+        return "OK"
+    return _CODES[code] if isinstance(code, int) else str(code.name)
+
+
+def _trace_id(context: Context) -> str:
+    caller = trace.get_current_span(extract(dict(context.invocation_metadata() or ())))
+    found = caller.get_span_context()
+    return f"{found.trace_id:032x}" if found.is_valid else ""

@@ -1,0 +1,41 @@
+"""Secrets: read from their files, and left out of what is logged and answered."""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+__all__ = ["read_secret", "redacted"]
+
+log = logging.getLogger(__name__)
+
+_warned: Final[set[Path]] = set()
+
+_SECRET: Final = re.compile(
+    r"(?P<before>"
+    r"://(?=[^/\s\"'@]*@)"  # the login of a URL
+    r"|[?&;][\w.-]*(?:secret|password|token|signature|credential|access_?key)[\w.-]*="
+    r"|\bbearer\s+"
+    r")[^\s@&\"']+"
+    r"|\bsmq_[a-z0-9]+_[\w-]+",
+    re.IGNORECASE,
+)
+
+
+def redacted(text: str) -> str:
+    """A text without the secrets that libraries put into errors: logins of URLs, and tokens."""
+    return _SECRET.sub(lambda found: f"{found['before'] or ''}***", text)
+
+
+def read_secret(file: Path) -> bytes:
+    """The content of a file; warns once where every user of the machine can read it.
+
+    Raises OSError.
+    """
+    if file.stat().st_mode & stat.S_IROTH and file not in _warned:
+        _warned.add(file)
+        log.warning("every user of this machine can read %s: chmod 600 %s", file, file)
+    return file.read_bytes()

@@ -1,0 +1,69 @@
+"""`slatemq access init`: what a local stack needs, whole or not at all, and for its user alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from libs.access.callers import callers_of
+from slatemq.cli.access import dev_access
+from slatemq.cli.app import slatemq
+
+
+async def test_its_token_may_do_everything_by_its_policy(tmp_path: Path) -> None:
+    folder = tmp_path / "access"
+    dev_access.make_access(folder)
+    callers = callers_of(str(folder / "policy.yaml"), str(folder / "tokens.yaml"), "")
+    token = (folder / "operator.token").read_text().strip()
+
+    caller = await callers.find(f"Bearer {token}")
+
+    assert caller.principal.name == "operator"
+    caller.require("operate")
+    caller.require("publish", "any")
+
+
+def test_what_is_secret_is_for_its_user_alone(tmp_path: Path) -> None:
+    files = dev_access.make_access(tmp_path / "access")
+    modes = {file.name: file.stat().st_mode & 0o777 for file in files}
+
+    assert (tmp_path / "access").stat().st_mode & 0o777 == 0o700
+    assert {modes[name] for name in ("service.key", "client.key", "operator.token")} == {0o600}
+
+
+def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "access").mkdir()
+
+    with pytest.raises(FileExistsError):
+        dev_access.make_access(tmp_path / "access")
+
+    assert [file.name for file in tmp_path.iterdir()] == ["access"]
+    assert not list((tmp_path / "access").iterdir())
+
+
+def test_what_fails_half_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(principal: str) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(dev_access, "new_token", fail)
+    with pytest.raises(OSError, match="full"):
+        dev_access.make_access(tmp_path / "access")
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_the_variables_and_no_token(tmp_path: Path) -> None:
+    folder = tmp_path / "access"
+
+    done = CliRunner().invoke(slatemq, ["access", "init", str(folder), "--json"])
+
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["variables"]["SLATEMQ_TLS_CERT"] == str(folder / "service.crt")
+    assert all(Path(value).exists() for value in said["variables"].values())
+    assert (folder / "operator.token").read_text().strip() not in done.output

@@ -1,0 +1,102 @@
+"""Which acts are recorded: all that were permitted, and some of many refusals."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from libs.access.audit import AUDIT_LOGGER, SUBJECTS_MAX, Act, subjects_of
+from libs.serving.process.logs import REPEAT_S, REPEATS_MAX, RepeatLimit
+from libs.serving.requests.auditing import Auditor
+
+PURGE = "/slatemq.v1.QueueService/PurgeQueue"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def published() -> list[Act]:
+    return []
+
+
+@pytest.fixture
+def auditor(published: list[Act], clock: Clock) -> Auditor:
+    return Auditor(published.append, clock)
+
+
+def act(outcome: str, principal: str = "shop") -> Act:
+    return Act(principal, "token", PURGE, ("orders",), "ipv4:127.0.0.1:5", outcome, "")
+
+
+def test_a_flood_of_refusals_is_counted_and_hides_no_other_caller(
+    auditor: Auditor, published: list[Act], clock: Clock
+) -> None:
+    for _ in range(1000):
+        auditor.record(act("PERMISSION_DENIED"))
+    auditor.record(act("PERMISSION_DENIED", "other"))
+    clock.now += REPEAT_S + 1
+    auditor.record(act("PERMISSION_DENIED"))
+
+    assert [one.principal for one in published] == ["shop"] * REPEATS_MAX + ["other", "shop"]
+    assert [one.held_back for one in published] == [0] * (REPEATS_MAX + 1) + [1000 - REPEATS_MAX]
+
+
+@pytest.mark.parametrize("outcome", ["OK", "NOT_FOUND", "UNAVAILABLE", "CANCELLED"])
+def test_each_act_of_who_may_do_it_is_recorded(
+    auditor: Auditor, published: list[Act], outcome: str
+) -> None:
+    for _ in range(100):
+        auditor.record(act(outcome))
+
+    assert len(published) == 100
+
+
+def test_a_line_says_who_did_what_from_where_with_which_result(
+    auditor: Auditor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT_LOGGER)
+    auditor.record(act("OK"))
+    auditor.record(act("PERMISSION_DENIED"))
+
+    permitted, refused = caplog.records
+    facts = ("principal", "proof", "act", "subjects", "peer", "outcome")
+    assert [getattr(permitted, name) for name in facts] == [
+        "shop",
+        "token",
+        PURGE,
+        "orders",
+        "ipv4:127.0.0.1:5",
+        "OK",
+    ]
+    assert (permitted.levelno, refused.levelno) == (logging.INFO, logging.WARNING)
+
+
+def test_the_log_holds_back_no_more_of_them(
+    auditor: Auditor, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = RepeatLimit()
+    for name in map(str, range(100)):
+        auditor.record(act("PERMISSION_DENIED", name))
+
+    assert all(limit.filter(record) for record in caplog.records)
+    assert len(caplog.records) == 100
+
+
+def test_an_act_names_a_bounded_number_of_bounded_queues() -> None:
+    named = subjects_of(f"{number}-{'x' * 1_000_000}" for number in range(1000))
+
+    assert len(named) == SUBJECTS_MAX
+    assert max(map(len, named)) == 255
+    assert subjects_of(["b", "a", "b"]) == ("b", "a")
