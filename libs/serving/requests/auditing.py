@@ -28,8 +28,8 @@ class Auditor:
     """Records the acts of one process.
 
     Every act that was permitted is recorded, whatever became of it. Of refusals of one call to one
-    principal a few are, then one in a while with the number of those between: so whoever may do
-    nothing cannot fill logs, or the store.
+    principal a few are, then one in a while with the number of those between: so a caller that
+    may do nothing cannot fill logs, or the store.
     """
 
     def __init__(
