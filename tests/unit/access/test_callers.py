@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile
+from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
@@ -81,11 +83,20 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
         caller = await rig.callers.find(authorization, ["certified"])
         caller.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
     for callers in (None, rig.callers):
-        judge = ClientDoor(callers).judge_of(ASSIGN)
-        assert judge is not None
-        context: Any = None  # Who calls does not matter.
-        with pytest.raises(PermissionDenied, match="only services"):
-            await judge.judge(context, assignment_pb2.AssignRequest())
+        for authorization in ("", rig.worker, rig.stranger):
+            judge = ClientDoor(callers, Auditor(lambda act: None)).judge_of(ASSIGN)
+            assert judge is not None
+            with pytest.raises(PermissionDenied, match="only services"):
+                await judge.judge(call_with(authorization), assignment_pb2.AssignRequest())
+
+
+def call_with(authorization: str) -> Any:
+    """The context of a call with this header."""
+    return SimpleNamespace(
+        invocation_metadata=lambda: [("authorization", authorization)],
+        auth_context=dict,
+        add_done_callback=lambda ended: None,
+    )
 
 
 async def test_who_proves_nothing_is_told_to_and_who_does_is_refused(rig: Rig) -> None:
@@ -107,7 +118,7 @@ async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> 
     anonymous = await rig.callers.find("")
     stranger = await rig.callers.find(rig.stranger)
 
-    assert ClientDoor(rig.callers).judge_of(CHECK) is None
+    assert ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(CHECK) is None
     stranger.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
     with pytest.raises(Unauthenticated):
         anonymous.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
