@@ -18,7 +18,7 @@ from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
-from slatemq.v1 import assignment_pb2, consumer_pb2, queue_pb2, topology_pb2
+from slatemq.v1 import consumer_pb2, queue_pb2, topology_pb2
 
 POLICY = """
 roles:
@@ -87,7 +87,7 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
             judge = ClientDoor(callers, Auditor(lambda act: None)).judge_of(ASSIGN)
             assert judge is not None
             with pytest.raises(PermissionDenied, match="only services"):
-                await judge.judge(call_with(authorization), assignment_pb2.AssignRequest())
+                await judge.enter(call_with(authorization))
 
 
 def call_with(authorization: str) -> Any:
