@@ -11,8 +11,6 @@ import yaml
 
 from slatemq.errors import InvalidArgument
 
-__all__ = ["DOCUMENT_BYTES_MAX", "Document"]
-
 T = TypeVar("T")
 
 DOCUMENT_BYTES_MAX = 4 << 20

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOOK_S", "file_status"]
-
 LOOK_S: Final = 2.0
 """How often files that are in use are looked at, in seconds."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-__all__ = ["COST", "HASH_BYTES", "SALT_BYTES", "NewToken", "hash_token", "new_token"]
-
 PREFIX: Final = "smq_"
 ID_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 ID_LENGTH: Final = 10

@@ -25,8 +25,6 @@ from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile, token_id
 from slatemq.errors import ResourceExhausted, Unauthenticated
 
-__all__ = ["TOKEN_LENGTH_MAX", "Authenticator"]
-
 T = TypeVar("T")
 
 TOKEN_LENGTH_MAX: Final = 16_384

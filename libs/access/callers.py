@@ -22,8 +22,6 @@ from libs.access.token_file import TokenFile
 from libs.access.verbs import Verb
 from slatemq.errors import PermissionDenied, Unauthenticated
 
-__all__ = ["Caller", "Callers", "callers_of"]
-
 KEPT_MAX: Final = 10_000
 
 

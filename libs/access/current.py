@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from libs.access.callers import Caller
     from libs.access.quotas import Quantity
 
-__all__ = [
-    "ALL_QUEUES",
-    "caller_name",
-    "current_caller",
-    "hold_back",
-    "hold_to",
-    "may",
-    "require",
-    "require_publish",
-]
-
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """None where there is no policy, and for calls of services: then everything is permitted."""
 

@@ -18,8 +18,6 @@ from libs.documents import Document
 from libs.filters.conditions import key_of
 from libs.filters.syntax import Node, parse
 
-__all__ = ["Explanation", "Finding", "RuleVerdict", "explain", "judge_file"]
-
 Finding = Literal["permits", "other_queues", "condition_false", "condition_failed"]
 
 VALUE_LENGTH_MAX = 100

@@ -34,8 +34,6 @@ from libs.access.principals import NAME_LENGTH_MAX, Principal
 from libs.documents import Document
 from slatemq.errors import Unauthenticated, Unavailable
 
-__all__ = ["ALGORITHMS", "Issuer", "JwtTokens"]
-
 log = logging.getLogger(__name__)
 
 ALGORITHMS: Final = (

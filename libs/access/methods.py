@@ -12,8 +12,6 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from libs.access.verbs import Verb
 from slatemq.v1 import access_pb2
 
-__all__ = ["MethodAccess", "access_of"]
-
 Caller = Literal["service", "authenticated", "anyone"] | Verb
 
 Reader = Callable[[Any], Iterator[str]]

@@ -41,8 +41,6 @@ from libs.filters import Filter, FilterError, Outcome
 from libs.filters.engine import cel
 from libs.filters.signatures import Type
 
-__all__ = ["Binding", "Decision", "Limits", "Policy", "Rights", "Rule", "facts_of"]
-
 VARIABLES: Final[dict[str, Type]] = {
     "headers": ("map", "string", "string"),
     "principal": ("map", "string", "dyn"),

@@ -6,16 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-__all__ = [
-    "ANONYMOUS",
-    "ATTRIBUTES_MAX",
-    "LIMIT_REASON",
-    "NAME_LENGTH_MAX",
-    "Attributes",
-    "Method",
-    "Principal",
-]
-
 Method = Literal["none", "token", "jwt", "certificate"]
 Attributes = Mapping[str, str | list[str]]
 

@@ -19,8 +19,6 @@ from libs.access.policy import Limits
 from libs.access.principals import LIMIT_REASON
 from slatemq.errors import ResourceExhausted
 
-__all__ = ["Place", "PrincipalQuota", "Quantity", "RateQuota", "Usage"]
-
 Place = Literal["open_streams", "waiting_claims"]
 """What a call takes for as long as it lasts."""
 

@@ -18,8 +18,6 @@ from libs.documents import Document
 from slatemq._file_status import LOOK_S, file_status
 from slatemq.errors import InvalidArgument
 
-__all__ = ["ReloadedFile"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -28,8 +28,6 @@ from libs.access.principals import ATTRIBUTES_MAX, NAME_LENGTH_MAX, Principal
 from libs.documents import Document
 from slatemq._tokens import COST, HASH_BYTES, SALT_BYTES, hash_token
 
-__all__ = ["TokenEntry", "TokenFile", "token_id"]
-
 COST_MAX: Final = 1 << 17
 _TOKEN = re.compile(r"smq_([a-z0-9]{4,32})_([A-Za-z0-9_-]{20,128})")
 

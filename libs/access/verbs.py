@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
-__all__ = ["VERBS", "Verb"]
-
 Verb = Literal["publish", "consume", "inspect", "edit", "administer", "operate"]
 
 VERBS: Final[Mapping[Verb, str]] = {

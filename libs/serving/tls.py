@@ -19,8 +19,6 @@ import grpc
 from slatemq._rpc.tls import CertificateFiles
 from slatemq.errors import InvalidArgument
 
-__all__ = ["OLDEST_TLS", "ServerTls", "identities", "is_old"]
-
 log = logging.getLogger(__name__)
 
 OLDEST_TLS: Final = b"TLSv1.3"

@@ -15,8 +15,6 @@ from slatemq._rpc.tls_probe import tls_mismatch
 from slatemq.credentials import Credentials, TokenSource, is_loopback
 from slatemq.errors import InvalidArgument
 
-__all__ = ["Connecting"]
-
 
 class Connecting:
     """Opens the channels of one client."""

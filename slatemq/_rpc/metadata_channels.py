@@ -8,8 +8,6 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-__all__ = ["CallMetadata", "channel_with"]
-
 CallMetadata = Callable[[], Sequence[tuple[str, str]]]
 """The metadata of a call that begins now; may be empty."""
 

@@ -14,8 +14,6 @@ from slatemq._file_status import LOOK_S, file_status
 from slatemq._secrets import read_secret
 from slatemq.errors import InvalidArgument
 
-__all__ = ["CertificateFiles", "ChannelTls", "channel_to"]
-
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:

@@ -14,8 +14,6 @@ from typing import Final
 
 from slatemq.errors import InvalidArgument
 
-__all__ = ["TLS_MISMATCH", "tls_mismatch"]
-
 TLS_MISMATCH: Final = "TLS_MISMATCH"
 """The reason of an error about a client and a server of which only one speaks TLS."""
 

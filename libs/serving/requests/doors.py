@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from libs.access.callers import Caller, Callers
     from libs.access.quotas import Place
 
-__all__ = ["NO_PLACE", "ClientDoor", "Door", "Judge", "ServiceDoor"]
-
 NO_PLACE: Final = nullcontext()
 """That of a call which is not counted."""
 

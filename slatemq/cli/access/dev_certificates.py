@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["SERVICE_NAME", "make_certificates"]
-
 SERVICE_NAME: Final = "slatemq-service"
 """The name by which services know each other's certificates."""
 
