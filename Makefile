@@ -98,7 +98,7 @@ lock: ## Pin all dependencies with hashes into requirements/
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --quiet
 
-faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, histories, killed jobs, zombies, event queues
+faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, histories, killed jobs, zombies, event queues, hostile clients
 	$(BIN)/python -m tests.faults kills --command $(ARGS)
 	$(BIN)/python -m tests.faults ingest-away $(ARGS)
 	$(BIN)/python -m tests.faults chains $(ARGS)
@@ -107,6 +107,8 @@ faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes
 	$(BIN)/python -m tests.faults zombies --changes 10000 $(ARGS)
 	$(BIN)/python -m tests.faults store --messages 20000 $(ARGS)
 	$(BIN)/python -m tests.faults events --publishes 20000 --away-seconds 60 $(ARGS)
+	$(BIN)/python -m tests.faults hostile $(ARGS)
+	$(BIN)/python -m tests.faults hostile --secured $(ARGS)
 
 bench: setup ## Compare with Redis, PostgreSQL, NATS and RabbitMQ, as far as they are installed
 	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt

@@ -9,6 +9,7 @@ Its rooms, from the ground up:
 `process`    settings, logs, memory, health, the shard that a process owns, its end
 `instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `tls`        TLS of a port: certificates that are read again, and what clients prove
+`grpc_port`  a port of gRPC, served by one server after another if need be
 `http`       the HTTP port: /health and /metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors
 `access`     what protects the ports: TLS, the policy, and who the services are

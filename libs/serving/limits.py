@@ -6,6 +6,8 @@ takes its own from the same numbers.
 
 from __future__ import annotations
 
+import resource
+
 MEBIBYTE = 1024 * 1024
 
 PAYLOAD_BYTES_MAX = 64 * MEBIBYTE
@@ -49,6 +51,14 @@ STREAMS_GROWTH_BYTES_MAX = 256 * MEBIBYTE
 what it holds for its callers; over it the streams are ended. Above what caches and commits of a
 busy process take meanwhile."""
 
+SILENT_CALLS_MAX = 1_000
+"""Calls whose request has not come, of methods with payloads and of the others, and streams without
+their first one. The oldest is ended for a further one: calls in flight are bounded, and callers who
+say nothing must leave room for those who do."""
+
+PROBE_STREAMS_MAX = 256
+"""Watches of health, and streams of reflection: the few that look after a process, many times."""
+
 PROBES_AT_ONCE = 2
 """The same of health and reflection, which wait for no others."""
 
@@ -62,6 +72,19 @@ PROBE_PREFIXES = ("/grpc.health.", "/grpc.reflection.")
 ADMISSION_CALLS_MAX = 10_000
 """Calls in flight per process. A waiting claim costs about 20 KiB, so this is some 200 MB at worst;
 over it, callers are asked to wait instead of all becoming slow."""
+
+CONNECTIONS_MAX = 4_096
+"""Connections of each gRPC port; with less room for open files, a quarter of it. So the store has
+the files that it needs: without them, its owner ends."""
+
+HTTP_CONNECTIONS_MAX = 256
+"""Connections of the HTTP port; with less room for open files, an eighth of it. A further one takes
+the place of the oldest that has no request in work: so those that say nothing, or a byte at a time,
+keep no caller out."""
+
+HANDSHAKE_MS_MAX = 10_000
+"""From the connection until the peer's first settings; gRPC's own 120 s keep a file open for those
+that say nothing."""
 
 KEEPALIVE_TIME_MS = 20_000
 """Ping an idle connection this often: below the 60 s after which cloud load balancers forget it."""
@@ -99,6 +122,12 @@ def message_bytes_max(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> int:
     return payload_bytes_max + HEADERS_BYTES_MAX + HEADROOM_BYTES
 
 
+def within_open_files(most: int, part: int) -> int:
+    """As much as this, and at most one of so many parts of the files that may be open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else min(most, files // part)
+
+
 def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str, int]]:
     size = message_bytes_max(payload_bytes_max)
     return [
@@ -111,6 +140,10 @@ def server_options(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[str
         ("grpc.http2.bdp_probe", 0),
         # Identity alone: gRPC unpacks without a bound, so a kilobyte of gzip could take a gigabyte.
         ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.max_allowed_incoming_connections", within_open_files(CONNECTIONS_MAX, 4)),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
+        # One connection has no more calls than the process; gRPC's own bound is 2^31.
+        ("grpc.max_concurrent_streams", ADMISSION_CALLS_MAX),
         # Without this Linux lets two processes share a port, each getting half of the calls.
         ("grpc.so_reuseport", 0),
         *_KEEPALIVE,

@@ -28,6 +28,7 @@ from libs.serving.process.config import ServingConfig, load
 from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
 from libs.serving.process.instance import join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
+from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.shards import opened_root
 from libs.serving.process.watchdog import Watchdog
 from libs.serving.server import Signals, cause_of, run_service
@@ -67,6 +68,7 @@ def main(
     logs.configure(name, config.log_level, config.log_format)
     if unknown := unknown_variables(os.environ):
         logging.getLogger(__name__).warning("%s", unknown)
+    allow_open_files()
     bound_arenas()
     calm_collector()
     if config.parent_pid:

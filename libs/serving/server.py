@@ -21,6 +21,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from opentelemetry import metrics
 from libs.serving import limits
 from libs.serving.access import measure_usage, protection_of
 from libs.serving.access_servicer import AccessServicer
+from libs.serving.grpc_port import GrpcPort
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
@@ -42,6 +44,7 @@ from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
 from libs.serving.requests.auditing import Auditor
+from libs.serving.requests.doors import Door
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
 from libs.serving.service import LateHandlers, Service
@@ -147,12 +150,21 @@ class RunningService:
             Elsewhere(service.directory, service.grpc_services),
             lambda: service.held_bytes,
         )
-        self._server = self._server_with(guard.of_door(self._protection.client_door))
-        self._peer_server = self._server_with(guard.of_door(self._protection.service_door))
+        protection = self._protection
+        self._port = self._port_of(guard, protection.client_door, protection.client_tls)
+        self._peer_port = self._port_of(guard, protection.service_door, protection.service_tls)
 
-    def _server_with(self, guard: CallGuard) -> grpc.aio.Server:
+    def _port_of(self, guard: CallGuard, door: Door, tls: ServerTls | None) -> GrpcPort:
+        return GrpcPort(partial(self._new_server, guard.of_door(door)), tls)
+
+    def _new_server(self, guard: CallGuard) -> grpc.aio.Server:
+        """A server with the handlers of all services."""
         options = limits.server_options(self._config.instance.payload_bytes_max)
-        return grpc.aio.server(interceptors=[guard], options=options)
+        server = grpc.aio.server(interceptors=[guard], options=options)
+        server.add_generic_rpc_handlers((self._handlers,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_reflection(server, [*self._service.grpc_services, grpc_health.SERVICE_NAME])
+        return server
 
     async def run(self, signals: Signals) -> ExitCause:
         """Bind, start, serve, and stop for the first cause."""
@@ -177,35 +189,22 @@ class RunningService:
 
     async def _bind(self) -> None:
         await self._health.not_serving("the service is starting")
-        config, protection = self._config, self._protection
-        port = self._listen(self._server, config.port, protection.client_tls)
-        peer_port = self._listen(self._peer_server, config.peer_port, protection.service_tls)
+        config = self._config
+        port = self._port.bind(config.host, config.port)
+        peer_port = self._peer_port.bind(config.host, config.peer_port)
         self.address = config.advertised_address or f"{config.host}:{port}"
         host = self.address.rpartition(":")[0]
         self.peer_address = config.peer_address or f"{host}:{peer_port}"
         if config.http_port >= 0:
             await self._bind_http()
-        await self._server.start()
-        await self._peer_server.start()
+        await self._port.start()
+        await self._peer_port.start()
         log.info("listening", extra=self._addresses)
-        if protection.warning:
-            log.warning("%s", protection.warning)
-
-    def _listen(self, server: grpc.aio.Server, port: int, tls: ServerTls | None) -> int:
-        """Bind a port, with the handlers of all services; raises OSError."""
-        server.add_generic_rpc_handlers((self._handlers,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_reflection(server, [*self._service.grpc_services, grpc_health.SERVICE_NAME])
-        listen = f"{self._config.host}:{port}"
-        try:
-            if tls is None:
-                return server.add_insecure_port(listen)
-            return server.add_secure_port(listen, tls.credentials())
-        except RuntimeError as error:
-            raise OSError(f"{listen}: {error}") from error
+        if self._protection.warning:
+            log.warning("%s", self._protection.warning)
 
     async def _stop_servers(self, grace: float) -> None:
-        await asyncio.gather(self._server.stop(grace), self._peer_server.stop(grace))
+        await asyncio.gather(self._port.stop(grace), self._peer_port.stop(grace))
 
     async def _bind_http(self) -> None:
         # Loaded when asked for: few processes have an HTTP port.

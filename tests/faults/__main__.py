@@ -11,6 +11,7 @@ python -m tests.faults disk --rounds 20
 python -m tests.faults store --seconds 60 --messages 20000
 python -m tests.faults reads --seconds 60 --messages 6000
 python -m tests.faults events --mode async --backend redis --publishes 100000 --away-seconds 600
+python -m tests.faults hostile --requests 100000 --seed 1 --secured
 
 Ends with 0 if nothing was lost, stored or routed twice, or redelivered before its lease ended.
 """
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
 from tests.faults.failing_reads import run_failing_reads
 from tests.faults.frozen import run_frozen
 from tests.faults.full_disk import run_full_disk
+from tests.faults.hostile.run import FULL_REQUESTS, Verdict, run_hostile
 from tests.faults.store_troubles import run_store
 from tests.faults.zombies import LEASE_S, History, run_zombies
 from tests.integration.broker.core.histories_run import run_history
@@ -144,6 +147,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--backend", choices=BACKENDS, default="redis", help="of event queues")
     parser.add_argument("--publishes", type=int, default=100_000, help="with event queues")
     parser.add_argument(
+        "--requests", type=int, default=FULL_REQUESTS, help="of hostile clients; 1 repeats one"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the number of the first request")
+    parser.add_argument(
+        "--secured", action="store_true", help="hostile clients of a stack with TLS and a policy"
+    )
+    parser.add_argument("--json", action="store_true", help="the verdict of hostile as JSON alone")
+    parser.add_argument(
         "--away-seconds", type=float, default=0, help="how long the backend of event queues is away"
     )
     return parser.parse_args()
@@ -233,7 +244,8 @@ async def _run(stack: LocalStack, given: argparse.Namespace) -> Run | Chains:
 def main() -> int:
     """Run one form, say what came of it."""
     given = _parse()
-    print(f"{given.form}, seed {given.seed}")
+    if not given.json:
+        print(f"{given.form}, seed {given.seed}")
     if given.form in RUNS:
         return RUNS[given.form](given)
     with (
@@ -281,6 +293,41 @@ def _events(given: argparse.Namespace) -> int:
     return _show(faults)
 
 
+def _hostile(given: argparse.Namespace) -> int:
+    """Clients that mean harm, beside one that does not."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-hostile-") as folder:
+        try:
+            verdict = asyncio.run(
+                run_hostile(
+                    Path(folder),
+                    seed=given.seed,
+                    requests=given.requests,
+                    secured=given.secured,
+                    first=given.first,
+                    quiet=given.json,
+                )
+            )
+        except KeyboardInterrupt:
+            print("interrupted; the stack is stopped", file=sys.stderr)
+            return 130
+    if given.json:
+        print(json.dumps(asdict(verdict)))
+        return 1 if verdict.faults else 0
+    return _show_verdict(verdict, given)
+
+
+def _show_verdict(verdict: Verdict, given: argparse.Namespace) -> int:
+    for name, value in (*verdict.counts.items(), ("codes", verdict.codes)):
+        print(f"{name}: {value}")
+    print(f"memory in MiB (before, at the most, afterwards): {verdict.memory}")
+    print(f"a message took, in ms: {verdict.latency_ms}")
+    print(f"{verdict.form}: {len(verdict.faults)} faults, {verdict.seconds} s")
+    secured = " --secured" if given.secured else ""
+    for repeat in verdict.repeat[:FAULTS_SHOWN]:
+        print(f"  python -m tests.faults hostile {repeat}{secured}")
+    return _show(verdict.faults)
+
+
 def _judge(run: Run | Chains, took: float) -> int:
     """Say what came of a run; returns the exit code."""
     faults = run.faults()
@@ -307,6 +354,7 @@ RUNS = {
     "store": _store,
     "reads": _reads,
     "events": _events,
+    "hostile": _hostile,
 }
 """Those that start what they need by themselves."""
 

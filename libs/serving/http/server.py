@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from libs.serving.http.parts import HttpParts, HttpPost, HttpReply
+from libs.serving.limits import HTTP_CONNECTIONS_MAX, within_open_files
 from libs.serving.process.health import Health
 from slatemq.errors import (
     DeadlineExceeded,
@@ -36,6 +37,9 @@ KEEP_ALIVE_S: Final = 75.0
 
 STOP_S: Final = 2.0
 """How long requests in work may go on while the process ends."""
+
+METRICS_AGE_S: Final = 1.0
+"""Metrics are rendered this often at most: it takes tens of ms."""
 
 POSTS_MAX: Final = 64
 """POST requests in work at once; over it 503. Each holds its body in memory."""
@@ -68,6 +72,12 @@ class HttpServer:
         self._render = render
         self._parts = parts
         self._posts_count = 0
+        self._connections_max = within_open_files(HTTP_CONNECTIONS_MAX, 8)
+        self._busy: set[object] = set()
+        self._rendering = asyncio.Lock()
+        self._rendered = b""
+        self._rendered_s = float("-inf")
+        self._listener: asyncio.Server | None = None
 
         @web.middleware
         async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -85,16 +95,32 @@ class HttpServer:
     async def start(self, host: str, port: int) -> str:
         """Listen; returns `host:port`. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        return f"{host}:{self._runner.addresses[0][1]}"
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._protocol, host, port)
+        return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
+
+    def _protocol(self) -> asyncio.Protocol:
+        """The end of a new connection."""
+        server = self._runner.server
+        assert server is not None
+        opened = [one for one in server.connections if one.transport is not None]
+        if len(opened) >= self._connections_max:
+            oldest = next((one for one in opened if one not in self._busy), None)
+            if oldest is None:
+                return _Refusal()
+            oldest.force_close()
+        protocol: asyncio.Protocol = server()
+        return protocol
 
     async def stop(self) -> None:
         """Let requests in progress end, and stop listening."""
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
 
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Turn every error into an HTTP response; the log has the rest."""
+        self._busy.add(request.protocol)
         try:
             answer: web.StreamResponse = await handler(request)
         except web.HTTPException as error:
@@ -104,6 +130,8 @@ class HttpServer:
             return _reply(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error"})
         else:
             return answer
+        finally:
+            self._busy.discard(request.protocol)
 
     async def _get_health(self, _: web.Request) -> web.Response:
         body: dict[str, object] = {"status": "ok"}
@@ -120,8 +148,12 @@ class HttpServer:
     async def _get_metrics(self, _: web.Request) -> web.Response:
         if self._render is None:
             raise web.HTTPNotFound
-        text = await asyncio.to_thread(self._render)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        async with self._rendering:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._rendered_s > METRICS_AGE_S:
+                self._rendered = await asyncio.to_thread(self._render)
+                self._rendered_s = now_s
+        return web.Response(body=self._rendered, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     def _handler_of(self, post: HttpPost) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
@@ -142,6 +174,13 @@ class HttpServer:
             return _reply(answer.status, answer.body)
 
         return handle
+
+
+class _Refusal(asyncio.Protocol):
+    """Ends a connection that there is no room for."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
 
 
 async def _read(request: web.Request, bytes_max: int) -> bytes:

@@ -58,17 +58,17 @@ class Elsewhere:
     def is_ours(self, method: str) -> bool:
         return _service_of(method) in self._own
 
-    async def refusal(self, method: str) -> Unimplemented:
+    async def refusal(self, method: str, *, shows_addresses: bool) -> Unimplemented:
         """The error for a call of a method (`/slatemq.v1.QueueService/GetQueue`) not served here.
 
         Its reason is WRONG_SERVICE where another process serves it, and UNIMPLEMENTED where none
-        does.
+        does. Who has not proven anything is not shown the addresses.
         """
         service = _service_of(method)
         kinds = SERVED_BY.get(service.removeprefix(PACKAGE), ())
         if not service.startswith(PACKAGE) or not kinds or service in self._own:
             return Unimplemented(f"{method[:200]} is not a method of any SlateMQ service")
-        addresses = await self._addresses(kinds)
+        addresses = await self._addresses(kinds) if shows_addresses else []
         where = f", at {', '.join(addresses)}" if addresses else ""
         return Unimplemented(
             f"{service} is not served here: call {'an' if kinds[0][0] in 'aeiou' else 'a'} "

@@ -14,6 +14,7 @@ In reading order; a file imports only files above it:
 `logs`           Structured logs on stderr: one line per event, as text or as JSON
 `memory`         How a process treats its memory: what glibc keeps, how often Python looks for
                  cycles
+`open_files`     How many files a process may have open
 `ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
 `parent`         Ending with the process that started this one, even when that one is killed
 `shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends

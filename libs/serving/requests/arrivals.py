@@ -25,6 +25,8 @@ from typing import Any, Final
 
 import grpc.aio
 
+from libs.serving.limits import SILENT_CALLS_MAX
+
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.02
@@ -90,15 +92,17 @@ class Arrivals:
         at_once: int,
         growth_bytes_max: int,
         resident: Callable[[], int] = resident_bytes,
+        slow_max: int = SILENT_CALLS_MAX,
     ) -> None:
         """Ask for `at_once`, and for more while they do not grow the process.
 
         Growth up to `growth_bytes_max` is taken for that of other things. `resident` gives the
-        memory of the process.
+        memory of the process. At most `slow_max` may be slow: the oldest are refused.
         """
         self._at_once = at_once
         self._growth_bytes_max = growth_bytes_max
         self._resident = resident
+        self._slow_max = slow_max
         self._allowed = at_once
         self._taken = 0
         self._arriving: dict[Arrival, None] = {}
@@ -142,6 +146,8 @@ class Arrivals:
             self._floor_bytes = None
             self._allowed = self._at_once
             return
+        if len(slow) > self._slow_max:
+            self._refuse_oldest(slow)
         resident = self._resident()
         if self._floor_bytes is None:
             self._floor_bytes = resident
@@ -186,6 +192,12 @@ class Arrivals:
             if arrival.began_s <= stalled_s and not arrival.is_whole:
                 log.warning("a request took %d s to arrive, and others wait: refused", STALLED_S)
                 self._refuse(arrival)
+
+    def _refuse_oldest(self, slow: list[Arrival]) -> None:
+        oldest = [one for one in slow if not one.is_whole][: len(slow) - self._slow_max]
+        log.warning("%d calls wait for their request: the oldest are refused", len(slow))
+        for arrival in oldest:
+            self._refuse(arrival)
 
     def _refuse_youngest(self, slow: list[Arrival]) -> None:
         """Refuse all but those that may be large: the others were not as small as they seemed."""
@@ -239,17 +251,28 @@ class StreamReads:
         self._held: deque[int] = deque(maxlen=LOOKS)
         self._resident = resident
         self._waiting: dict[asyncio.Timeout, None] = {}
+        self._silent: dict[asyncio.Timeout, None] = {}
         self._resident_bytes: deque[int] = deque(maxlen=LOOKS)
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, read: asyncio.Timeout) -> None:
-        """Begin a read in this scope; TimeoutError ends it when memory is short."""
+    def begin(self, read: asyncio.Timeout, *, is_first: bool) -> None:
+        """Begin a read in this scope; TimeoutError ends it when memory is short.
+
+        The first of a stream is ended also when too many other streams wait for theirs.
+        """
         self._waiting[read] = None
+        if is_first:
+            self._silent[read] = None
+            if len(self._silent) > SILENT_CALLS_MAX:
+                oldest = next(iter(self._silent))
+                self.end(oldest)
+                oldest.reschedule(asyncio.get_running_loop().time())
         if self._timer is None:
             self._look_later()
 
     def end(self, read: asyncio.Timeout) -> None:
         self._waiting.pop(read, None)
+        self._silent.pop(read, None)
 
     def look(self) -> None:
         """End all reads if the process has grown by too much."""
@@ -276,6 +299,7 @@ class StreamReads:
         self._resident_bytes.append(resident)
         now = asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, {}
+        self._silent.clear()
         for read in waiting:
             read.reschedule(now)
 

@@ -80,6 +80,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
         self._elsewhere = elsewhere or Elsewhere()
         self._door: Door = ServiceDoor()
+        self._probe_streams = Gate(limits.PROBE_STREAMS_MAX)
+        self._probe_streams.open()
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     def of_door(self, door: Door) -> CallGuard:
@@ -115,7 +117,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         is_streaming = (handler.request_streaming, handler.response_streaming)
         behavior = getattr(handler, "_".join(("unary", "stream")[many] for many in is_streaming))
         codec = Codec(handler.request_deserializer or _unchanged)
-        gate = OpenGate() if method.startswith(limits.PROBE_PREFIXES) else self._gate
+        gate = self._gate_of(method, any(is_streaming))
         judge = self._door.judge_of(method)
         guarded: Callable[[Any, Context], Any]
         encoding = _encoding
@@ -139,6 +141,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
             else grpc.stream_unary_rpc_method_handler
         )
         return make(guarded, None, encoding(handler.response_serializer))
+
+    def _gate_of(self, method: str, is_stream: bool) -> Entrance:
+        if not method.startswith(limits.PROBE_PREFIXES):
+            return self._gate
+        return self._probe_streams if is_stream else OpenGate()
 
     def _guard_unary(
         self, method: str, behavior: Behavior, codec: Codec, gate: Entrance, judge: Judge | None
@@ -235,7 +242,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         """A handler that refuses: no such method here, or the service is starting."""
 
-        async def refused(_: Any, context: Context) -> None:
+        async def refused(requests: Any, context: Context) -> None:
             try:
                 if self._elsewhere.is_ours(method):
                     with self._gate:
@@ -243,7 +250,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
             except errors.SlateMQError as error:
                 await _fail(method, context, error)
             else:
-                await _fail(method, context, await self._elsewhere.refusal(method))
+                is_open = self._door.judge_of(method) is None
+                refusal = await self._elsewhere.refusal(method, shows_addresses=is_open)
+                end = partial(_fail, method, context, refusal)
+                await self._reader.pass_over(requests, end)
+                await _fail(method, context, refusal)
 
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refused)
         return handler

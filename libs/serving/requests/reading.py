@@ -44,8 +44,8 @@ Refuse = Callable[[str, Any, errors.SlateMQError], Awaitable[None]]
 STEP_BYTES: Final = 1 << 20
 """From here on, and after a walk of several steps, others have their turn before the parsing."""
 
-PASS_OVER_S: Final = 0.1
-"""For a client to notice that its stream has ended."""
+PASS_OVER_S: Final = 1.0
+"""For a client to notice that its stream has ended. One that behaves needs milliseconds."""
 
 
 class Codec:
@@ -128,7 +128,9 @@ class RequestReader:
         Raises InvalidArgument, ResourceExhausted.
         """
         messages = aiter(requests)
-        while (data := await self._next(messages, codec)) is not None:
+        is_first = True
+        while (data := await self._next(messages, codec, is_first=is_first)) is not None:
+            is_first = False
             held_bytes = len(data) if len(data) >= WALKED_BYTES_MIN else 0
             is_pause = False
             try:
@@ -147,12 +149,14 @@ class RequestReader:
             if is_pause:
                 yield None
 
-    async def _next(self, messages: AsyncIterator[bytes], codec: Codec) -> bytes | None:
+    async def _next(
+        self, messages: AsyncIterator[bytes], codec: Codec, *, is_first: bool
+    ) -> bytes | None:
         """The next message of a stream, with its budget reserved; None at the end."""
         data: bytes | None = None
         try:
             async with asyncio.timeout(None) as read:
-                self._stream_reads.begin(read)
+                self._stream_reads.begin(read, is_first=is_first)
                 try:
                     data = await anext(messages, None)
                     if data is not None:
@@ -187,6 +191,22 @@ class RequestReader:
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         await asyncio.wait({reading}, timeout=PASS_OVER_S)
+
+    async def pass_over(
+        self, requests: AsyncIterator[bytes], refuse: Callable[[], Awaitable[None]]
+    ) -> None:
+        """The same for a method that is not served here: it may be one with a stream.
+
+        `refuse` ends the call where requests that are large arrive meanwhile.
+        """
+        try:
+            arrival = await self._others.begin(refuse)
+        except TimeoutError:
+            return
+        try:
+            await self.skip(requests)
+        finally:
+            self._others.end(arrival)
 
     def release(self, size_bytes: int) -> None:
         self._budget.release(size_bytes)

@@ -7,10 +7,15 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+import grpc.aio
 import pytest
 
-from libs.serving.peers.elsewhere import SERVED_BY
+from libs.serving.peers.elsewhere import SERVED_BY, Elsewhere
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.requests.doors import ServiceDoor
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
+from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from slatemq import v1
 from slatemq._rpc.rpc_status import raising_slatemq_errors
@@ -51,6 +56,24 @@ async def test_a_call_to_the_wrong_service_says_where_the_right_one_is(
         "addresses": "10.0.0.0:7421,10.0.0.1:7421",
     }
     assert "call a broker, at 10.0.0.0:7421, 10.0.0.1:7421" in error.message
+
+
+async def test_who_must_prove_who_they_are_first_learn_no_address(tmp_path: Path) -> None:
+    directory = TopologyDirectory(open_root(tmp_path.as_uri()).objects)
+    await directory.announce(Peer("broker", 0, "10.0.0.0:7421", "inside:1"))
+    gate = Gate(10)
+    gate.open()
+    guard = CallGuard(gate, Telemetry(), elsewhere=Elsewhere(directory)).of_door(ServiceDoor("us"))
+    server = grpc.aio.server(interceptors=[guard])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        error = await called(channel, "/slatemq.v1.ConsumerService/Claim")
+    await server.stop(0)
+
+    assert error.reason == "WRONG_SERVICE"
+    assert error.metadata["addresses"] == ""
+    assert "10.0.0.0" not in error.message
 
 
 @pytest.mark.parametrize(

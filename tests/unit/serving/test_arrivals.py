@@ -175,3 +175,25 @@ async def cancel(*tasks: asyncio.Task[Arrival]) -> None:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@pytest.mark.usefixtures("slow_at_once")
+async def test_of_too_many_calls_without_their_request_the_oldest_are_refused() -> None:
+    refused: list[int] = []
+    arriving = Arrivals(10, 100, Memory(), slow_max=3)
+    began = []
+    for number in range(6):
+
+        async def refuse(number: int = number) -> None:
+            refused.append(number)
+
+        began.append(await arriving.begin(refuse))
+    began[0].is_whole = True  # it waits for its share of the memory
+
+    arriving.look()
+    await started()
+
+    assert refused == [1, 2, 3]
+    arriving.look()
+    await started()
+    assert refused == [1, 2, 3]

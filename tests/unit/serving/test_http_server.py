@@ -217,3 +217,61 @@ async def test_a_body_that_does_not_arrive_is_given_up_and_its_place_is_free_aga
         async with session.post("/echo", data=b"y", headers=RIGHT) as answer:
             assert answer.status == 200
     assert seen == [b"y"]
+
+
+async def test_connections_that_say_nothing_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 4)
+    release, seen = asyncio.Event(), list[bytes]()
+    server = HttpServer(Health([]), None, echo(HttpReply(200, {}), seen, release))
+    host, _, port = (await server.start("127.0.0.1", 0)).partition(":")
+    try:
+        # Given a request in work, and connections on which a request only begins
+        working, work = await asyncio.open_connection(host, int(port))
+        work.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nword: right\r\nContent-Length: 1\r\n\r\nx")
+        while not seen:
+            await asyncio.sleep(0)
+        held = []
+        for _ in range(8):
+            held.append(await asyncio.open_connection(host, int(port)))
+            held[-1][1].write(b"GET /health HTTP/1.1\r\nX: ")
+
+        # When another client asks
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503")
+
+        # Then the oldest are gone, and what is in work comes to its end
+        assert await held[0][0].read() == b""
+        release.set()
+        assert (await working.readline()).startswith(b"HTTP/1.1 200")
+        for one in (work, writer, *(writer for _, writer in held)):
+            one.close()
+    finally:
+        await server.stop()
+
+
+async def test_metrics_are_rendered_once_for_all_who_ask_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "METRICS_AGE_S", 3_600)
+    rendered = []
+
+    def render() -> bytes:
+        rendered.append(1)
+        return b"some"
+
+    server = HttpServer(Health([]), render, HttpParts())
+    address = await server.start("127.0.0.1", 0)
+    try:
+        async with ClientSession(f"http://{address}") as session:
+
+            async def metrics() -> bytes:
+                async with session.get("/metrics") as answer:
+                    return await answer.read()
+
+            assert await asyncio.gather(*(metrics() for _ in range(20))) == [b"some"] * 20
+    finally:
+        await server.stop()
+    assert rendered == [1]

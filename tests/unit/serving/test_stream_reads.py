@@ -209,3 +209,32 @@ async def test_a_message_on_a_stream_has_a_limit_of_its_own(streams: Reading) ->
 
     assert caught.value.reason == "MESSAGE_TOO_LARGE"
     assert "on a stream: send it in parts, or by a call of its own" in caught.value.message
+
+
+async def test_of_too_many_streams_without_a_first_request_the_oldest_end(
+    streams: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "SILENT_CALLS_MAX", 3)
+
+    async def one_then_silence() -> AsyncIterator[bytes]:
+        yield MESSAGE
+        await asyncio.get_running_loop().create_future()
+
+    # Given a stream that has said something, and as many silent ones as there may be
+    parsed = streams.reader.stream(one_then_silence(), Codec(bytes))
+    assert await anext(parsed) == MESSAGE
+    heard = asyncio.create_task(anext(parsed))
+    streams.tasks.append(heard)
+    silent = [streams.begin(silence()) for _ in range(3)]
+    await turns()
+    assert not any(task.done() for task in silent)
+
+    # When two more come
+    more = [streams.begin(silence()) for _ in range(2)]
+
+    # Then the two oldest silent ones end, and no other
+    for ended in silent[:2]:
+        with pytest.raises(ResourceExhausted):
+            await ended
+    await turns()
+    assert not any(task.done() for task in (heard, silent[2], *more))

@@ -1,0 +1,92 @@
+"""A port of gRPC, served by one server after another if need be.
+
+gRPC's server for asyncio decodes the path of a call outside of the call: a path that is not UTF-8
+ends the server, which then refuses connections for ever
+(`_server_main_loop` of https://github.com/grpc/grpc, 1.85). One frame of anybody who can connect
+would do. So the port gets another server at once. Calls in flight have some seconds to end at the
+former one; clients that have connections to it are asked to make new ones, and try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc.aio
+
+from libs.serving.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.05
+"""Between two looks whether the server still runs: clients try again for seconds."""
+
+FORMER_S: Final = 5.0
+"""How long calls of a former server may go on; then they are cancelled, and clients repeat them.
+It also has calls that it took while it ended, and will not answer."""
+
+
+class GrpcPort:
+    def __init__(self, make: Callable[[], grpc.aio.Server], tls: ServerTls | None) -> None:
+        """Serve by servers that `make` gives, with all their handlers."""
+        self._make = make
+        self._tls = tls
+        self._address = ""
+        self._server = make()
+        self._former: dict[grpc.aio.Server, asyncio.Task[None]] = {}
+        self._keeping: asyncio.Task[None] | None = None
+
+    def bind(self, host: str, port: int) -> int:
+        """Take the port, a free one for 0; returns which. Raises OSError."""
+        self._address = f"{host}:{port}"
+        taken = self._listen()
+        self._address = f"{host}:{taken}"
+        return taken
+
+    async def start(self) -> None:
+        await self._server.start()
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def stop(self, grace: float) -> None:
+        """End all calls, by force after `grace` seconds; may be called again with less."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        servers = (self._server, *self._former)
+        await asyncio.gather(*(server.stop(grace) for server in servers))
+
+    def _listen(self) -> int:
+        try:
+            if self._tls is None:
+                return self._server.add_insecure_port(self._address)
+            return self._server.add_secure_port(self._address, self._tls.credentials())
+        except RuntimeError as error:
+            raise OSError(f"{self._address}: {error}") from error
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not _is_running(self._server):
+                await self._replace()
+
+    async def _replace(self) -> None:
+        log.error("the server of %s ended by itself: starting another", self._address)
+        former = self._server
+        self._former[former] = task = asyncio.create_task(former.stop(FORMER_S))
+        task.add_done_callback(lambda _: self._former.pop(former))
+        self._server = self._make()
+        while True:
+            try:
+                self._listen()
+                break
+            except OSError as error:
+                log.warning("%s", error)  # The former one has not let go of it yet.
+                await asyncio.sleep(LOOK_S)
+        await self._server.start()
+
+
+def _is_running(server: grpc.aio.Server) -> bool:
+    # What the public methods give comes only once all calls have ended.
+    public: Any = server
+    return bool(public._server.is_running())

@@ -1,0 +1,165 @@
+"""The stack that is attacked: its ports, plain or secured, and its processes."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from slatemq.cli.access.dev_certificates import SERVICE_NAME
+from tests.acceptance.local_stack import LocalStack, peer_address
+from tests.faults.hostile.generated import TOKENLESS
+from tests.faults.hostile.http2 import Port
+from tests.faults.hostile.rpcs import KINDS
+from tests.integration.stack.test_secured_stack import Secured
+
+ODD_AUTHORIZATIONS: Final = (
+    "",
+    "Bearer",
+    "Bearer  ",
+    "Basic b3BzOm9wcw==",
+    "Bearer " + "x" * 7_000,
+    "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJvcHMifQ.",
+    "bearer ~",
+    "Bearer a.b.c",
+)
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.absolute_max_metadata_size", 1 << 24),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
+
+
+@dataclass
+class Target:
+    """A running stack.
+
+    Attributes:
+        stack: Its processes.
+        ports: By service and door.
+        secured: Its certificates and tokens; None: it is plain.
+    """
+
+    stack: LocalStack
+    ports: Mapping[tuple[str, str], Port]
+    secured: Secured | None
+    _channels: dict[tuple[str, str], grpc.aio.Channel] = field(default_factory=dict)
+
+    @property
+    def proofs(self) -> tuple[str, ...]:
+        """What callers may show; a plain stack looks at none of it."""
+        if self.secured is None:
+            return TOKENLESS
+        return (*TOKENLESS, *self.secured.tokens, "ops", "ops")
+
+    def authorization(self, proof: str, number: int) -> tuple[tuple[str, str], ...]:
+        """The metadata that prove who calls."""
+        if proof == "":
+            return ()
+        if proof == "odd":
+            value = ODD_AUTHORIZATIONS[number % len(ODD_AUTHORIZATIONS)]
+        elif self.secured is None or proof == "forged":
+            value = f"Bearer smq_{number}_forged"
+        else:
+            value = f"Bearer {self.secured.tokens[proof].token}"
+        return (("authorization", value),)
+
+    def channel(self, kind: str, door: str) -> grpc.aio.Channel:
+        if (kind, door) not in self._channels:
+            self._channels[kind, door] = self._open(self.ports[kind, door])
+        return self._channels[kind, door]
+
+    def _open(self, port: Port) -> grpc.aio.Channel:
+        if self.secured is None:
+            return grpc.aio.insecure_channel(port.address, OPTIONS)
+        # At the port for services, the certificate of a client.
+        certificates = self.secured.certificates
+        ca, cert, key = (
+            (certificates / name).read_bytes() for name in ("ca.crt", "client.crt", "client.key")
+        )
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        options = (*OPTIONS, ("grpc.ssl_target_name_override", SERVICE_NAME))
+        return grpc.aio.secure_channel(port.address, credentials, options)
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the services."""
+        return {kind: self.stack.pids[kind] for kind in KINDS}
+
+    def memory_bytes(self) -> dict[str, int]:
+        """The proportional set size of each service; 0 for one that is gone."""
+        return {kind: _pss_bytes(pid) for kind, pid in self.pids.items()}
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line[:4] == "Pss:")
+
+
+@asynccontextmanager
+async def running(folder: Path, *, secured: bool, ready: bool = False) -> AsyncIterator[Target]:
+    """A stack of its own, on this folder; `ready` as LocalStack has it."""
+    made = None
+    if secured:
+        made = Secured(folder)
+    with _environment(made.environ if made else {}):
+        stack = LocalStack(
+            folder / "stack",
+            *("--data", str(folder / "stack" / "data"), "--http-ports", "0"),
+            ready=ready,
+        )
+    try:
+        target = Target(stack, await _ports(stack, made), made)
+        try:
+            yield target
+        finally:
+            await target.close()
+    finally:
+        stack.close()
+
+
+async def _ports(stack: LocalStack, secured: Secured | None) -> dict[tuple[str, str], Port]:
+    tls = name = None
+    if secured is not None:
+        certificates = secured.certificates
+        tls = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+        tls.load_cert_chain(certificates / "client.crt", certificates / "client.key")
+        tls.set_alpn_protocols(["h2"])
+        name = SERVICE_NAME
+    ports = {}
+    for kind in KINDS:
+        address = await peer_address(stack, kind)
+        for door, at in (("clients", stack.endpoints[kind]), ("services", address)):
+            ports[kind, door] = Port(kind, door, at, tls, name or "")
+        ports[kind, "http"] = Port(kind, "http", stack.http_endpoints[kind])
+    return ports
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
