@@ -79,7 +79,12 @@ def fault_of(target: Target, one: Generated, code: grpc.StatusCode, words: str) 
         return None
     if one.rpc.caller == "service" and (one.door == "clients" or target.secured is not None):
         return "a client reached a call of services"
-    if target.secured is not None and (one.proof in TOKENLESS or one.door == "services"):
+    if target.secured is None:
+        return None
+    # The handshake of the port for services has seen a certificate: of a client, here.
+    if one.door == "services" and one.rpc.caller != "authenticated":
+        return "a client was answered at the port for services"
+    if one.door == "clients" and one.proof in TOKENLESS:
         return "answered to a caller who proved nothing"
     return None
 
