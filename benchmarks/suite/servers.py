@@ -18,10 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
-
-from slatemq._tokens import new_token
-from slatemq.cli.access.dev_certificates import make_certificates
+from slatemq.cli.access.dev_access import SETTINGS, make_access
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -136,45 +133,41 @@ def slatemq(
 
 
 @contextmanager
-def tls(
-    folder: Path, environment: dict[str, str] | None = None, token: str = ""
-) -> Iterator[Server]:
+def tls(folder: Path) -> Iterator[Server]:
     """Our stack with TLS, among its services too."""
-    certificates = folder / "certificates"
-    make_certificates(certificates)
-    authority = certificates / "ca.crt"
-    chosen = {
-        "SLATEMQ_TLS_CA": str(authority),
-        "SLATEMQ_TLS_CERT": str(certificates / "service.crt"),
-        "SLATEMQ_TLS_KEY": str(certificates / "service.key"),
-        **(environment or {}),
-    }
-    with slatemq(folder, chosen) as server:
-        url = f"slatemqs://{token}@{server.url}{authority}"
-        yield replace(server, system="tls", url=url, settings=f"{OURS}; TLS 1.3")
+    with _protected(folder, "SLATEMQ_TLS_") as server:
+        yield replace(server, system="tls", settings=f"{OURS}; TLS 1.3")
 
 
 @contextmanager
 def secured(folder: Path) -> Iterator[Server]:
     """Our stack with TLS and a policy: a token on each call, a condition on each publish."""
-    token = new_token("shop", {"tenant": "acme"})
-    every_verb = ["consume", "inspect", "edit", "administer", "operate"]
-    rules = [
-        {"verbs": ["publish"], "queues": ["*"], "when": "headers.topic != principal.tenant"},
-        {"verbs": every_verb},
-    ]
-    policy = {
-        "roles": {"shop": rules},
-        "bindings": [{"principals": ["shop"], "roles": ["shop"]}],
+    with _protected(folder, "SLATEMQ_") as server:
+        yield replace(server, system="secured", settings=f"{OURS}; TLS 1.3, token, policy")
+
+
+POLICY = """\
+roles:
+  bench:
+    - {verbs: [publish], when: headers.topic != principal.name}
+    - verbs: [consume, inspect, edit, administer, operate]
+bindings:
+  - {principals: [operator], roles: [bench]}
+"""
+
+
+@contextmanager
+def _protected(folder: Path, prefix: str) -> Iterator[Server]:
+    """Our stack with the settings of this prefix, as `slatemq access init` makes their files."""
+    access = folder / "access"
+    make_access(access)
+    (access / "policy.yaml").write_text(POLICY)
+    token = (access / "operator.token").read_text().strip()
+    environment = {
+        name: str(access / file) for name, file in SETTINGS.items() if name.startswith(prefix)
     }
-    files = {"POLICY": policy, "TOKENS": {"tokens": [token.entry]}}
-    environment = {}
-    for name, content in files.items():
-        path = folder / f"{name.lower()}.yaml"
-        path.write_text(yaml.safe_dump(content))
-        environment[f"SLATEMQ_ACCESS_{name}"] = str(path)
-    with tls(folder, environment, token.token) as server:
-        yield replace(server, system="secured", settings=f"{server.settings}, token, policy")
+    with slatemq(folder, environment) as server:
+        yield replace(server, url=f"slatemqs://{token}@{server.url}{access / 'ca.crt'}")
 
 
 @contextmanager

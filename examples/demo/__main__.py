@@ -33,7 +33,9 @@ routed wrongly: exit code 0 if nothing was, else 1.
 
 With --events publishes are answered by a queue backend and stored afterwards (queue.consistency:
 async). The ingest is killed while they go on, then the backend. The judge says what was lost or
-stored twice. What a killed ingest had taken may come again only after 30 s."""
+stored twice. What a killed ingest had taken may come again only after 30 s.
+
+With --secured, either runs with TLS among all processes, and with a token."""
 
 
 def _parse() -> argparse.Namespace:
@@ -52,6 +54,9 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--events", action="store_true", help="show publishes that a queue backend answers"
+    )
+    parser.add_argument(
+        "--secured", action="store_true", help="with TLS, and a policy that asks for a token"
     )
     parser.add_argument(
         "--backend",
@@ -87,9 +92,17 @@ def main() -> int:
                 report(f"data and logs are in {folder}")
             if given.events:
                 return show_tasks(
-                    folder, given.backend, lines, words, report, given.json, given.sabotage
+                    folder,
+                    given.backend,
+                    given.secured,
+                    lines,
+                    words,
+                    report,
+                    given.json,
+                    given.sabotage,
                 )
-            return _show_queues(folder, lines, words, report, given.json, given.sabotage)
+            stack = DemoStack(folder, is_secured=given.secured)
+            return _show_queues(stack, lines, words, report, given.json, given.sabotage)
     except StackFailed as error:
         words.print(str(error), markup=False)
         return 1
@@ -98,7 +111,7 @@ def main() -> int:
 
 
 def _show_queues(
-    folder: Path,
+    stack: DemoStack,
     lines: Sequence[bytes],
     words: Console,
     report: Report,
@@ -106,7 +119,7 @@ def _show_queues(
     is_sabotaged: bool,
 ) -> int:
     began = time.monotonic()
-    with DemoStack(folder) as stack:
+    with stack:
         report(f"ingest, router and broker serve at {stack.endpoint}")
         played = asyncio.run(play(stack, lines, report))
         report("all queues are empty: stopping")

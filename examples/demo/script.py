@@ -41,7 +41,7 @@ BACKOFF = Backoff.exponential(0.05, jitter=0.5)
 async def play(stack: DemoStack, lines: Sequence[bytes], report: Report) -> Played:
     """Publish the lines, consume, kill the broker half-way."""
     books = Books()
-    async with connect(stack.endpoint) as client:
+    async with connect(stack.endpoint, credentials=stack.credentials) as client:
         for queue in QUEUES:
             await client.create_queue(
                 queue.queue_id,

@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from slatemq import Credentials
+from slatemq.cli.access.dev_access import SETTINGS, make_access
+
 
 class StackFailed(Exception):
     """The stack did not start; the message has its output."""
@@ -34,10 +37,14 @@ def demo_folder(keep: bool) -> Iterator[Path]:
 class DemoStack:
     """`python -m services` in a folder, as a context manager that ends it."""
 
-    def __init__(self, folder: Path, config: Path | None = None) -> None:
-        """`config` is the file with the settings of event queues, if any."""
+    def __init__(self, folder: Path, config: Path | None = None, is_secured: bool = False) -> None:
+        """`config` is the file with the settings of event queues, if any.
+
+        A secured stack has TLS, and a policy that asks for a token.
+        """
         self._folder = folder
         self._config = config
+        self._access = folder / "access" if is_secured else None
         self._ready_file = folder / "ready.json"
         self._said = folder / "launcher.log"
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -46,6 +53,13 @@ class DemoStack:
     def endpoint(self) -> str:
         """The one address that a client needs."""
         return str(self._ready()["endpoint"])
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What its clients take to be let in."""
+        if self._access is None:
+            return None
+        return Credentials(ca=self._access / "ca.crt", token_file=self._access / "operator.token")
 
     def kill(self, service: str) -> int:
         """SIGKILL one service, as a crash would; returns the process ID it had."""
@@ -58,12 +72,17 @@ class DemoStack:
         command = [sys.executable, "-m", "services", "--data", str(self._folder / "data")]
         if self._config is not None:
             command += ["--config", str(self._config)]
+        environment = dict(os.environ)
+        if self._access is not None:
+            make_access(self._access)
+            environment |= {name: str(self._access / file) for name, file in SETTINGS.items()}
         with self._said.open("wb") as said:
             # A session of its own: Ctrl-C is for the demo, which then ends the stack.
             self._launcher = subprocess.Popen(
                 [*command, "--ready-file", str(self._ready_file)],
                 stdout=said,
                 stderr=said,
+                env=environment,
                 start_new_session=True,
             )
         try:

@@ -72,6 +72,12 @@ def test_the_demo_of_tasks_loses_nothing_and_stores_nothing_twice(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_demo_runs_with_tls_and_a_token_too(tmp_path: Path) -> None:
+    code, result = demo(tmp_path, "--secured", "--messages", "300")
+
+    assert (code, result["ok"], result["faults"]) == (0, True, [])
+
+
 def test_the_quick_start_publishes_and_consumes(stack: LocalStack) -> None:
     first = run("examples/quickstart.py", stack.endpoint)
     again = run("examples/quickstart.py", SLATEMQ_ENDPOINT=stack.endpoint)

@@ -27,6 +27,7 @@ NAMES = {"redis": "Redis", "slatemq": "the other SlateMQ"}
 def show_tasks(
     folder: Path,
     backend: str,
+    is_secured: bool,
     lines: Sequence[bytes],
     words: Console,
     report: Report,
@@ -42,7 +43,7 @@ def show_tasks(
         # JSON is YAML.
         config.write_text(json.dumps({"queue": {**queue, backend: server.settings}}, indent=2))
         report(f"{name} runs: the backend of the tasks")
-        with DemoStack(folder / "stack", config) as stack:
+        with DemoStack(folder / "stack", config, is_secured) as stack:
             report(f"ingest, router and broker serve at {stack.endpoint}")
             played = asyncio.run(play_tasks(stack, server, name, lines, report))
             report("each message has arrived: stopping")

@@ -56,7 +56,9 @@ async def play_tasks(
 ) -> PlayedTasks:
     """Publish the lines, kill the ingest and the backend, and find out what became of it all."""
     played = PlayedTasks()
-    async with connect(stack.endpoint, call_timeout=CALL_SECONDS) as client:
+    async with connect(
+        stack.endpoint, call_timeout=CALL_SECONDS, credentials=stack.credentials
+    ) as client:
         await client.create_queue(QUEUE, filter="true")
         consuming = asyncio.create_task(_consume(client, played))
         await _publish(client, stack, server, name, lines, played, report)
