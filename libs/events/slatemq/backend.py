@@ -21,9 +21,11 @@ class SlatemqBackend(QueueBackend):
     _queues: Queues
 
     async def connect(self, config: SlatemqSettings) -> None:
-        client = slatemq.connect(config.endpoint, call_timeout=CALL_S)
         with translated():
             try:
+                client = slatemq.connect(
+                    config.endpoint, call_timeout=CALL_S, credentials=slatemq.Credentials.load()
+                )
                 await client.__aenter__()
                 self._queues = Queues(client, config)
                 self._compose(Events(self._queues), Tasks(self._queues))
