@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -16,7 +16,7 @@ from slatemq._admin.queue_models import Queue
 from slatemq._checks import fields_of, message_of
 from slatemq._rpc.queue_locations import Calls
 from slatemq._rpc.rpc_status import from_rpc_error
-from slatemq.errors import INCOMPLETE, SHARDS, InvalidArgument, SlateMQError
+from slatemq.errors import INCOMPLETE, SHARDS, InvalidArgument, PermissionDenied, SlateMQError
 from slatemq.models import RouteStatus, ServiceStatus, Topology
 from slatemq.v1 import instance_pb2
 from slatemq.v1.events_pb2 import GetEventsStatusRequest
@@ -71,6 +71,7 @@ class Status:
     `unlisted_brokers`: the broker shards that did not answer, whose queues are missing.
     `instance_number`: the latest record of the instance's settings; a process with a smaller number
     has to be started again. 0 = no process said.
+    `refusals`: why routes or queues are missing, where the caller may not see them.
     """
 
     services: list[ServiceStatus]
@@ -78,6 +79,7 @@ class Status:
     queues: list[Queue]
     unlisted_brokers: list[int]
     instance_number: int = 0
+    refusals: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +134,17 @@ class InstanceCalls(Calls):
     async def status(self) -> Status:
         """Every process, route and queue, as far as they answer within some seconds."""
         asked = await self._processes()
+        refusals: dict[str, None] = {}
         processes, routes, (queues, unlisted) = await asyncio.gather(
             asyncio.gather(*(self._process(*one) for one in asked)),
-            self._routes([address for service, _, address in asked if service == "router"]),
-            self._queues([shard for service, shard, _ in asked if service == "broker"]),
+            self._routes(
+                [address for service, _, address in asked if service == "router"], refusals
+            ),
+            self._queues([shard for service, shard, _ in asked if service == "broker"], refusals),
         )
         services = [process for process, _ in processes]
         latest = max((number for _, number in processes), default=0)
-        return Status(services, routes, queues, unlisted, latest)
+        return Status(services, routes, queues, unlisted, latest, list(refusals))
 
     async def events_status(self) -> list[EventsStatus]:
         """The event publishing of every ingest, broker and janitor.
@@ -218,7 +223,9 @@ class InstanceCalls(Calls):
         )
         return health, instance.instance.number
 
-    async def _queues(self, shards: list[int]) -> tuple[list[Queue], list[int]]:
+    async def _queues(
+        self, shards: list[int], refusals: dict[str, None]
+    ) -> tuple[list[Queue], list[int]]:
         """The queues that are listed within `STATUS_S`, and the brokers whose are not."""
         queues: list[Queue] = []
         try:
@@ -227,6 +234,9 @@ class InstanceCalls(Calls):
                     queues.append(queue)  # noqa: PERF401 - what came before an error counts
         except TimeoutError:
             return queues, shards
+        except PermissionDenied as error:
+            refusals[f"queues are not shown: {error.message}"] = None
+            return queues, []
         except SlateMQError as error:
             if error.reason != INCOMPLETE:
                 return queues, shards
@@ -247,18 +257,21 @@ class InstanceCalls(Calls):
         problem = f"NOT_SERVING: {reason}" if reason else "NOT_SERVING"
         return ServiceStatus(service, shard, address, False, problem)
 
-    async def _routes(self, routers: list[str]) -> list[RouteStatus]:
+    async def _routes(self, routers: list[str], refusals: dict[str, None]) -> list[RouteStatus]:
         """The routes of all routers that answer; where several have one, the furthest."""
-        stubs = [RouterServiceStub(self._peers.at(address)) for address in routers]
-        answers = [
-            _unless_down(
-                stub.GetRoutingStatus(GetRoutingStatusRequest(), timeout=STATUS_S),
-                GetRoutingStatusResponse(),  # The list of services says that it is down.
-            )
-            for stub in stubs
-        ]
+
+        async def ask(address: str) -> GetRoutingStatusResponse:
+            stub = RouterServiceStub(self._peers.at(address))
+            try:
+                return await stub.GetRoutingStatus(GetRoutingStatusRequest(), timeout=STATUS_S)
+            except grpc.RpcError as error:
+                found = from_rpc_error(error)
+                if isinstance(found, PermissionDenied):
+                    refusals[f"routes are not shown: {found.message}"] = None
+                return GetRoutingStatusResponse()  # The list of services says if it is down.
+
         furthest: dict[tuple[int, int], RouteStatus] = {}
-        for answer in await asyncio.gather(*answers):
+        for answer in await asyncio.gather(*map(ask, routers)):
             for wire in answer.routes:
                 route = RouteStatus(**fields_of(wire, RouteStatus))
                 key = route.ingest_shard, route.broker_shard

@@ -119,6 +119,7 @@ def _fields(found: Status) -> dict[str, Any]:
         "queues": [queue_fields(one) for one in found.queues],
         "unlisted_brokers": found.unlisted_brokers,
         "instance_number": found.instance_number,
+        "refusals": found.refusals,
     }
 
 
@@ -162,6 +163,8 @@ def _show(found: Status) -> None:
         print()
         rows = ((one.queue_id, state_of(one), *count_cells(one)) for one in found.queues)
         write_table(("queue", "state", *COUNTS), rows, cuts=("queue",))
+    for refusal in found.refusals:
+        note(refusal)
     if found.unlisted_brokers:
         note(_silent_brokers(found.unlisted_brokers))
 
