@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from libs.access.principals import LIMIT_REASON
 from libs.access.verbs import Verb
-from slatemq.errors import ResourceExhausted
+from slatemq.errors import PermissionDenied, ResourceExhausted
 
 if TYPE_CHECKING:
     from libs.access.callers import Caller
@@ -39,6 +39,17 @@ def require_publish(messages: Iterable[tuple[str, Mapping[str, str], int]]) -> N
     caller = current_caller.get()
     if caller is not None:
         caller.publish(({**headers, "queue": queue}, 1, size) for queue, headers, size in messages)
+
+
+def require_publish_any(queue: str) -> None:
+    """Raises PermissionDenied unless the caller may publish to a queue, whatever the headers."""
+    caller = current_caller.get()
+    if caller is not None and not caller.rights.permits_any_message(queue):
+        raise PermissionDenied(
+            f"no rule without a condition permits {caller.principal.name!r} to publish on "
+            f"{queue!r}, which moving messages there needs",
+            metadata={"verb": "publish", "queue": queue},
+        )
 
 
 def caller_name() -> str:

@@ -273,6 +273,10 @@ class Rights:
         about = f" on {queue!r}" if queue else ""
         return Decision(False, f"no rule permits {self.principal.name!r} to {verb}{about}")
 
+    def permits_any_message(self, queue: str) -> bool:
+        """Whether the principal may publish to a queue whatever headers the message has."""
+        return any(one.covers("publish", queue) and one.condition is None for one in self._rules)
+
     def permits_some(self, verb: Verb) -> bool:
         """Whether there is any queue on which the principal may do this."""
         return any(verb in rule.verbs for rule in self._rules)

@@ -57,6 +57,9 @@ class Judge(Protocol):
             PermissionDenied: The caller may not make this call.
         """
 
+    async def renew(self, context: Context) -> None:
+        """Let one more response of a stream go; raises as `enter` once its token has ended."""
+
 
 class Door(Protocol):
     """One port of a process."""
@@ -118,12 +121,18 @@ class _ByIdentity:
     async def judge(self, context: Context, request: Any) -> None:
         """Nothing: the certificate is that of the connection."""
 
+    async def renew(self, context: Context) -> None:
+        """Nothing, likewise."""
+
 
 class _ForServices:
     async def enter(self, context: Context) -> AbstractContextManager[None]:
         raise _for_services()
 
     async def judge(self, context: Context, request: Any) -> None:
+        await self.enter(context)
+
+    async def renew(self, context: Context) -> None:
         await self.enter(context)
 
 
@@ -173,6 +182,10 @@ class _ByPolicy:
             self._auditor.watch(context, self._method, subjects, caller.principal)
         caller.check(self._access, request)
         current_caller.set(caller)
+
+    async def renew(self, context: Context) -> None:
+        if self._access.caller != "publish":  # Its answers say what its caller sent itself.
+            await self._caller(context)
 
     async def _caller(self, context: Context) -> Caller:
         authorization = ""

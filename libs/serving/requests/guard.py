@@ -188,6 +188,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         # Closed here and now when the client goes, not when the collector finds it.
                         async with aclosing(behavior(request, context)) as responses:
                             async for response in responses:
+                                if judge is not None:
+                                    await judge.renew(context)
                                 box = [response]
                                 del response
                                 yield box
@@ -211,6 +213,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                     parsed = self._reader.stream(requests, codec, _of_call(judge, context))
                     async with aclosing(behavior(parsed, context)) as responses:
                         async for response in responses:
+                            if judge is not None:
+                                await judge.renew(context)
                             box = [response]
                             del response
                             yield box

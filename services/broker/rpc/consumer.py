@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from google.rpc.status_pb2 import Status
 
-from libs.access.current import require, require_publish
+from libs.access.current import require_publish, require_publish_any
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
 from services.broker.core.lease_table import lease_ended, lease_unknown
@@ -244,7 +244,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ExecuteResponse:
         for command in request.commands:
             if command.HasField("transfer"):
-                require("consume", command.transfer.target_queue_id)
+                require_publish_any(command.transfer.target_queue_id)
         pushes = (command.push for command in request.commands if command.HasField("push"))
         require_publish((push.queue_id, push.headers, len(push.payload)) for push in pushes)
         return await self._executor.execute(request)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 import yaml
 
 import slatemq
+from libs.events.settings import SlatemqSettings
+from libs.events.slatemq.backend import SlatemqBackend
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq._tokens import NewToken, new_token
@@ -27,8 +30,10 @@ from slatemq.v1 import (
     assignment_pb2,
     assignment_pb2_grpc,
     consumer_pb2,
+    queue_pb2,
 )
 from slatemq.v1.consumer_pb2_grpc import ConsumerServiceStub
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import LocalStack, peer_address
 
 pytestmark = pytest.mark.slow
@@ -292,6 +297,9 @@ def test_the_command_takes_files_and_the_environment(
     listed = run("--token-file", str(token), "--json", "status")
     assert listed.returncode == 0, listed.stderr
     assert run("queue", "ls", SLATEMQ_TOKEN=made.tokens["shop"].token).returncode == 0
+    seen = run("status", SLATEMQ_TOKEN=made.tokens["shop"].token)
+    assert "routes are not shown: no rule permits 'shop' to operate" in seen.stderr
+    assert "queues are not shown" not in seen.stderr
     refused = run("queue", "ls")
     assert refused.returncode == 1
     assert "needs a token" in refused.stderr
@@ -330,3 +338,104 @@ async def test_a_stream_ends_when_the_policy_takes_its_queue_away(
 
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert "'orders-late'" in (caught.value.details() or "")
+
+
+async def test_a_watch_shows_nothing_more_once_its_token_is_removed(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    lost = made.tokens["watcher"] = new_token("ops")
+    made.write_tokens(*made.tokens.values())
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    bearer = (("authorization", f"Bearer {lost.token}"),)
+    numbers = count()
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        while True:
+            watch: Any = QueueServiceStub(channel).WatchQueues(
+                queue_pb2.WatchQueuesRequest(), metadata=bearer
+            )
+            try:
+                await watch.read()
+                break
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.2)  # The broker has not read the file yet.
+        del made.tokens["watcher"]
+        made.write_tokens(*made.tokens.values())
+
+        async def watch_on() -> None:
+            while True:
+                await ops.create_queue(f"watched-{next(numbers)}")
+                await watch.read()
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watch_on()
+
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_events_go_to_a_secured_instance(
+    secured: tuple[Secured, LocalStack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, stack = secured
+    monkeypatch.setenv("SLATEMQ_CA", str(made.certificates / "ca.crt"))
+    monkeypatch.setenv("SLATEMQ_TOKEN", made.tokens["ops"].token)
+    backend = SlatemqBackend()
+
+    await backend.connect(SlatemqSettings(endpoint=stack.endpoint))
+    try:
+        await backend.ping()
+    finally:
+        await backend.disconnect()
+
+
+async def test_a_transfer_needs_a_rule_to_publish_whatever_the_headers(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    consumer = {"verbs": ["consume", "inspect"], "queues": ["orders*"]}
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    token = made.tokens["mover"] = new_token("mover")
+    made.write_tokens(*made.tokens.values())
+    bearer = (("authorization", f"Bearer {token.token}"),)
+    move = consumer_pb2.TransferCommand(
+        lease_token="0-0000000000000001", target_queue_id="orders-next"
+    )
+    request = consumer_pb2.ExecuteRequest(commands=[consumer_pb2.Command(transfer=move)])
+    binding = {"principals": ["mover"], "roles": ["mover"]}
+
+    async def outcome(stub: Any) -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Execute(request, metadata=bearer)
+        code: grpc.StatusCode = caught.value.code()
+        return code
+
+    async with (
+        asyncio.timeout(60),
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        stub = ConsumerServiceStub(channel)
+        anywhere = {"verbs": ["publish"], "queues": ["orders*"]}
+        some = {**anywhere, "when": "headers.tenant == principal.tenant"}
+        try:
+            for rules, expected in (
+                ([consumer, anywhere], grpc.StatusCode.NOT_FOUND),  # The lease, which is none.
+                ([consumer], grpc.StatusCode.PERMISSION_DENIED),
+                ([consumer, anywhere], grpc.StatusCode.NOT_FOUND),
+                ([consumer, some], grpc.StatusCode.PERMISSION_DENIED),
+            ):
+                made.write_policy(
+                    {
+                        "roles": {**POLICY["roles"], "mover": rules},
+                        "bindings": [*POLICY["bindings"], binding],
+                    }
+                )
+                while await outcome(stub) is not expected:
+                    await asyncio.sleep(0.2)
+        finally:
+            made.write_policy(POLICY)
+            del made.tokens["mover"]
+            made.write_tokens(*made.tokens.values())
