@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from libs.access.current import may
 from libs.filters import Facts, QueueOutcome, facts
+from libs.serving.limits import RETENTION_S_MAX
 from libs.serving.requests.headers import encoded_headers
 from services.router.router import Router
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
@@ -111,6 +112,8 @@ def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Facts:
     for field in ("created_at_ms", "received_at_ms", "payload_bytes", *_OF_A_MESSAGE):
         if getattr(request, field) < 0:
             raise InvalidArgument(field, "may not be negative")
+    if request.retention_s > RETENTION_S_MAX:
+        raise InvalidArgument("retention_s", f"must be within 0..{RETENTION_S_MAX}")
     if request.visible_at_ms and request.HasField("delay_ms"):
         raise InvalidArgument("delay_ms", "stands beside visible_at_ms: set one of the two")
     created_at_ms = request.created_at_ms if request.HasField("created_at_ms") else now_ms

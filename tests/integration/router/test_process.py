@@ -146,6 +146,7 @@ async def test_explain_and_status_answer_as_their_contract_says(router: Process)
             "payload_bytes": router_pb2.ExplainRequest(payload_bytes=-1),
             "created_at_ms": router_pb2.ExplainRequest(created_at_ms=-1),
             "received_at_ms": router_pb2.ExplainRequest(received_at_ms=-1),
+            "retention_s": router_pb2.ExplainRequest(retention_s=2**63 - 1),
             'headers[""]': router_pb2.ExplainRequest(headers={"": "x"}),
             'headers["k"]': router_pb2.ExplainRequest(headers={"k": "x" * 65_536}),
         }.items():
