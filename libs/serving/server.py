@@ -140,6 +140,7 @@ class RunningService:
         )
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._handlers.registry)
         self._protection = protection_of(config, Auditor(service.publish_act))
         if self._protection.callers is not None:
             measure_usage(self._protection.callers.usage, telemetry.meter)
@@ -162,7 +163,6 @@ class RunningService:
         options = limits.server_options(self._config.instance.payload_bytes_max)
         server = grpc.aio.server(interceptors=[guard], options=options)
         server.add_generic_rpc_handlers((self._handlers,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_reflection(server, [*self._service.grpc_services, grpc_health.SERVICE_NAME])
         return server
 

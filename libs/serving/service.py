@@ -52,7 +52,12 @@ class LateHandlers(grpc.GenericRpcHandler):
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """Called by generated code with what it has added by `add_generic_rpc_handlers`."""
+        """Called by generated code with what it has added by `add_generic_rpc_handlers`.
+
+        No method is registered with gRPC's server. It asks its core for the next call of each such
+        method, and frees the place for that call when it ends by itself (`libs.serving.grpc_port`):
+        the core then writes into memory that is something else (grpcio 1.85).
+        """
 
 
 if TYPE_CHECKING:

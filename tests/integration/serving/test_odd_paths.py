@@ -21,6 +21,7 @@ from tests.faults.hostile.http2 import (
     call_fields,
     frame,
 )
+from tests.integration.broker.rig import running
 from tests.integration.stack.processes import Service
 
 AGAIN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
@@ -61,3 +62,20 @@ async def test_after_a_path_that_is_no_text_the_port_serves_on(tmp_path: Path, d
         assert ingest.process.returncode is None
     finally:
         await ingest.close()
+
+
+async def test_no_method_is_registered_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The core writes into memory that an ended server has freed, for each method registered with it
+    registered: list[str] = []
+    monkeypatch.setattr(
+        type(grpc.aio.server()),
+        "add_registered_method_handlers",
+        lambda _, service, methods: registered.append(service),
+    )
+
+    async with running() as rig:
+        stub: Any = health_pb2_grpc.HealthStub(rig.channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest())
+
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert registered == []
