@@ -11,6 +11,7 @@ from slatemq.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
+    PermissionDenied,
     SlateMQError,
     Unavailable,
 )
@@ -26,11 +27,14 @@ LOOKUPS_MAX = 20
 
 
 async def check_queue(client: Client, queue: str) -> None:
-    """Raises NotFound, with what to do, where the brokers say in time that no such queue exists."""
+    """Raises NotFound, with what to do, where the brokers say in time that no such queue exists.
+
+    A caller that may publish but not inspect publishes unchecked.
+    """
     try:
         async with asyncio.timeout(ANSWER_S):
             await client.get_queue(queue)
-    except (Unavailable, DeadlineExceeded, TimeoutError):
+    except (Unavailable, DeadlineExceeded, PermissionDenied, TimeoutError):
         return
     except NotFound as error:
         raise NotFound(

@@ -300,6 +300,8 @@ def test_the_command_takes_files_and_the_environment(
     seen = run("status", SLATEMQ_TOKEN=made.tokens["shop"].token)
     assert "routes are not shown: no rule permits 'shop' to operate" in seen.stderr
     assert "queues are not shown" not in seen.stderr
+    other = run("publish", "--to", "bills", "x", SLATEMQ_TOKEN=made.tokens["shop"].token)
+    assert (other.returncode, "no rule permits 'shop' to publish" in other.stderr) == (1, True)
     refused = run("queue", "ls")
     assert refused.returncode == 1
     assert "needs a token" in refused.stderr
