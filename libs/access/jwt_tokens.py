@@ -220,7 +220,9 @@ def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, A
         token = Path(issuer.token_file).read_text().strip()
         # Not sent on to where the answer redirects.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT_S, context=context) as answer:
+    https = urllib.request.HTTPSHandler(context=context)
+    opener = urllib.request.build_opener(https, _PrivateRedirects)
+    with opener.open(request, timeout=FETCH_TIMEOUT_S) as answer:
         data = answer.read(KEYS_BYTES_MAX + 1)
     if len(data) > KEYS_BYTES_MAX:
         raise ValueError(f"{url} has more than {KEYS_BYTES_MAX} bytes")
@@ -228,6 +230,15 @@ def _read_json(issuer: Issuer, url: str, context: ssl.SSLContext) -> dict[str, A
     if not isinstance(value, dict):
         raise ValueError(f"{url} is not a JSON object")
     return value
+
+
+class _PrivateRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not _is_private(newurl):
+            raise ValueError(f"{req.full_url} redirects to {newurl}, which is not https://")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _is_private(url: str) -> bool:

@@ -228,6 +228,7 @@ class KeyServer:
     requests: list[str] = field(default_factory=list)
     is_down: bool = False
     is_other_server: bool = False
+    moved_to: str = ""
 
     def add(self, key_id: str) -> None:
         key = self.private[key_id] = private_key(self.owner, key_id)
@@ -256,6 +257,11 @@ def issuer() -> Iterator[KeyServer]:
                 return
             if served.is_down:
                 self.send_error(503)
+                return
+            if served.moved_to and self.path == "/keys":
+                self.send_response(302)
+                self.send_header("Location", served.moved_to)
+                self.end_headers()
                 return
             body = (
                 {"jwks_uri": f"{served.url}/keys"}
@@ -407,6 +413,24 @@ async def test_an_issuer_that_does_not_speak_http_is_no_refusal(
 
     with pytest.raises(Unavailable, match="keys"):
         await authenticator.prove(bearer(issuer.sign()))
+
+
+async def test_keys_are_followed_to_no_place_where_they_can_be_changed_on_the_way(
+    files: Files, issuer: KeyServer
+) -> None:
+    authenticator = accepting(files, issuer)
+    port = issuer.url.rpartition(":")[2]
+
+    # By a name of this machine that does not say so
+    issuer.moved_to = f"http://[::ffff:127.0.0.1]:{port}/moved"
+    with pytest.raises(Unavailable, match="keys"):
+        await authenticator.prove(bearer(issuer.sign()))
+    assert "/moved" not in issuer.requests
+
+    issuer.moved_to = f"{issuer.url}/moved"
+    again = accepting(files, issuer)
+    assert (await again.prove(bearer(issuer.sign()))).name == "pod-1"
+    assert "/moved" in issuer.requests
 
 
 async def test_known_keys_serve_while_their_issuer_is_down(
