@@ -153,7 +153,8 @@ class TopologyCache:
         down = [
             address
             for address in self._endpoints
-            if isinstance(problems[address], Unavailable | DeadlineExceeded | InvalidArgument)
+            if isinstance(problems[address], Unavailable | DeadlineExceeded)
+            or problems[address].reason == NOT_SLATEMQ
         ]
         found = await asyncio.gather(*(self._mismatch(address) for address in down))
         mismatches = {address: error for address, error in zip(down, found, strict=True) if error}

@@ -161,7 +161,8 @@ class Stack:
         end = (await log.GetLogStatus(ingest_pb2.GetLogStatusRequest())).durable_sequence
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
-                state = await shard.GetRoutingState(assignment_pb2.GetRoutingStateRequest())
+                request = assignment_pb2.GetRoutingStateRequest()
+                state = await shard.GetRoutingState(request, timeout=WAIT_SECONDS)
                 if [cursor.sequence for cursor in state.cursors] == [end]:
                     return
                 await asyncio.sleep(0.01)
