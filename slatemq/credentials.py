@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from slatemq._file_status import LOOK_S, file_status
+from slatemq._file_status import FilesValue
 from slatemq._secrets import read_secret
 from slatemq.errors import InvalidArgument
 
@@ -119,28 +118,15 @@ class TokenSource:
 
     def __init__(self, credentials: Credentials) -> None:
         """Raises InvalidArgument where the token's file cannot be read."""
-        file = credentials.token_file
-        self._file = None if file is None else Path(file).expanduser()
-        self._status = file_status(self._file)
-        self._looked_s = time.monotonic()
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        if self._file is not None:
-            self._metadata = _authorization(_read_token(self._file))
-        elif credentials.token:
-            self._metadata = _authorization(credentials.token)
+        self._metadata = _authorization(credentials.token) if credentials.token else ()
+        self._of_file: FilesValue[tuple[tuple[str, str], ...]] | None = None
+        if credentials.token_file is not None:
+            file = Path(credentials.token_file).expanduser()
+            self._of_file = FilesValue(lambda: _authorization(_read_token(file)), file)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """`authorization`, or nothing."""
-        if self._file is not None and time.monotonic() - self._looked_s >= LOOK_S:
-            self._looked_s = time.monotonic()
-            status = file_status(self._file)
-            if status != self._status:
-                try:
-                    self._metadata = _authorization(_read_token(self._file))
-                except InvalidArgument:
-                    return self._metadata  # It is being replaced: looked at again.
-                self._status = status
-        return self._metadata
+        return self._metadata if self._of_file is None else self._of_file.value
 
 
 def is_loopback(address: str) -> bool:

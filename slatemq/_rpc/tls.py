@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from slatemq._file_status import LOOK_S, file_status
+from slatemq._file_status import FilesValue, file_status
 from slatemq._secrets import read_secret
 from slatemq.errors import InvalidArgument
 
@@ -65,18 +64,15 @@ class ChannelTls:
         Raises:
             InvalidArgument: A file is not usable.
         """
-        self._files = files
-        self._status = files.status()
-        self._credentials = _channel_credentials(files)
-        self._looked_s = time.monotonic()
-        self._version = 1
+        self._credentials = FilesValue(
+            lambda: _channel_credentials(files), files.ca, files.cert, files.key
+        )
         self.options = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
         """Those of the newest files that were good."""
-        self._look()
-        return self._credentials
+        return self._credentials.value
 
     @property
     def version(self) -> int:
@@ -85,23 +81,7 @@ class ChannelTls:
         A channel that was opened with an earlier version goes on, but connects again with
         certificates that may have expired: open another one for new calls.
         """
-        self._look()
-        return self._version
-
-    def _look(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
-            return
-        self._looked_s = now_s
-        status = self._files.status()
-        if status == self._status:
-            return
-        try:
-            self._credentials = _channel_credentials(self._files)
-        except InvalidArgument:
-            return  # They are being replaced: looked at again, and the old ones serve till then.
-        self._status = status
-        self._version += 1
+        return self._credentials.version
 
 
 def channel_to(

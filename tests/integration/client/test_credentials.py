@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import slatemq
+from slatemq import _file_status
 from slatemq import credentials as module
 from slatemq._rpc import connecting
 from slatemq.credentials import Credentials, TokenSource, is_loopback
@@ -96,7 +97,7 @@ def test_a_token_that_cannot_be_sent_is_refused(token: str) -> None:
 def test_a_token_file_is_read_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
     file = tmp_path / "token"
     file.write_text("one\n")
     source = TokenSource(Credentials(token_file=file))

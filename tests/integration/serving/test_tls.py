@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from libs.serving.tls import ServerTls, identities, is_old
-from slatemq._rpc import tls
+from slatemq import _file_status
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
 from slatemq.errors import InvalidArgument
@@ -184,7 +184,7 @@ def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
 async def test_a_new_certificate_serves_without_a_restart_or_a_dropped_stream(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
     client = ChannelTls(certificates.files())
     async with (
         serving(certificates.files("service")) as address,
@@ -210,7 +210,7 @@ async def test_a_new_certificate_serves_without_a_restart_or_a_dropped_stream(
 async def test_half_replaced_files_leave_what_was_there(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    monkeypatch.setattr(_file_status, "LOOK_S", 0.0)
     client = ChannelTls(certificates.files())
     async with serving(certificates.files("service")) as address:
         shutil.copy(certificates.other / "service.key", certificates.folder / "service.key")
