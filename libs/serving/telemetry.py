@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from libs.serving import limits
-from libs.serving.peers.channels import Carrier
+from slatemq._rpc.metadata_channels import CallMetadata
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
@@ -80,7 +80,7 @@ class Telemetry:
         self._slow_steps.add(1, {"slatemq.step": name})
 
     @property
-    def carrier(self) -> Carrier | None:
+    def carrier(self) -> CallMetadata | None:
         """Gives the current trace context as metadata of a call to another process.
 
         None without traces, so that such a call costs nothing more.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,11 +18,9 @@ import grpc.aio
 
 from libs.serving import limits
 from libs.serving.peers.topology import TopologyDirectory
+from slatemq._rpc.metadata_channels import CallMetadata, channel_with
 from slatemq._rpc.tls import ChannelTls, channel_to
 from slatemq.errors import Unavailable
-
-Carrier = Callable[[], Sequence[tuple[str, str]]]
-"""Gives metadata for a call that begins."""
 
 TRACE_VARIABLES = ("TRACEPARENT", "TRACESTATE")
 """Environment variables that have the trace context in which a process was started."""
@@ -56,7 +54,7 @@ class Channels:
         *,
         payload_bytes_max: int = limits.PAYLOAD_BYTES_MAX,
         call_deadline_ms: int = limits.CALL_DEADLINE_MS,
-        carrier: Carrier | None = None,
+        carrier: CallMetadata | None = None,
         tls: ChannelTls | None = None,
     ) -> None:
         """Find peers in this directory; unary calls without a deadline get this one.
@@ -130,7 +128,7 @@ class Channels:
         closing.add_done_callback(self._closing.discard)
 
 
-def inherited() -> Carrier | None:
+def inherited() -> CallMetadata | None:
     """Gives the trace context that this process was started in as metadata of its calls.
 
     It is in the environment, which processes that this one starts have, too: Spark's workers. None
@@ -160,7 +158,7 @@ def open_channel(
     address: str,
     options: Sequence[tuple[str, int]] | None = None,
     deadline_seconds: float = limits.CALL_DEADLINE_MS / 1000,
-    carrier: Carrier | None = None,
+    carrier: CallMetadata | None = None,
     tls: ChannelTls | None = None,
 ) -> grpc.aio.Channel:
     """A channel to `host:port` whose unary calls have a deadline, stated or not.
@@ -169,7 +167,9 @@ def open_channel(
     """
     options = options or limits.channel_options()
     channel = channel_to(address, options, tls)
-    return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds, carrier))
+    if carrier is not None:
+        channel = channel_with(carrier, channel)
+    return cast("grpc.aio.Channel", _Channel(channel, deadline_seconds))
 
 
 async def _close(channel: grpc.aio.Channel) -> None:
@@ -180,20 +180,14 @@ async def _close(channel: grpc.aio.Channel) -> None:
 
 
 class _Channel:
-    """A channel that adds a deadline to unary calls, and the carrier's metadata to all.
+    """A channel that adds a deadline to unary calls.
 
     Not a client interceptor, which would put a task of its own around every call.
     """
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        deadline_seconds: float,
-        carrier: Carrier | None,
-    ) -> None:
+    def __init__(self, channel: grpc.aio.Channel, deadline_seconds: float) -> None:
         self._channel = channel
         self._deadline = deadline_seconds
-        self._carrier = carrier
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
@@ -205,29 +199,10 @@ class _Channel:
         await self._channel.close()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._carrying(self._channel.unary_unary(*args, **kwargs))
+        call: Any = self._channel.unary_unary(*args, **kwargs)
         deadline = self._deadline
 
         def with_deadline(request: Any, *, timeout: float | None = None, **rest: Any) -> Any:
             return call(request, timeout=deadline if timeout is None else timeout, **rest)
 
         return with_deadline
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._carrying(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._carrying(self._channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._carrying(self._channel.stream_stream(*args, **kwargs))
-
-    def _carrying(self, call: Any) -> Any:
-        carrier = self._carrier
-        if carrier is None:
-            return call
-
-        def with_context(*args: Any, metadata: Sequence[Any] | None = None, **rest: Any) -> Any:
-            return call(*args, metadata=(*(metadata or ()), *carrier()), **rest)
-
-        return with_context
