@@ -8,8 +8,6 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["read_secret", "redacted"]
-
 log = logging.getLogger(__name__)
 
 _warned: Final[set[Path]] = set()

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-__all__ = ["AUDITED", "AUDIT_LOGGER", "REFUSALS", "Act", "subjects_of"]
-
 AUDITED: Final = frozenset({"edit", "administer", "operate", "service"})
 """What these acts ask of their caller: a verb, or to be a service."""
 

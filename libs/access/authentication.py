@@ -23,11 +23,11 @@ from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import Principal
 from libs.access.reloading import ReloadedFile
 from libs.access.token_file import TokenFile, token_id
+from slatemq.credentials import TOKEN_LENGTH_MAX
 from slatemq.errors import ResourceExhausted, Unauthenticated
 
 T = TypeVar("T")
 
-TOKEN_LENGTH_MAX: Final = 16_384
 PROVEN_MAX: Final = 10_000
 
 PROVEN_S: Final = 600.0

@@ -108,10 +108,7 @@ class _ByIdentity:
         self._identity = identity
 
     async def enter(self, context: Context) -> AbstractContextManager[None]:
-        auth = context.auth_context()
-        if is_old(auth):
-            raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
-        if self._identity not in identities(auth):
+        if self._identity not in _proven_names(context):
             raise PermissionDenied(
                 f"the certificate does not have the name {self._identity}",
                 reason="FOR_SERVICES_ALONE",
@@ -197,7 +194,12 @@ class _ByPolicy:
         return await self._find(context, authorization) if caller is None else caller
 
     async def _find(self, context: Context, authorization: str) -> Caller:
-        auth = context.auth_context()
-        if is_old(auth):
-            raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
-        return await self._callers.find(authorization, identities(auth))
+        return await self._callers.find(authorization, _proven_names(context))
+
+
+def _proven_names(context: Context) -> frozenset[str]:
+    """The names in the caller's certificate. Raises Unauthenticated for TLS before 1.3."""
+    auth = context.auth_context()
+    if is_old(auth):
+        raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
+    return identities(auth)

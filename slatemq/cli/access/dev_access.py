@@ -17,8 +17,6 @@ from typing import Final
 from slatemq._tokens import NewToken, new_token
 from slatemq.cli.access.dev_certificates import make_certificates
 
-__all__ = ["SETTINGS", "entry_lines", "make_access"]
-
 OPERATOR: Final = "operator"
 
 POLICY: Final = f"""\
