@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import Principal
@@ -40,8 +40,24 @@ WAITING_MAX: Final = 64
 """Calls that wait for such a check. Good tokens wait once; a flood of forged ones waits here."""
 
 
+class Proof(NamedTuple, Generic[T]):
+    """What was made of a principal that was proven, and until when that counts.
+
+    Attributes:
+        made: What was made of the principal.
+        until_s: In seconds since the Unix epoch.
+    """
+
+    made: T
+    until_s: float
+
+
 class Authenticator(Generic[T]):
-    """Finds out who makes calls, and keeps what is made of each principal beside its proof."""
+    """Finds out who makes calls, and keeps what is made of each principal beside its proof.
+
+    Attributes:
+        files_version: Raised when the files have changed: proofs of before count no more.
+    """
 
     def __init__(
         self,
@@ -56,14 +72,14 @@ class Authenticator(Generic[T]):
         self._make = make
         self._clock_s = clock_s
         self._key = secrets.token_bytes(32)
-        self._proven: OrderedDict[bytes, tuple[T, float]] = OrderedDict()
-        self._files_number = 0
+        self._proven: OrderedDict[bytes, Proof[T]] = OrderedDict()
+        self.files_version = 0
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._waiting = 0
 
     def forget(self) -> None:
         """Check every token again: the files have changed."""
-        self._files_number += 1
+        self.files_version += 1
         self._proven.clear()
 
     async def watch_files(self) -> None:
@@ -71,20 +87,20 @@ class Authenticator(Generic[T]):
         files = [file for file in (self._tokens, self._issuers) if file is not None]
         await asyncio.gather(*(file.watch(self.forget) for file in files))
 
-    def known(self, authorization: str) -> T | None:
-        """What was made of the principal of a header that was proven before; None: `prove` it."""
+    def known(self, authorization: str) -> Proof[T] | None:
+        """The proof of a header that was checked before; None: `prove` it."""
         key = self._hash(authorization)
-        made, until_s = self._proven.get(key, (None, 0.0))
-        if made is None:
+        proof = self._proven.get(key)
+        if proof is None:
             return None
-        if self._clock_s() >= until_s:
+        if self._clock_s() >= proof.until_s:
             del self._proven[key]
             return None
         self._proven.move_to_end(key)
-        return made
+        return proof
 
-    async def prove(self, authorization: str) -> T:
-        """What is made of the principal of an `authorization` header.
+    async def prove(self, authorization: str) -> Proof[T]:
+        """The proof that an `authorization` header is.
 
         Raises:
             Unauthenticated: The token is not valid (any more), or no token.
@@ -99,18 +115,18 @@ class Authenticator(Generic[T]):
             raise _refused("`authorization` must be `Bearer TOKEN`")
         if len(token) > TOKEN_LENGTH_MAX:
             raise _refused(f"the token has more than {TOKEN_LENGTH_MAX} characters")
-        files_number = self._files_number
+        files_version = self.files_version
         principal = await self._check(token)
         now_s = self._clock_s()
         if principal.is_expired(now_s):
             raise _refused("the token has expired")
-        made = self._make(principal)
-        if files_number == self._files_number:  # Else what was checked may be old.
-            until_s = min(now_s + PROVEN_S, principal.expires_at_s or math.inf)
-            self._proven[self._hash(authorization)] = (made, until_s)
+        until_s = min(now_s + PROVEN_S, principal.expires_at_s or math.inf)
+        proof = Proof(self._make(principal), until_s)
+        if files_version == self.files_version:  # Else what was checked may be old.
+            self._proven[self._hash(authorization)] = proof
         while len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
-        return made
+        return proof
 
     async def _check(self, token: str) -> Principal:
         static_id = token_id(token)

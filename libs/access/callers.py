@@ -6,11 +6,13 @@ A process that has no policy has one caller, which may do everything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from libs.access.authentication import Authenticator
+from libs.access.authentication import Authenticator, Proof
 from libs.access.explanations import Explanation, explain
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.methods import MethodAccess
@@ -115,11 +117,51 @@ class Caller:
             raise
 
 
+class Identity:
+    """Who makes one call, for as long as the call lasts.
+
+    Attributes:
+        caller: Who calls.
+    """
+
+    __slots__ = ("_authorization", "_callers", "_certified", "_until_s", "_version", "caller")
+
+    def __init__(
+        self,
+        callers: Callers,
+        authorization: str,
+        certified: Collection[str],
+        proof: Proof[Caller],
+        version: int,
+    ) -> None:
+        """`version` is that of the files when the proof was asked for."""
+        self._callers = callers
+        self._authorization = authorization
+        self._certified = certified
+        self.caller, self._until_s = proof
+        self._version = version
+
+    async def renew(self) -> bool:
+        """Find out again where files have changed, or the proof has ended; whether it was so.
+
+        Raises:
+            Unauthenticated, ResourceExhausted, Unavailable: As of `Authenticator.prove`.
+        """
+        callers = self._callers
+        if self._version == callers.version and callers.clock_s() < self._until_s:
+            return False
+        version = callers.version
+        self.caller, self._until_s = await callers.prove(self._authorization, self._certified)
+        self._version = version
+        return True
+
+
 class Callers:
     """The callers of this process, by what they prove.
 
     Attributes:
         usage: What they take together.
+        clock_s: Gives the time, in seconds since the Unix epoch.
     """
 
     def __init__(
@@ -127,21 +169,30 @@ class Callers:
         policy: ReloadedFile[Policy],
         tokens: ReloadedFile[TokenFile] | None = None,
         issuers: ReloadedFile[JwtTokens] | None = None,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
         """Judge by this policy, and accept the tokens of these files."""
-        self._authenticator = Authenticator(tokens, issuers, self._caller)
+        self.clock_s = clock_s
+        self._authenticator = Authenticator(tokens, issuers, self._caller, clock_s)
         self._policy = policy
-        self._certified: dict[str, Caller] = {}
+        self._certified: dict[str, Proof[Caller]] = {}
         self._quotas: dict[str, PrincipalQuota] = {}
         self.usage = Usage()
-        self._anonymous = self._caller(ANONYMOUS)
+        self._anonymous = Proof(self._caller(ANONYMOUS), math.inf)
 
-    def known(self, authorization: str) -> Caller | None:
-        """The caller with this header, if it was found before; else `find` it."""
-        return self._authenticator.known(authorization)
+    @property
+    def version(self) -> int:
+        """Raised whenever one of the files has changed."""
+        return self._policy.version + self._authenticator.files_version
 
-    async def find(self, authorization: str, certified: Collection[str] = ()) -> Caller:
-        """The caller of a call.
+    async def identify(self, authorization: str, certified: Collection[str] = ()) -> Identity:
+        """Who makes a call; arguments and errors as of `prove`."""
+        version = self.version
+        proof = await self.prove(authorization, certified)
+        return Identity(self, authorization, certified, proof, version)
+
+    async def prove(self, authorization: str, certified: Collection[str]) -> Proof[Caller]:
+        """The caller that something proves.
 
         Args:
             authorization: The header of this name; empty: none.
@@ -156,7 +207,8 @@ class Callers:
         for name in sorted(certified):
             if names.matches(name):
                 if name not in self._certified:
-                    self._certified[name] = self._caller(Principal(name, "certificate"))
+                    caller = self._caller(Principal(name, "certificate"))
+                    self._certified[name] = Proof(caller, math.inf)
                 return self._certified[name]
         return self._anonymous
 

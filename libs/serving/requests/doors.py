@@ -8,11 +8,15 @@
 Each RPC's proto says who may call it (`slatemq/v1/access.proto`). The client door refuses what is
 for services, with a policy or without; with one, it asks it about everything else. Who calls, and
 whether the limits of that principal leave room for the call, is judged before a request is read.
+
+Each call is a visit, which keeps who makes it: the headers are read, and the token is looked up,
+once. A stream asks again only after a change of the files, or when its token ends.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
@@ -26,20 +30,47 @@ from libs.serving.tls import identities, is_old
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 
 if TYPE_CHECKING:
-    from libs.access.callers import Caller, Callers
+    from libs.access.callers import Callers, Identity
     from libs.access.quotas import Place
 
-NO_PLACE: Final = nullcontext()
-"""That of a call which is not counted."""
-
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Visit:
+    """One call that was let in, until the end of the context; this one may do everything."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give back what the call took of its caller's limits."""
+
+    async def judge(self, request: Any) -> None:
+        """Let a request be served; as `Judge.enter` for who calls, since a token may have ended.
+
+        Raises:
+            PermissionDenied: The caller may not make this call.
+        """
+
+    async def renew(self) -> None:
+        """Let one more response of a stream go; raises as `enter` once its token has ended."""
+
+
+UNJUDGED: Final = Visit()
 
 
 class Judge(Protocol):
     """Judges the calls of one method."""
 
-    async def enter(self, context: Context) -> AbstractContextManager[None]:
-        """Let a call in, before its request is read: its place, for as long as it lasts.
+    async def enter(self, context: Context) -> Visit:
+        """Let a call in, before its request is read.
 
         Its caller becomes the current one.
 
@@ -49,16 +80,6 @@ class Judge(Protocol):
             ResourceExhausted: The caller has reached its limit, or as Unavailable.
             Unavailable: Who calls cannot be found out now.
         """
-
-    async def judge(self, context: Context, request: Any) -> None:
-        """Let a request be served; as `enter` for who calls, since a token may have ended.
-
-        Raises:
-            PermissionDenied: The caller may not make this call.
-        """
-
-    async def renew(self, context: Context) -> None:
-        """Let one more response of a stream go; raises as `enter` once its token has ended."""
 
 
 class Door(Protocol):
@@ -107,30 +128,18 @@ class _ByIdentity:
     def __init__(self, identity: str) -> None:
         self._identity = identity
 
-    async def enter(self, context: Context) -> AbstractContextManager[None]:
+    async def enter(self, context: Context) -> Visit:
         if self._identity not in _proven_names(context):
             raise PermissionDenied(
                 f"the certificate does not have the name {self._identity}",
                 reason="FOR_SERVICES_ALONE",
             )
-        return NO_PLACE
-
-    async def judge(self, context: Context, request: Any) -> None:
-        """Nothing: the certificate is that of the connection."""
-
-    async def renew(self, context: Context) -> None:
-        """Nothing, likewise."""
+        return UNJUDGED  # The certificate is that of the connection, however long it lasts.
 
 
 class _ForServices:
-    async def enter(self, context: Context) -> AbstractContextManager[None]:
+    async def enter(self, context: Context) -> Visit:
         raise _for_services()
-
-    async def judge(self, context: Context, request: Any) -> None:
-        await self.enter(context)
-
-    async def renew(self, context: Context) -> None:
-        await self.enter(context)
 
 
 def _for_services() -> PermissionDenied:
@@ -153,48 +162,84 @@ class _ByPolicy:
             self._place = "open_streams"
         elif access.is_claim:
             self._place = "waiting_claims"
+        self.answers_publishes = access.caller == "publish"
         # On a stream each publish is answered for itself.
-        self._is_publish = access.caller == "publish" and not access.is_stream
+        self._is_publish = self.answers_publishes and not access.is_stream
 
-    async def enter(self, context: Context) -> AbstractContextManager[None]:
-        caller: Caller | None = None
+    async def enter(self, context: Context) -> Visit:
+        identity: Identity | None = None
         try:
-            caller = await self._caller(context)
+            identity = await self._callers.identify(_authorization(context), _proven_names(context))
             if self._access.caller == "service":
                 raise _for_services()
         except SlateMQError:
             if self._is_audited:
-                principal = None if caller is None else caller.principal
-                self._auditor.watch(context, self._method, (), principal)
+                self._record(context, identity, ())
             raise
+        caller = identity.caller
         current_caller.set(caller)
         if self._is_publish:
             caller.quota.admit_publish()
-        return NO_PLACE if self._place is None else caller.quota.place(self._place)
+        place = None if self._place is None else caller.quota.place(self._place)
+        return _JudgedVisit(self, context, identity, place)
 
-    async def judge(self, context: Context, request: Any) -> None:
-        caller = await self._caller(context)
+    def check(self, context: Context, identity: Identity, request: Any) -> None:
+        """Raises PermissionDenied or Unauthenticated unless the caller may make this call."""
         if self._is_audited:
-            subjects = subjects_of(self._access.queues(request))
-            self._auditor.watch(context, self._method, subjects, caller.principal)
-        caller.check(self._access, request)
-        current_caller.set(caller)
+            self._record(context, identity, subjects_of(self._access.queues(request)))
+        identity.caller.check(self._access, request)
 
-    async def renew(self, context: Context) -> None:
-        if self._access.caller != "publish":  # Its answers say what its caller sent itself.
-            await self._caller(context)
+    def _record(
+        self, context: Context, identity: Identity | None, subjects: tuple[str, ...]
+    ) -> None:
+        principal = None if identity is None else identity.caller.principal
+        self._auditor.watch(context, self._method, subjects, principal)
 
-    async def _caller(self, context: Context) -> Caller:
-        authorization = ""
-        for key, value in context.invocation_metadata() or ():
-            if key == "authorization":
-                authorization = value if isinstance(value, str) else value.decode("latin-1")
-                break
-        caller = self._callers.known(authorization) if authorization else None
-        return await self._find(context, authorization) if caller is None else caller
 
-    async def _find(self, context: Context, authorization: str) -> Caller:
-        return await self._callers.find(authorization, _proven_names(context))
+class _JudgedVisit(Visit):
+    __slots__ = ("_context", "_identity", "_judge", "_place")
+
+    def __init__(
+        self,
+        judge: _ByPolicy,
+        context: Context,
+        identity: Identity,
+        place: AbstractContextManager[None] | None,
+    ) -> None:
+        self._judge = judge
+        self._context = context
+        self._identity = identity
+        self._place = place
+
+    def __enter__(self) -> Visit:
+        if self._place is not None:
+            self._place.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._place is not None:
+            self._place.__exit__(None, None, None)
+
+    async def judge(self, request: Any) -> None:
+        if await self._identity.renew():
+            current_caller.set(self._identity.caller)
+        self._judge.check(self._context, self._identity, request)
+
+    async def renew(self) -> None:
+        if not self._judge.answers_publishes:  # Those say what the caller sent itself.
+            await self._identity.renew()
+
+
+def _authorization(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return ""
 
 
 def _proven_names(context: Context) -> frozenset[str]:

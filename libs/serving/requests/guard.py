@@ -20,7 +20,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from copy import copy
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -33,7 +33,7 @@ from libs.access.current import hold_back
 from libs.access.principals import LIMIT_REASON
 from libs.serving import limits
 from libs.serving.peers.elsewhere import Elsewhere
-from libs.serving.requests.doors import NO_PLACE, Door, Judge, ServiceDoor
+from libs.serving.requests.doors import UNJUDGED, Door, Judge, ServiceDoor, Visit
 from libs.serving.requests.gate import Entrance, Gate, OpenGate
 from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
@@ -154,11 +154,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> Any:
             try:
-                with gate, await _entered(judge, context):
+                with gate, await _visit(judge, context) as visit:
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
-                        if judge is not None:
-                            await judge.judge(context, request)
+                        await visit.judge(request)
                         if (proof := gate.proof()) is not None:
                             await proof
                         return await behavior(request, context)
@@ -178,18 +177,16 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with gate, await _entered(judge, context):
+                with gate, await _visit(judge, context) as visit:
                     request, held_bytes = await reader.read(context, codec, method)
                     try:
-                        if judge is not None:
-                            await judge.judge(context, request)
+                        await visit.judge(request)
                         if (proof := gate.proof()) is not None:
                             await proof
                         # Closed here and now when the client goes, not when the collector finds it.
                         async with aclosing(behavior(request, context)) as responses:
                             async for response in responses:
-                                if judge is not None:
-                                    await judge.renew(context)
+                                await visit.renew()
                                 box = [response]
                                 del response
                                 yield box
@@ -207,14 +204,13 @@ class CallGuard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def guarded(requests: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with gate, await _entered(judge, context):
+                with gate, await _visit(judge, context) as visit:
                     if (proof := gate.proof()) is not None:
                         await proof
-                    parsed = self._reader.stream(requests, codec, _of_call(judge, context))
+                    parsed = self._reader.stream(requests, codec, visit.judge)
                     async with aclosing(behavior(parsed, context)) as responses:
                         async for response in responses:
-                            if judge is not None:
-                                await judge.renew(context)
+                            await visit.renew()
                             box = [response]
                             del response
                             yield box
@@ -232,11 +228,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> None:
             try:
-                with gate, await _entered(judge, context):
+                with gate, await _visit(judge, context) as visit:
                     request, held_bytes = await self._reader.read(context, codec, method)
                     self._reader.release(held_bytes)
-                    if judge is not None:
-                        await judge.judge(context, request)
+                    await visit.judge(request)
                     await behavior(request, context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 await _fail(method, context, error)
@@ -264,13 +259,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return handler
 
 
-async def _entered(judge: Judge | None, context: Context) -> AbstractContextManager[None]:
-    return NO_PLACE if judge is None else await judge.enter(context)
-
-
-def _of_call(judge: Judge | None, context: Context) -> Callable[[Any], Awaitable[None]] | None:
-    """What judges each request of a stream: a token may end while the stream lasts."""
-    return None if judge is None else partial(judge.judge, context)
+async def _visit(judge: Judge | None, context: Context) -> Visit:
+    return UNJUDGED if judge is None else await judge.enter(context)
 
 
 def _unchanged(data: bytes) -> bytes:

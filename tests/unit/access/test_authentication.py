@@ -67,11 +67,12 @@ async def test_a_static_token_proves_its_principal(files: Files) -> None:
     files.write(made, new_token("other"))
     authenticator = files.authenticator()
 
-    principal = await authenticator.prove(bearer(made.token))
+    proof = await authenticator.prove(bearer(made.token))
+    principal = proof.made
 
     assert (principal.name, principal.method) == ("shop", "token")
     assert principal.attributes == {"tenant": "a", "groups": ["x", "y"]}
-    assert authenticator.known(bearer(made.token)) is principal
+    assert authenticator.known(bearer(made.token)) == proof
 
 
 def forms_of(token: str) -> dict[str, str]:
@@ -124,7 +125,7 @@ async def test_a_token_that_is_removed_from_the_file_is_refused(files: Files) ->
     assert files.reloaded.reload()
     authenticator.forget()
 
-    assert (await authenticator.prove(bearer(new.token))).name == "shop"
+    assert (await authenticator.prove(bearer(new.token))).made.name == "shop"
     with pytest.raises(Unauthenticated, match="not known"):
         await authenticator.prove(bearer(old.token))
 
@@ -170,7 +171,7 @@ async def test_a_flood_of_forged_tokens_waits_within_bounds(
     kinds = [type(result) for result in results]
     assert kinds.count(ResourceExhausted) == 5
     assert kinds.count(Unauthenticated) == 3
-    assert (await authenticator.prove(bearer(made.token))).name == "shop"
+    assert (await authenticator.prove(bearer(made.token))).made.name == "shop"
 
 
 @pytest.mark.parametrize(
@@ -299,9 +300,10 @@ async def test_a_signed_token_proves_its_subject(files: Files, issuer: KeyServer
         files, issuer, principal_prefix="k8s:", attributes=["tenant", "groups", "absent"]
     )
 
-    principal = await authenticator.prove(
+    proof = await authenticator.prove(
         bearer(issuer.sign(tenant="a", groups=["x", 3, "y"], aud=["other", AUDIENCE]))
     )
+    principal = proof.made
 
     assert (principal.name, principal.method) == ("k8s:pod-1", "jwt")
     assert principal.attributes == {"tenant": "a", "groups": ["x", "y"]}
@@ -365,7 +367,7 @@ async def test_a_bad_signed_token_is_refused(files: Files, issuer: KeyServer, fo
     with pytest.raises(Unauthenticated):
         await authenticator.prove(bearer(FORGED[form](issuer)))
 
-    assert (await authenticator.prove(bearer(issuer.sign()))).name == "pod-1"
+    assert (await authenticator.prove(bearer(issuer.sign()))).made.name == "pod-1"
 
 
 async def test_a_new_key_is_fetched_and_a_withdrawn_one_ends(
@@ -378,7 +380,7 @@ async def test_a_new_key_is_fetched_and_a_withdrawn_one_ends(
     issuer.add("two")
     del issuer.published["one"]
 
-    assert (await authenticator.prove(bearer(issuer.sign("two")))).name == "pod-1"
+    assert (await authenticator.prove(bearer(issuer.sign("two")))).made.name == "pod-1"
     with pytest.raises(Unauthenticated, match="key"):
         await authenticator.prove(bearer(issuer.sign("one", sub="pod-2")))
 
@@ -429,7 +431,7 @@ async def test_keys_are_followed_to_no_place_where_they_can_be_changed_on_the_wa
 
     issuer.moved_to = f"{issuer.url}/moved"
     again = accepting(files, issuer)
-    assert (await again.prove(bearer(issuer.sign()))).name == "pod-1"
+    assert (await again.prove(bearer(issuer.sign()))).made.name == "pod-1"
     assert "/moved" in issuer.requests
 
 
@@ -443,7 +445,7 @@ async def test_known_keys_serve_while_their_issuer_is_down(
 
     issuer.is_down = True
 
-    assert (await authenticator.prove(bearer(issuer.sign(sub="pod-2")))).name == "pod-2"
+    assert (await authenticator.prove(bearer(issuer.sign(sub="pod-2")))).made.name == "pod-2"
 
 
 @pytest.mark.parametrize(

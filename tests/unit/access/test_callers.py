@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from libs.access.callers import Callers
+from libs.access.callers import Caller, Callers
 from libs.access.methods import access_of
 from libs.access.policy import Policy
 from libs.access.reloading import ReloadedFile
@@ -29,7 +32,8 @@ bindings:
     roles: [worker]
 certificates: ["cert*"]
 """
-CLAIM = access_of("/slatemq.v1.ConsumerService/Claim")
+CLAIM_METHOD = "/slatemq.v1.ConsumerService/Claim"
+CLAIM = access_of(CLAIM_METHOD)
 ACK = access_of("/slatemq.v1.ConsumerService/Ack")
 PURGE = access_of("/slatemq.v1.QueueService/PurgeQueue")
 LIST = access_of("/slatemq.v1.QueueService/ListQueues")
@@ -45,13 +49,18 @@ class Rig:
         self.policy = folder / "policy.yaml"
         self.policy.write_text(POLICY)
         tokens = folder / "tokens.yaml"
-        made = {name: new_token(name) for name in ("worker", "stranger")}
+        self.now_s = time.time()
+        expires = datetime.fromtimestamp(self.now_s, UTC) + timedelta(hours=1)
+        made = {name: new_token(name, expires=expires) for name in ("worker", "stranger")}
         tokens.write_text(yaml.safe_dump({"tokens": [one.entry for one in made.values()]}))
         self.worker = f"Bearer {made['worker'].token}"
         self.stranger = f"Bearer {made['stranger'].token}"
         self.file = ReloadedFile(self.policy, Policy)
         token_file = ReloadedFile(tokens, TokenFile)
-        self.callers = Callers(self.file, token_file)
+        self.callers = Callers(self.file, token_file, clock_s=lambda: self.now_s)
+
+    async def find(self, authorization: str, certified: Collection[str] = ()) -> Caller:
+        return (await self.callers.identify(authorization, certified)).caller
 
 
 @pytest.fixture
@@ -60,7 +69,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 async def test_a_call_is_judged_by_the_queue_that_it_names(rig: Rig) -> None:
-    worker = await rig.callers.find(rig.worker)
+    worker = await rig.find(rig.worker)
 
     worker.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders-eu"))
     worker.check(ACK, consumer_pb2.AckRequest(lease_tokens=["1"]))
@@ -80,7 +89,7 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
     assert rig.file.reload()
 
     for authorization in ("", rig.worker, rig.stranger):
-        caller = await rig.callers.find(authorization, ["certified"])
+        caller = await rig.find(authorization, ["certified"])
         caller.check(PURGE, queue_pb2.PurgeQueueRequest(queue_id="orders"))
     for callers in (None, rig.callers):
         for authorization in ("", rig.worker, rig.stranger):
@@ -90,11 +99,11 @@ async def test_no_client_makes_a_call_of_services(rig: Rig) -> None:
                 await judge.enter(call_with(authorization))
 
 
-def call_with(authorization: str) -> Any:
+def call_with(authorization: str, tls: bytes = b"TLSv1.3") -> Any:
     """The context of a call with this header."""
     return SimpleNamespace(
         invocation_metadata=lambda: [("authorization", authorization)],
-        auth_context=dict,
+        auth_context=lambda: {"ssl_tls_version": [tls]},
         add_done_callback=lambda ended: None,
     )
 
@@ -102,7 +111,7 @@ def call_with(authorization: str) -> Any:
 async def test_who_proves_nothing_is_told_to_and_who_does_is_refused(rig: Rig) -> None:
     async def outcome(authorization: str) -> type[SlateMQError] | None:
         try:
-            caller = await rig.callers.find(authorization)
+            caller = await rig.find(authorization)
             caller.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
         except SlateMQError as error:
             return type(error)
@@ -115,8 +124,8 @@ async def test_who_proves_nothing_is_told_to_and_who_does_is_refused(rig: Rig) -
 
 
 async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> None:
-    anonymous = await rig.callers.find("")
-    stranger = await rig.callers.find(rig.stranger)
+    anonymous = await rig.find("")
+    stranger = await rig.find(rig.stranger)
 
     assert ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(CHECK) is None
     stranger.check(TOPOLOGY, topology_pb2.GetTopologyRequest())
@@ -125,25 +134,56 @@ async def test_the_topology_needs_a_proof_and_health_needs_nothing(rig: Rig) -> 
 
 
 async def test_a_client_certificate_proves_one_of_its_names(rig: Rig) -> None:
-    certified = await rig.callers.find("", ["other", "certified"])
+    certified = await rig.find("", ["other", "certified"])
     certified.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
 
     assert certified.principal.method == "certificate"
-    other = await rig.callers.find("", ["other"])
+    other = await rig.find("", ["other"])
     assert other.principal.name == "anonymous"
     with pytest.raises(Unauthenticated):
-        await rig.callers.find("Bearer bad", ["certified"])
+        await rig.find("Bearer bad", ["certified"])
 
 
 async def test_a_new_policy_holds_for_callers_that_are_known(rig: Rig) -> None:
-    before = await rig.callers.find(rig.worker)
-    assert rig.callers.known(rig.worker) is before
+    before = await rig.find(rig.worker)
 
     rig.policy.write_text(POLICY.replace('"orders*"', '"bills"'))
     assert rig.file.reload()
 
-    after = rig.callers.known(rig.worker)
+    after = await rig.find(rig.worker)
     assert after is before
     after.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="bills"))
     with pytest.raises(PermissionDenied):
         after.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
+
+
+async def test_a_call_by_old_tls_is_refused_with_a_token_that_is_known(rig: Rig) -> None:
+    judge = ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(CLAIM_METHOD)
+    assert judge is not None
+    with await judge.enter(call_with(rig.worker)) as visit:
+        await visit.judge(consumer_pb2.ClaimRequest(queue_id="orders"))
+
+    with pytest.raises(Unauthenticated, match="connect with TLS"):
+        await judge.enter(call_with(rig.worker, b"TLSv1.2"))
+
+
+async def test_a_name_that_the_policy_takes_from_certificates_ends_in_calls_too(rig: Rig) -> None:
+    identity = await rig.callers.identify("", ["certified"])
+    assert identity.caller.principal.name == "certified"
+    assert not await identity.renew()
+
+    rig.policy.write_text(POLICY.replace("cert*", "other"))
+    assert rig.file.reload()
+
+    assert await identity.renew()
+    assert identity.caller.principal.name == "anonymous"
+
+
+async def test_a_call_is_as_long_as_its_token(rig: Rig) -> None:
+    identity = await rig.callers.identify(rig.worker)
+    assert not await identity.renew()
+
+    rig.now_s += 3601
+
+    with pytest.raises(Unauthenticated, match="expired"):
+        await identity.renew()

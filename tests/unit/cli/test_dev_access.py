@@ -19,7 +19,7 @@ async def test_its_token_may_do_everything_by_its_policy(tmp_path: Path) -> None
     callers = callers_of(str(folder / "policy.yaml"), str(folder / "tokens.yaml"), "")
     token = (folder / "operator.token").read_text().strip()
 
-    caller = await callers.find(f"Bearer {token}")
+    caller = (await callers.identify(f"Bearer {token}")).caller
 
     assert caller.principal.name == "operator"
     caller.require("operate")
