@@ -28,8 +28,9 @@ principals; without it, all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -49,6 +50,12 @@ VARIABLES: Final[dict[str, Type]] = {
 
 Facts = dict[str, str | list[str]]
 """What conditions read of a principal."""
+
+DECISIONS_KEPT: Final = 4_096
+"""Decisions about messages, of all principals together."""
+
+KEPT_CHARACTERS_MAX: Final = 256
+"""In what a kept decision rests on: so all of them take a few megabytes at most."""
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -214,6 +221,7 @@ class Policy:
         limits = document.convert("limits", values.get("limits", []), tuple[_LimitsEntry, ...])
         self._limits = [(Pattern(entry.principals), entry) for entry in limits]
 
+        self._decisions: Decisions = lru_cache(DECISIONS_KEPT)(_decision)
         certificates = values.get("certificates", ["*"])
         self.certificates = Pattern(
             document.convert("certificates", certificates, tuple[_Text, ...])
@@ -231,7 +239,7 @@ class Policy:
         rules: dict[str, Rule] = {}
         for binding in self.bindings_of(principal):
             rules.update((rule.place, rule) for rule in binding.rules)
-        return Rights(principal, tuple(rules.values()))
+        return Rights(principal, tuple(rules.values()), self._decisions)
 
     def bindings_of(self, principal: Principal) -> list[Binding]:
         """Those that have the principal's name."""
@@ -239,12 +247,20 @@ class Policy:
 
 
 class Rights:
-    """What one principal may do."""
+    """What one principal may do.
 
-    def __init__(self, principal: Principal, rules: Sequence[Rule]) -> None:
+    Evaluating a condition takes longer than all else that a policy costs a call. So what
+    was decided for a message is kept, by the values of the headers that conditions read: messages
+    with other headers that are alike in these need no second evaluation.
+    """
+
+    def __init__(self, principal: Principal, rules: Sequence[Rule], decisions: Decisions) -> None:
+        """`decisions` keeps some of what `_decision` gives."""
         self.principal = principal
         self._rules = rules
         self._facts = facts_of(principal)
+        self._decisions = decisions
+        self._keys = _keys_read(rules)
 
     def decide(
         self, verb: Verb, queue: str = "", headers: Mapping[str, str] | None = None
@@ -259,6 +275,15 @@ class Rights:
             headers: Of the published messages, for the conditions. None, where they are not known:
                 a rule with a condition counts as one that permits.
         """
+        if headers is None or self._keys is None:
+            return self.evaluate(verb, queue, headers)
+        read = tuple([(key, headers[key]) for key in self._keys if key in headers])
+        if len(queue) + sum([len(value) for _, value in read]) > KEPT_CHARACTERS_MAX:
+            return self.evaluate(verb, queue, headers)
+        return self._decisions(self, verb, queue, read)
+
+    def evaluate(self, verb: Verb, queue: str, headers: Mapping[str, str] | None) -> Decision:
+        """What `decide` gives, by the rules alone."""
         problems = []
         for rule in self._rules:
             if not rule.covers(verb, queue):
@@ -280,6 +305,28 @@ class Rights:
     def permits_some(self, verb: Verb) -> bool:
         """Whether there is any queue on which the principal may do this."""
         return any(verb in rule.verbs for rule in self._rules)
+
+
+Decisions = Callable[[Rights, Verb, str, tuple[tuple[str, str], ...]], Decision]
+
+
+def _decision(
+    rights: Rights, verb: Verb, queue: str, read: tuple[tuple[str, str], ...]
+) -> Decision:
+    """What rights say about a message of which no more headers than these are read."""
+    return rights.evaluate(verb, queue, dict(read))
+
+
+def _keys_read(rules: Sequence[Rule]) -> tuple[str, ...] | None:
+    """The keys of headers that conditions read; None: some read headers in another way."""
+    keys: set[str] = set()
+    for rule in rules:
+        if rule.condition is None:
+            continue
+        if rule.condition.checked.keys is None:
+            return None
+        keys |= rule.condition.checked.keys
+    return tuple(keys)
 
 
 def facts_of(principal: Principal) -> Facts:

@@ -107,3 +107,32 @@ def key_of(node: Node, variable: str = "headers") -> str | None:
         return node.name
     key = node.parts[1]
     return key.value if key.kind == "literal" and key.name == "string" else None
+
+
+def presence(node: Node) -> str | None:
+    """k, if this is "k" in headers or has(headers.k)."""
+    if node.kind == "call" and node.name == "has":
+        return key_of(node.parts[0])
+    if node.kind != "binary" or node.name != "in":
+        return None
+    left, right = node.parts
+    is_headers = right.kind == "ident" and right.name == "headers"
+    if not is_headers or left.kind != "literal" or left.name != "string":
+        return None
+    return str(left.value)
+
+
+def keys_read(node: Node) -> frozenset[str] | None:
+    """The keys of headers on which the outcome depends; None: any may matter."""
+    key = key_of(node) or presence(node)
+    if key is not None:
+        return frozenset((key,))
+    if node.kind == "ident" and node.name == "headers":
+        return None
+    keys: frozenset[str] = frozenset()
+    for part in node.parts:
+        of_part = keys_read(part)
+        if of_part is None:
+            return None
+        keys |= of_part
+    return keys

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from libs.filters.conditions import Condition, necessary
+from libs.filters.conditions import Condition, keys_read, necessary
 from libs.filters.engine import cel
 from libs.filters.plain import Part, parts_of
 from libs.filters.signatures import VARIABLES, Type
@@ -31,6 +31,7 @@ class Checked:
         variables: The variables it reads; a context of these alone is cheaper than one of all.
         equalities: A filter's necessary condition; see `libs.filters.conditions`.
         parts: The operands of a filter's `&&`; see `libs.filters.plain`.
+        keys: The keys of headers on which it depends; None: any may matter.
         cost: How many steps it may take for one message; see `libs.filters.typecheck`.
     """
 
@@ -38,6 +39,7 @@ class Checked:
     variables: frozenset[str]
     equalities: Condition | None
     parts: tuple[Part, ...]
+    keys: frozenset[str] | None
     cost: int
 
 
@@ -76,8 +78,8 @@ def check(
         raise tree.error(f"{what} must give {want}, not {name}")
     names = frozenset(_names(tree)) & variables.keys()
     if want == "int":
-        return Checked(source, names, None, (), cost)
-    return Checked(source, names, necessary(tree), parts_of(tree), cost)
+        return Checked(source, names, None, (), keys_read(tree), cost)
+    return Checked(source, names, necessary(tree), parts_of(tree), keys_read(tree), cost)
 
 
 def _names(node: Node) -> set[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from libs.filters.conditions import compared, is_exact, key_of, necessary
+from libs.filters.conditions import compared, is_exact, necessary, presence
 from libs.filters.syntax import Node
 
 Test: TypeAlias = Callable[[Mapping[str, str]], bool]
@@ -79,7 +79,7 @@ def _joined(kind: str, parts: Sequence[_Outcomes]) -> _Outcomes:
 
 
 def _leaf(node: Node) -> _Outcomes | None:
-    key = _presence(node)
+    key = presence(node)
     if key is not None:
         return _Outcomes(_is_other(key, frozenset()), _is_absent(key))
     found = compared(node)
@@ -88,19 +88,6 @@ def _leaf(node: Node) -> _Outcomes | None:
     key, values = found
     is_one, is_other = _is_one_of(key, values), _is_other(key, values)
     return _Outcomes(is_other, is_one) if node.name == "!=" else _Outcomes(is_one, is_other)
-
-
-def _presence(node: Node) -> str | None:
-    """k, if this is "k" in headers or has(headers.k)."""
-    if node.kind == "call" and node.name == "has":
-        return key_of(node.parts[0])
-    if node.kind != "binary" or node.name != "in":
-        return None
-    left, right = node.parts
-    is_headers = right.kind == "ident" and right.name == "headers"
-    if not is_headers or left.kind != "literal" or left.name != "string":
-        return None
-    return str(left.value)
 
 
 def _always(headers: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 
 import pytest
@@ -92,6 +93,36 @@ def test_who_is_not_bound_may_do_nothing(verb: Verb) -> None:
     for principal in (ANONYMOUS, Principal("stranger", "jwt")):
         assert not rights(principal).decide(verb, "receipts", {}).is_permitted
         assert not rights(principal).permits_some(verb)
+
+
+CONDITIONS = [
+    "headers.tenant == principal.tenant",
+    'has(headers.a) && headers["b"] != "x"',
+    '"a" in headers ? headers.b == "x" : true',
+    'headers.exists(key, headers[key] == "x")',
+    'size(headers) < 2 || headers.a == "x"',
+]
+
+
+@given(
+    conditions=st.lists(st.sampled_from(CONDITIONS), max_size=3),
+    sent=st.lists(
+        st.dictionaries(
+            st.sampled_from(["tenant", "a", "b", "id"]), st.sampled_from(["a", "x", "y" * 300])
+        ),
+        max_size=8,
+    ),
+)
+def test_a_message_is_judged_as_if_there_were_no_others(
+    conditions: list[str], sent: list[dict[str, str]]
+) -> None:
+    rules = [{"verbs": ["publish"], "queues": ["q"], "when": one} for one in conditions]
+    bindings = [{"principals": ["shop-1"], "roles": ["r"]}]
+    text = json.dumps({"roles": {"r": rules}, "bindings": bindings})
+    shop = rights(SHOP, text)
+
+    for headers in sent:
+        assert shop.decide("publish", "q", headers) == shop.evaluate("publish", "q", headers)
 
 
 def test_an_attribute_cannot_take_the_place_of_the_name() -> None:

@@ -29,3 +29,22 @@ def test_the_values_of_a_header_that_a_filter_can_match(
     source: str, values: set[str] | None
 ) -> None:
     assert values_of(check(source).equalities, "queue") == values
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"),
+    [
+        ('headers.a == "x" && headers["b"] != "y"', {"a", "b"}),
+        ('has(headers.a) || "b" in headers || size > 3', {"a", "b"}),
+        ('["x"].exists(one, one == headers.a)', {"a"}),
+        ('headers.a.startsWith("x") ? true : headers.b == "y"', {"a", "b"}),
+        ("size > 3", set()),
+        ('headers.exists(key, key == "a")', None),
+        ('headers[headers.a] == "x"', None),
+        ("size(headers) > 1 && headers.a == 'x'", None),
+    ],
+)
+def test_the_keys_of_headers_that_an_expression_depends_on(
+    source: str, keys: set[str] | None
+) -> None:
+    assert check(source).keys == keys
