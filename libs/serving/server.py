@@ -138,6 +138,7 @@ class RunningService:
             callbacks=[lambda _: [metrics.Observation(int(self._health.is_serving))]],
             description="1 while the health of the process says SERVING, else 0",
         )
+        service.measure_process()
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._handlers.registry)

@@ -21,8 +21,15 @@ from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause
 from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.ownership import Announcement
+from libs.serving.process.store_measures import (
+    StoreMeasures,
+    measure_caches,
+    measure_memory,
+    parse_prices,
+)
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+from libs.storage.database.slate import Database
 
 
 class LateHandlers(grpc.GenericRpcHandler):
@@ -77,6 +84,9 @@ class Service(Generic[C]):
         announcement: Its entry in the topology, once started: Ownership where it owns a shard.
         note: What an operator should know although the process serves; empty: nothing.
         held_bytes: Bytes held for callers: messages on their way to them, or to the store.
+        database: The database that it owns, once open.
+        memory_parts: Bytes in memory by what they are for.
+        cache_lookups: Hits and misses of its caches since the start.
         http_parts: What the service adds to the HTTP port.
     """
 
@@ -96,6 +106,7 @@ class Service(Generic[C]):
             tls=service_tls(config),
         )
         self.announcement: Announcement | None = None
+        self.database: Database | None = None
         self._relay: ProcessRelay | None = None
 
     @property
@@ -115,6 +126,26 @@ class Service(Generic[C]):
     @property
     def held_bytes(self) -> int:
         return 0
+
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def cache_lookups(self) -> Mapping[str, tuple[int, int]]:
+        return {}
+
+    def measure_process(self) -> None:
+        """Register what every process measures of its store, its memory and its caches."""
+        if not self._telemetry.enabled:
+            return
+        root, meter = self._root, self._telemetry.meter
+        prices = parse_prices(self._config.store_prices, root.address.scheme)
+        store = StoreMeasures(
+            meter, root.objects.counts, lambda: self.database, root.address.folder, prices
+        )
+        measure_memory(meter, lambda: {**self.memory_parts, **store.memory_parts()})
+        measure_caches(meter, store.cache_lookups, lambda: self.cache_lookups)
 
     def publish_act(self, act: Act) -> None:
         """Make an event of what a caller did, where there are events."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +100,10 @@ class Telemetry:
         """The handler with a server span and its duration around each call."""
         if not self.enabled:
             return behavior
+        call = _Method(self, method)
 
         async def traced(request: Any, context: Any) -> Any:
-            with _Call(self, method, context):
+            with call.scope(context):
                 return await behavior(request, context)
 
         return traced
@@ -113,12 +114,12 @@ class Telemetry:
         """As `traced`, for an async generator."""
         if not self.enabled:
             return behavior
+        call = _Method(self, method)
 
         async def traced(request: Any, context: Any) -> AsyncIterator[Any]:
             # The span is not made the current one: a generator's frames run in their caller's
             # context, where a token set before a yield cannot be reset after it.
-            call = _Call(self, method, context, current=False)
-            with call:
+            with call.scope(context, current=False):
                 responses: Any = behavior(request, context)
                 async with aclosing(responses):
                     async for response in responses:
@@ -128,23 +129,55 @@ class Telemetry:
         return traced
 
 
-class _Call:
-    """One served call: a span under the caller's, and its duration."""
+class _Method:
+    """What the calls of one method share."""
 
-    def __init__(
-        self, telemetry: Telemetry, method: str, context: Any, *, current: bool = True
-    ) -> None:
+    def __init__(self, telemetry: Telemetry, method: str) -> None:
         service, _, name = method.strip("/").rpartition("/")
-        self._duration = telemetry.call_duration
-        self._attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
-        self._span = telemetry.tracer.start_span(
-            method.strip("/"),
+        self.name = method.strip("/")
+        self.attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+        self.tracer = telemetry.tracer
+        self._traces = telemetry.traces
+        self._durations = telemetry.call_duration
+        # By whether the call failed; made once, since calls are many.
+        self._facts = [{**self.attributes, "failed": failed} for failed in (False, True)]
+
+    def scope(self, context: Any, *, current: bool = True) -> AbstractContextManager[None]:
+        """For one call."""
+        return _TracedCall(self, context, current=current) if self._traces else _Call(self)
+
+    def record(self, began_s: float, *, failed: bool) -> None:
+        self._durations.record((time.monotonic() - began_s) * 1000, self._facts[failed])
+
+
+class _Call:
+    """One served call: its duration."""
+
+    __slots__ = ("_began_s", "_method")
+
+    def __init__(self, method: _Method) -> None:
+        self._method = method
+
+    def __enter__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._method.record(self._began_s, failed=error is not None)
+
+
+class _TracedCall:
+    """One served call: its duration, and a span under the caller's."""
+
+    def __init__(self, method: _Method, context: Any, *, current: bool) -> None:
+        self._method = method
+        self._span = method.tracer.start_span(
+            method.name,
             context=extract(dict(context.invocation_metadata() or ())),
             kind=trace.SpanKind.SERVER,
-            attributes=self._attributes,
+            attributes=method.attributes,
         )
         self._scope = trace.use_span(self._span, end_on_exit=False) if current else None
-        self._began = time.monotonic()
+        self._began_s = time.monotonic()
 
     def __enter__(self) -> None:
         if self._scope is not None:
@@ -157,8 +190,7 @@ class _Call:
             self._span.record_exception(error)
             self._span.set_status(trace.StatusCode.ERROR, str(error))
         self._span.end()
-        duration_ms = (time.monotonic() - self._began) * 1000
-        self._duration.record(duration_ms, {**self._attributes, "failed": error is not None})
+        self._method.record(self._began_s, failed=error is not None)
 
 
 def configure(

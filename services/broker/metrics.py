@@ -57,11 +57,42 @@ def measure(telemetry: Telemetry, shard: Shard) -> None:
         "Attempts that ended in a nack, or with their lease",
     )
     counter(
+        "slatemq.queue.claimed.messages",
+        lambda queue: [(queue.claimed_count, {})],
+        "{message}",
+        "Messages claimed, again or for the first time",
+    )
+    counter(
+        "slatemq.queue.acked.messages",
+        lambda queue: [(queue.acked_count, {})],
+        "{message}",
+        "Messages that were acked",
+    )
+    counter(
+        "slatemq.queue.redelivered.messages",
+        lambda queue: [(queue.requeued_count, {})],
+        "{message}",
+        "Messages put back to be delivered again, after a nack or the end of a lease",
+    )
+    counter(
         "slatemq.queue.expired.messages",
         lambda queue: [(queue.waiting.expired_count, {})],
         "{message}",
         "Messages dropped since their retention was over",
     )
+
+
+CLAIM_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+def claim_waits(telemetry: Telemetry) -> Callable[[float], None]:
+    """Records how long claims and streams wait for the messages that they get."""
+    return telemetry.meter.create_histogram(
+        "slatemq.claim.wait",
+        unit="s",
+        description="How long a claim or stream has waited for the messages that it gets",
+        explicit_bucket_boundaries_advisory=CLAIM_BUCKETS_S,
+    ).record
 
 
 Labels = dict[str, str | int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.shards import wait_for_clock, wait_lost
+from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
@@ -46,7 +47,7 @@ from services.broker.entries.finder import EntryFinder
 from services.broker.entries.finished_pages import list_readers
 from services.broker.entries.lister import EntryLister
 from services.broker.entries.waiting_pages import WaitingReader
-from services.broker.metrics import measure, measure_in_flight, measure_outbox
+from services.broker.metrics import claim_waits, measure, measure_in_flight, measure_outbox
 from services.broker.outbox.executor import Executor
 from services.broker.outbox.pusher import Pusher, PushLimits
 from services.broker.outbox.sender import OutboxSender
@@ -96,7 +97,7 @@ class Broker:
         channels, directory, blobs = peers.channels, peers.directory, Blobs(root)
         self.owner = owner
         ingests = peers.make_ingests(channels)
-        payloads = Payloads(ingests, config.payload_cache_bytes)
+        self.payloads = payloads = Payloads(ingests, config.payload_cache_bytes)
         self.delivery = Dispatcher(
             owner, payloads, config.waiting_claims_max, config.in_flight_max, budget
         )
@@ -204,7 +205,6 @@ class BrokerService(Service[BrokerConfig]):
             relays = import_module("services.broker.events")
             self._relay = relays.BrokerRelay(self.name, config.queue, telemetry)
         self._tasks: list[asyncio.Task[object]] = []
-        self.database: Database | None = None
         self.broker: Broker | None = None
 
     @property
@@ -217,6 +217,25 @@ class BrokerService(Service[BrokerConfig]):
         if self.broker is None:
             return 0
         return self._budget.used_bytes + self.broker.owner.commits.uncommitted_bytes
+
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        if self.broker is None:
+            return {}
+        owner = self.broker.owner
+        return {
+            "lanes": owner.shard.lanes.held_bytes,
+            "payload_cache": self.broker.payloads.size_bytes,
+            "deliveries": self._budget.used_bytes,
+            "uncommitted": owner.commits.uncommitted_bytes,
+        }
+
+    @property
+    def cache_lookups(self) -> Mapping[str, tuple[int, int]]:
+        if self.broker is None:
+            return {}
+        payloads = self.broker.payloads
+        return {"payloads": (payloads.hits_count, payloads.misses_count)}
 
     def servicers(self) -> Iterable[object]:
         assert self.broker is not None, "called after start"
@@ -234,6 +253,9 @@ class BrokerService(Service[BrokerConfig]):
             last_ms,
             self._budget,
         )
+        if self._telemetry.enabled:
+            measure_commits(self._telemetry.meter, owner.commits)
+            self.broker.delivery.record_wait = claim_waits(self._telemetry)
         measure(self._telemetry, owner.shard)
         measure_outbox(self._telemetry, owner.shard.outbox)
         measure_in_flight(self._telemetry, self.broker.delivery.in_flight)

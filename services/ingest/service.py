@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +11,7 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
+from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
@@ -72,6 +73,19 @@ class IngestProcess(Service[IngestConfig]):
     def held_bytes(self) -> int:
         return 0 if self._servicer is None else self._servicer.held_bytes
 
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        if self._shard is None:
+            return {}
+        return self._shard.memory_parts
+
+    @property
+    def cache_lookups(self) -> Mapping[str, tuple[int, int]]:
+        if self._shard is None:
+            return {}
+        reader = self._shard.reader
+        return {"payloads": (reader.cached_count, reader.stored_count)}
+
     def servicers(self) -> Iterable[object]:
         shard = self._shard
         assert shard is not None, "called after start"
@@ -92,6 +106,9 @@ class IngestProcess(Service[IngestConfig]):
         await probe_store(self._root.objects)
         config = self._config
         shard = self._shard = await open_shard(self._root, config)
+        self.database = shard.database
+        if self._telemetry.enabled:
+            measure_commits(self._telemetry.meter, shard.publisher.commits)
         if self._tasks is None:
             self._servicer = IngestServicer(config, shard, self.directory, self._telemetry)
         else:

@@ -64,6 +64,15 @@ class Shard:
     async def prove_ownership(self) -> None:
         await self.publisher.commits.prove_ownership()
 
+    @property
+    def memory_parts(self) -> dict[str, int]:
+        """Bytes in memory by what they are for."""
+        return {
+            "payload_cache": self.reader.cache.size_bytes,
+            "log_cache": self.log.size_bytes,
+            "uncommitted": self.publisher.commits.uncommitted_bytes,
+        }
+
     async def confirm_missing(self, missing_ids: Sequence[int], last_message_id: int) -> None:
         """Return if it is certain that messages which were not found are not stored.
 

@@ -12,5 +12,5 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `events`   the events of runs, where event queues are on
 `rpc`      JanitorService, and archived dead letters read back
 
-`config`   settings      `service`  the process: start, health, stop
+`config`   settings      `metrics`  runs, counted      `service`  the process: start, health, stop
 """

@@ -21,6 +21,7 @@ from libs.storage.database.roots import Root
 from libs.storage.errors import StorageError
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
+from services.janitor.metrics import RunMeasures
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.rpc.janitor import JanitorServicer, NamedQueues
 from services.janitor.runs.change_detector import SCHEDULED, Ages, ChangeDetector
@@ -87,6 +88,7 @@ class JanitorProcess(Service[JanitorConfig]):
             check_installed,
             telemetry.tracer,
             self._relay.events if self._relay is not None else RunEvents(),
+            RunMeasures(telemetry).ended,
         )
         shared = config.instance
         ages = Ages(shared.replay_window_s, config.dead_letters_older_than_s, shared.purge_grace_s)

@@ -25,6 +25,7 @@ class LogEntry:
     Attributes:
         first: The ID of its first message.
         last: The ID of its last message.
+        received_at_ms: When ingest received its first message.
         messages_count: How many messages it has.
         size_bytes: Its size on the wire.
         memory_bytes: About what it takes in memory until it is judged.
@@ -39,6 +40,7 @@ class LogEntry:
         "last",
         "memory_bytes",
         "messages_count",
+        "received_at_ms",
         "size_bytes",
     )
 
@@ -49,7 +51,7 @@ class LogEntry:
         read: Callable[[], Sequence[LogRun]] | None = None,
     ) -> None:
         """It has at least one message. With `read`, which gives them again, they need not stay."""
-        self.first = runs[0][0][0]
+        self.first, _, self.received_at_ms, *_ = runs[0][0]
         (first_of_last_run, *_), _, _, sizes, _ = runs[-1]
         self.last = first_of_last_run + len(sizes) - 1
         self.messages_count = sum(len(sizes) for _, _, _, sizes, _ in runs)

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Counter, Observation
+from opentelemetry.metrics import Counter, Observation
 
 from libs.serving import telemetry as conventions
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME, Telemetry, extract
 from services.router.pieces import Piece
 from services.router.routing import Columns
 
-Lags = Callable[[], Iterable[tuple[int, int, int]]]
-"""Ingest shard, broker shard and pending messages, for each route."""
+
+class RouteLag(NamedTuple):
+    """How far a route is behind its log.
+
+    Attributes:
+        pending_count: Messages read and not yet assigned.
+        oldest_received_ms: When ingest received the first of them; None without any.
+        is_behind: Whether the log has messages that the broker has not, as far as is known.
+    """
+
+    ingest_shard: int
+    broker_shard: int
+    pending_count: int
+    oldest_received_ms: int | None
+    is_behind: bool
+
+
+Lags = Callable[[], Iterable[RouteLag]]
 
 
 class Metrics:
@@ -56,10 +73,19 @@ class Metrics:
         )
         meter.create_observable_gauge(
             "slatemq.router.pending.messages",
-            callbacks=[lambda _: _observations(_, lags)],
+            callbacks=[
+                lambda _: [Observation(one.pending_count, _where(one)) for one in lags()],
+            ],
             unit="{message}",
             description="Messages read from a log and not yet assigned to a broker shard",
         )
+        meter.create_observable_gauge(
+            "slatemq.router.lag",
+            callbacks=[lambda _: [Observation(self._lag_s(one), _where(one)) for one in lags()]],
+            unit="s",
+            description="How long the first message waits that is not assigned to a broker shard",
+        )
+        self._moved_s: dict[tuple[int, int], float] = {}  # when each route last did all, or some
 
     def answered(self, broker: int, ingest: int, piece: Piece, *, applied: bool) -> None:
         if not self._enabled:
@@ -68,6 +94,7 @@ class Metrics:
         if not applied:
             self._refused.add(1, where)
             return
+        self._moved_s[ingest, broker] = time.monotonic()
         self._routed.add(piece.matches_count, where)
         self._judged.add(piece.messages_count, where)
         self._unmatched.add(piece.unmatched_count, where)
@@ -81,6 +108,20 @@ class Metrics:
         self._backfilled.add(count, where)
         self._assigned(columns)
 
+    def _lag_s(self, route: RouteLag) -> float:
+        """By the clocks of ingest and router where the message is here.
+
+        Where it is not, as while a broker is away, since the route last moved.
+        """
+        where = (route.ingest_shard, route.broker_shard)
+        if route.oldest_received_ms is not None:
+            return max(time.time() - route.oldest_received_ms / 1000, 0.0)
+        now_s = time.monotonic()
+        if not route.is_behind:
+            self._moved_s[where] = now_s
+            return 0.0
+        return now_s - self._moved_s.setdefault(where, now_s)
+
     def _assigned(self, columns: Columns) -> None:
         for queue_id, column in columns.items():
             if column.fallbacks_count:
@@ -88,11 +129,8 @@ class Metrics:
                 self._fallbacks.add(column.fallbacks_count, queue)
 
 
-def _observations(_: CallbackOptions, lags: Lags) -> list[Observation]:
-    return [
-        Observation(count, {"slatemq.broker.shard": broker, "slatemq.ingest.shard": ingest})
-        for ingest, broker, count in lags()
-    ]
+def _where(route: RouteLag) -> dict[str, int]:
+    return {"slatemq.broker.shard": route.broker_shard, "slatemq.ingest.shard": route.ingest_shard}
 
 
 LINKS_MAX: Final = 32

@@ -84,6 +84,19 @@ class Route:
         return self.pending_count - sum(piece.messages_count for piece in judged)
 
     @property
+    def oldest_received_ms(self) -> int | None:
+        """When ingest received the first message that it holds; None: it holds none.
+
+        For metrics: another thread may ask, and a change meanwhile is as good as one before.
+        """
+        for piece in (self.in_flight, self.judged):
+            first = next(iter(piece.entries), None) if piece is not None else None
+            if first is not None:
+                return first.received_at_ms
+        first = next(iter(self._waiting.copy()), None)
+        return None if first is None else first.received_at_ms
+
+    @property
     def memory_bytes(self) -> int:
         """About what it holds in memory. What several routes share counts for each of them."""
         pieces = [piece for piece in (self.judged, self.in_flight) if piece is not None]

@@ -14,7 +14,7 @@ from libs.serving.requests.budget import ByteBudget
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
-from services.router.metrics import Metrics, Tracing
+from services.router.metrics import Metrics, RouteLag, Tracing
 from services.router.pieces import PieceLimits
 from services.router.tails import Buffer, Log
 from slatemq.errors import Unavailable
@@ -67,7 +67,7 @@ class Router:
         self._limits = limits or PieceLimits()
         self._buffer = buffer or Buffer()
         self._budget = ByteBudget(self._buffer.total_bytes_max)
-        self._metrics = Metrics(telemetry, self._pending)
+        self._metrics = Metrics(telemetry, self._lags)
         self._tracing = Tracing(telemetry)
         self._look_again_ms = look_again_ms
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,6 +83,11 @@ class Router:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(searching, *self._tasks, return_exceptions=True)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """About what the messages take that are not assigned yet."""
+        return self._budget.used_bytes
 
     @property
     def is_routing(self) -> bool:
@@ -181,5 +186,11 @@ class Router:
         if error is not None:
             self._broken.set_exception(error)
 
-    def _pending(self) -> Iterator[tuple[int, int, int]]:
-        return ((p.ingest_shard, p.broker_shard, p.pending_count) for p in self.progress())
+    def _lags(self) -> Iterator[RouteLag]:
+        for one in self.progress():
+            route = self.links[one.broker_shard].route(one.ingest_shard)
+            oldest_ms = None if route is None else route.oldest_received_ms
+            is_behind = one.cursor < one.durable_sequence
+            yield RouteLag(
+                one.ingest_shard, one.broker_shard, one.pending_count, oldest_ms, is_behind
+            )

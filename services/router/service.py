@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from libs.serving.peers.topology import Peer
@@ -51,6 +51,10 @@ class RouterProcess(Service[RouterConfig]):
             ),
         )
         self._routing: asyncio.Task[None] | None = None
+
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        return {"buffers": self.router.buffered_bytes}
 
     def servicers(self) -> Iterable[object]:
         return [RouterServicer(self.router, Explainer(self.router))]

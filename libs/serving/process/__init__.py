@@ -19,5 +19,6 @@ In reading order; a file imports only files above it:
 `parent`         Ending with the process that started this one, even when that one is killed
 `shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends
 `store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
+`store_measures` What a process measures of its store, its commits and its memory
 `watchdog`       Long steps of an event loop: measured, logged with what ran, counted
 """

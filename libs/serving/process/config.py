@@ -177,6 +177,12 @@ class ServingConfig:
         "http://127.0.0.1:4317; empty sends nothing.",
         default="",
     )
+    store_prices: str = setting(
+        "USD for a million requests to the object store by kind, for the metric slatemq.store.cost,"
+        " such as put=5,list=5,get=0.4,head=0.4,delete=0 (kinds left out cost nothing); empty takes"
+        " these, the list prices of S3 Standard in us-east-1, and 0 on file:// and memory://.",
+        default="",
+    )
     trace_sample_percent: int = setting(
         "Share of traces that are recorded, in percent, of those that begin here.",
         default=100,

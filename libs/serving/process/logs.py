@@ -5,7 +5,7 @@ Log with the standard library and name the facts in `extra`::
     log.info("commit failed", extra={"shard": 3, "duration_ms": 12})
 
 gives `2026-01-01T00:00:00.000Z ERROR broker libs.x: commit failed shard=3 duration_ms=12`, or the
-same as one JSON object per line.
+same as one JSON object per line. What is logged within a span has its `trace_id` and `span_id`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Hashable
 from typing import TextIO
+
+from opentelemetry import trace
 
 from slatemq._secrets import redacted
 
@@ -159,7 +161,12 @@ class JsonLines(_Lines):
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _KNOWN}
+    facts = {key: value for key, value in vars(record).items() if key not in _KNOWN}
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        facts["trace_id"] = trace.format_trace_id(span.trace_id)
+        facts["span_id"] = trace.format_span_id(span.span_id)
+    return facts
 
 
 def _timestamp(record: logging.LogRecord) -> str:

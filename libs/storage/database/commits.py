@@ -97,6 +97,8 @@ class GroupCommit:
         self._running = False
         self._finished = asyncio.Event()
         self._finisher: asyncio.Task[None] | None = None
+        self.measure: Callable[[float, int], None] | None = None
+        """Called with the seconds that each commit took to be durable, and its bytes."""
         self.failed: StorageError | None = None
         """Why there will be no further commit; None while all is well."""
 
@@ -257,6 +259,8 @@ class GroupCommit:
     def _conclude(self, commit: _Commit) -> None:
         try:
             self._in_flight.popleft()
+            if self.measure is not None:
+                self.measure(time.monotonic() - commit.started_at, commit.size_bytes)
             if commit.has_changes:
                 for hook in self._hooks:
                     hook(commit.number)

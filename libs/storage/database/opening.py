@@ -36,7 +36,11 @@ _REQUESTS: Final = "slatedb.object_store.request_count"
 
 
 class Opening:
-    """One opening of the database `name` for writing."""
+    """One opening of the database `name` for writing.
+
+    Attributes:
+        recorder: What SlateDB counts, also once the database is open.
+    """
 
     def __init__(self, builder: DbBuilder, admin: Admin, objects: Objects, name: str) -> None:
         """Watch this builder; `admin` and `objects` are only used for the progress in the log."""
@@ -44,9 +48,9 @@ class Opening:
         self._admin = admin
         self._objects = objects
         self._name = name
-        self._recorder = DefaultMetricsRecorder()
+        self.recorder = DefaultMetricsRecorder()
         self._wal_count: int | None = None
-        builder.with_metrics_recorder(self._recorder)
+        builder.with_metrics_recorder(self.recorder)
 
     async def build(self, stall_s: float, check: Callable[[], Awaitable[None]]) -> Db:
         """The open database. Raises SlateDB's errors, and those of `check`.
@@ -92,7 +96,7 @@ class Opening:
         """Requests to the store started so far, of one kind or of all."""
         return sum(
             int(metric.value[0]) if metric.value.is_COUNTER() else 0
-            for metric in self._recorder.metrics_by_name(_REQUESTS)
+            for metric in self.recorder.metrics_by_name(_REQUESTS)
             if not api or any(label.value == api for label in metric.labels)
         )
 

@@ -165,7 +165,7 @@ class Root:
             db = await opening.build(self._timeout_s, lambda: self.objects.check(self._timeout_s))
         except Error as error:
             raise translate(error, f"opening {name} below {self.url}") from error
-        database = Database(db, name, self.durability, chosen.replay)
+        database = Database(db, name, self.durability, chosen.replay, opening.recorder)
         try:
             await settle_format(database, f"{name} below {self.url}")
         except BaseException:

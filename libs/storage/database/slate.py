@@ -22,6 +22,7 @@ from slatedb.uniffi import (
     CloseOptions,
     CloseReason,
     Db,
+    DefaultMetricsRecorder,
     DurabilityLevel,
     Error,
     FlushOptions,
@@ -36,6 +37,7 @@ from slatedb.uniffi import (
 from libs.storage.database.binding import CALLS, Change, Row
 from libs.storage.database.commit_thread import CommitThread
 from libs.storage.database.settings import ReplayBound
+from libs.storage.database.statistics import Statistics, statistics_of
 from libs.storage.errors import (
     DamagedStore,
     Fenced,
@@ -182,8 +184,16 @@ class Database:
     `StoreUnavailable` or `StoreFailed` when the store fails, `DamagedStore` on damage.
     """
 
-    def __init__(self, db: Db, name: str, durability: Durability, replay: ReplayBound) -> None:
+    def __init__(
+        self,
+        db: Db,
+        name: str,
+        durability: Durability,
+        replay: ReplayBound,
+        recorder: DefaultMetricsRecorder,
+    ) -> None:
         self._db = db
+        self._recorder = recorder
         self._durability = durability
         self._replay = replay
         # What this start has replayed is flushed with the first commit.
@@ -330,6 +340,10 @@ class Database:
             # The commits themselves stand in the WAL; the next one reports what is wrong.
             _log.warning("flushing the memtable of %s: %r", self.name, error)
             self._arm_flush()
+
+    def statistics(self) -> Statistics:
+        """What SlateDB has counted so far; from any thread, in some 3 ms."""
+        return statistics_of(self._recorder)
 
     @property
     def closed_reason(self) -> str | None:

@@ -3,6 +3,7 @@
 In reading order; a file imports only files above it:
 
 `durability`       Syncs that make finished writes survive a power failure
+`requests`         Counts the requests for small objects
 `small_objects`    Small objects below a root: blobs, topology, probes
 `instance_records` The settings of the instance: numbered objects, the highest of which is valid
 `probe`            Tests of a store before it is used: conditional writes, and its clock

@@ -16,6 +16,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectS
 
 from libs.storage.errors import ObjectNotFound, StoreUnavailable, readable
 from libs.storage.objects.durability import Durability, full_disk
+from libs.storage.objects.requests import CountedStore, RequestCounts
 
 _ATTEMPT_S: Final = 5
 _RETRY_S: Final = 10
@@ -37,7 +38,11 @@ class ObjectInfo(NamedTuple):
 
 
 class Objects:
-    """Objects by path. Every method raises StoreUnavailable when the store cannot be used."""
+    """Objects by path. Every method raises StoreUnavailable when the store cannot be used.
+
+    Attributes:
+        counts: The requests so far; what `open` reads is not among them.
+    """
 
     def __init__(
         self,
@@ -46,8 +51,9 @@ class Objects:
         durability: Durability,
         patient: ObjectStore | None = None,
     ) -> None:
-        self._store = store
-        self._patient = patient or store
+        self.counts = RequestCounts()
+        self._store = CountedStore(store, self.counts)
+        self._patient = self._store if patient is None else CountedStore(patient, self.counts)
         self._folder = folder
         self._durability = durability
 
@@ -184,7 +190,7 @@ class Objects:
         Raises ObjectNotFound; reading raises OSError when the store is down.
         """
         with self._finding("opening", path):
-            return io.BufferedReader(_ObjectFile(open_reader(self._store, path)))
+            return io.BufferedReader(_ObjectFile(open_reader(self._store.store, path)))
 
     async def delete(self, path: str) -> None:
         """Remove the object; no error if it is absent."""

@@ -94,6 +94,9 @@ class Queue:
         self.live_revision = NEVER if settings.quarantine else state.created_revision
         self.nacked_count = 0  # since the start, for metrics; so is the next one
         self.ended_leases_count = 0
+        self.claimed_count = 0  # messages since the start; so are the next two
+        self.acked_count = 0
+        self.requeued_count = 0
         self.orders = Orders(state.epoch, state.last_order)
         purges = state.purges or PurgesRecord(state.epoch)
         self.waiting = Available(queue_id, self.orders, purges, state.lanes, self.touch)
@@ -169,6 +172,7 @@ class Queue:
         segments = self._walk(selector, now_ms, self.capacity)
         terms = Terms(self, consumer, now_ms, now_ms + lease_ms, lease_ms)
         claimed = Claimed(terms, segments)
+        self.claimed_count += len(claimed.items)
         self.leases.put(claimed, next_block)
         return claimed
 
@@ -199,11 +203,13 @@ class Queue:
 
     def ack(self, leases: Sequence[Lease], now_ms: int, transferred_to: str = "") -> None:
         """Moves messages to done; `transferred_to` names the queue that has them now."""
+        self.acked_count += len(leases)
         self.leases.remove(leases)
         self.done.add([done(lease, now_ms, transferred_to) for lease in leases])
 
     def ack_in(self, bucket: LeaseBucket, tokens: Sequence[int], now_ms: int) -> None:
         """Moves messages to done, whose leases lie in one bucket."""
+        self.acked_count += len(tokens)
         self.done.add(bucket.remove_done(tokens, now_ms))
         self.leases.note_removed(bucket, len(tokens))
 
@@ -217,7 +223,10 @@ class Queue:
             lease.retention_deadline_ms,
             lease.attempts,
         )
-        return self.waiting.enqueue(item, now_ms) is not None
+        if self.waiting.enqueue(item, now_ms) is None:
+            return False
+        self.requeued_count += 1
+        return True
 
     def fail(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Moves a message to failed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -76,6 +77,8 @@ class Dispatcher:
         """Open streams, in line or not, with their queues."""
         self.places_count = 0
         """Claims and streams that hold a place."""
+        self.record_wait: Callable[[float], None] | None = None
+        """Called with the seconds that a claim or stream has waited for the messages it gets."""
         owner.on_change = self._changed
 
     # --- Waiters ------------------------------------------------------------
@@ -412,6 +415,10 @@ class Dispatcher:
                 continue
             claimed += len(given.held)
             self._budget.take(given.size_bytes)
+            if self.record_wait is not None:
+                now_s = time.monotonic()
+                self.record_wait(now_s - waiter.since_s)
+                waiter.since_s = now_s
             waiter.take(given)
             if not waiter.wants:
                 waiter_line.leave(waiter)

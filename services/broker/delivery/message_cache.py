@@ -219,13 +219,20 @@ class Payloads:
 
     def __init__(self, ingests: Ingests, bytes_max: int) -> None:
         """Keep the newest messages: at most `bytes_max`, at least half of it."""
+        self.hits_count = self.misses_count = 0  # of `look`, since the start
         self._ingests = ingests
         self._half_bytes = bytes_max // 2
         self._young_bytes = 0
+        self._old_bytes = 0
         self._young: dict[int, CachedMessage] = {}
         self._old: dict[int, CachedMessage] = {}
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
         self._hands: dict[object, dict[int, CachedMessage]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the cached messages take."""
+        return self._young_bytes + self._old_bytes
 
     def get(self, message_id: int) -> CachedMessage | None:
         return self._young.get(message_id) or self._old.get(message_id)
@@ -233,6 +240,7 @@ class Payloads:
     def look(self, ids: Sequence[int]) -> tuple[dict[int, CachedMessage], Sequence[int]]:
         """The messages that are cached, and the IDs of the others."""
         if self._young.keys().isdisjoint(ids) and self._old.keys().isdisjoint(ids):
+            self.misses_count += len(ids)
             return {}, ids
         here: dict[int, CachedMessage] = {}
         missing = []
@@ -242,6 +250,8 @@ class Payloads:
                 missing.append(message_id)
             else:
                 here[message_id] = held
+        self.hits_count += len(here)
+        self.misses_count += len(missing)
         return here, missing
 
     @contextmanager
@@ -331,7 +341,8 @@ class Payloads:
                     self._keep(half, size_of(half))
             return
         if self._young_bytes + size_bytes > self._half_bytes:
-            self._old, self._young, self._young_bytes = self._young, {}, 0
+            self._old, self._old_bytes = self._young, self._young_bytes
+            self._young, self._young_bytes = {}, 0
         self._young.update(came)
         self._young_bytes += size_bytes
 

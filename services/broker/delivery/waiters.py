@@ -9,6 +9,7 @@ large claim takes its messages in several turns, between which others have their
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
@@ -75,6 +76,9 @@ class Waiter(ABC):
     @abstractmethod
     def bytes_left(self) -> int:
         """How many bytes of payloads fit; one message fits always, unless it `has_begun`."""
+
+    since_s = 0.0
+    """Since when it has waited for messages, by the monotonic clock."""
 
     has_begun = False
     """Whether it has some messages of its response, and takes more only without waiting."""
@@ -306,6 +310,7 @@ class WaiterLine:
         self.has_awaiting = False  # a waiter has a note of ingests that messages wait for
 
     def enter(self, waiter: Waiter) -> None:
+        waiter.since_s = time.monotonic()
         self.line[waiter] = None
         self.has_awaiting |= bool(waiter.awaited_shards)
         if not waiter.patient:

@@ -68,12 +68,14 @@ class Reader:
         self._blobs = blobs
         self._blob_reads = BlobReads(blobs)
         self._log = log
-        self._cache = cache
+        self.cache = cache
         self._entries = EntryCache(ENTRIES_BYTES_MAX)
         self._changes = 0
         self.changing = Unsettled()
         self._reading: dict[int, set[int]] = {}  # by read, what has changed since it began
         self._reads = 0
+        self.cached_count = self.stored_count = 0
+        """Messages given from the cache and from the database, since the start."""
 
     async def read(
         self, message_ids: Sequence[int], room: ResponseBudget, *, with_etags: bool = False
@@ -83,15 +85,18 @@ class Reader:
         at, count = 0, len(message_ids)
         while at < count:
             # An etag comes from the payload's record, which the cache has not.
-            run = None if with_etags else self._cache.run(message_ids[at])
+            run = None if with_etags else self.cache.run(message_ids[at])
             took = 0 if run is None else self._take_cached(run, message_ids, at, room, result)
             if took == 0:
                 if result.slow_ids:
                     break  # The response is late already.
                 stored = list(message_ids[at : at + WINDOW])
-                if not with_etags and not self._cache.has_none_of(stored):
+                if not with_etags and not self.cache.has_none_of(stored):
                     stored = list(takewhile(self._is_stored_only, stored))
                 took = await self._read_stored(stored, room, result, with_etags)
+                self.stored_count += max(took, 0)
+            else:
+                self.cached_count += max(took, 0)
             if took < 0:
                 break
             at += took
@@ -137,7 +142,7 @@ class Reader:
         return len(payloads)
 
     def _is_stored_only(self, message_id: int) -> bool:
-        return message_id in self.changing or self._cache.get(message_id) is None
+        return message_id in self.changing or self.cache.get(message_id) is None
 
     # --- The database ---------------------------------------------------------
 
@@ -216,7 +221,7 @@ class Reader:
     def changed(self, message_ids: Sequence[int], sequences: Iterable[int]) -> None:
         """The commit is durable: these messages, of these entries, have changed or are gone."""
         self._changes += 1
-        self._cache.forget(message_ids)
+        self.cache.forget(message_ids)
         self._entries.forget(sequences)
         for changed in self._reading.values():
             changed.update(message_ids)

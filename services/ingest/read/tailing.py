@@ -140,7 +140,7 @@ class MetadataLog:
         self._floor = self.end.sequence
         self._sequences: list[int] = []
         self._recent: list[Recent] = []
-        self._size_bytes = 0
+        self.size_bytes = 0
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
         self.rewriting = Unsettled()
@@ -155,7 +155,7 @@ class MetadataLog:
         for recent in entries:
             self._sequences.append(recent.sequence)
             self._recent.append(recent)
-            self._size_bytes += len(recent.value)
+            self.size_bytes += len(recent.value)
         self.end = LogEnd(entries[-1].sequence, entries[-1].last_message_id)
         self._evict()
         self._wake()
@@ -170,11 +170,11 @@ class MetadataLog:
             at = bisect_right(self._sequences, sequence) - 1
             if at >= 0 and self._sequences[at] == sequence:
                 before = self._recent[at]
-                self._size_bytes -= len(before.value)
+                self.size_bytes -= len(before.value)
                 if value is None:
                     removed.append(at)
                 else:
-                    self._size_bytes += len(value)
+                    self.size_bytes += len(value)
                     # Its last messages may be gone: a reader behind what is left is past it.
                     self._recent[at] = Recent(sequence, last_message_id(value), value)
         self._drop(removed)
@@ -343,12 +343,12 @@ class MetadataLog:
         self._waiting.clear()
 
     def _evict(self) -> None:
-        if self._size_bytes <= self._bytes_max:
+        if self.size_bytes <= self._bytes_max:
             return
         count = 0
         # An eighth more than needed, so that the lists are not cut at every commit.
-        while self._size_bytes > self._bytes_max - self._bytes_max // 8:
-            self._size_bytes -= len(self._recent[count].value)
+        while self.size_bytes > self._bytes_max - self._bytes_max // 8:
+            self.size_bytes -= len(self._recent[count].value)
             self._floor = self._recent[count].sequence
             count += 1
         del self._recent[:count], self._sequences[:count]

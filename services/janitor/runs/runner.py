@@ -91,7 +91,7 @@ class Runner:
     """Runs `command` for each run, with the task that `task_of` makes; `release`s snapshots left.
 
     `check_job` raises FailedPrecondition where jobs cannot run. `events` gets each run that has
-    begun or ended.
+    begun or ended, `measure` each that has ended.
     """
 
     _store: RunStore
@@ -104,6 +104,7 @@ class Runner:
     _check_job: Callable[[], None]
     _tracer: trace.Tracer
     _events: RunEvents
+    _measure: Callable[[Run], None]
     _process: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: deque[Active] = field(default_factory=deque, init=False)
@@ -305,6 +306,7 @@ class Runner:
         level = logging.ERROR if state is State.FAILED else logging.INFO
         extra = {"run": run.run_id, "error": run.error} if run.error else {"run": run.run_id}
         log.log(level, "a run has ended: %s", state, extra=extra)
+        self._measure(run)
         await self._save_end(active, run)
 
     async def _have_done(self, active: Active) -> Mapping[str, Any]:

@@ -146,7 +146,7 @@ async def test_an_object_is_read_for_as_long_as_its_bytes_come(
     async with trickling(pieces=20, pause_s=0.1) as endpoint:
         options = {"endpoint": endpoint, "region": "us-east-1", "allow_http": "true"}
         store = open_objects("s3", "bucket", "", None, options.items(), NoSync())
-        assert isinstance(store._store, S3Store)
+        assert isinstance(store._store.store, S3Store)
         with pytest.raises(StoreUnavailable):
             await store.get("one")
 

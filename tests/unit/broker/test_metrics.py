@@ -57,8 +57,29 @@ async def test_depths_by_state_and_priority_and_failed_attempts_are_measured() -
     assert found["slatemq.queue.priority.messages"] == {(7, "available"): 1, (9, "delayed"): 1}
     assert found["slatemq.queue.failed.attempts"] == {("nacked",): 1, ("lease_expired",): 1}
     assert found["slatemq.queue.expired.messages"] == {(): 0}
+    assert found["slatemq.queue.claimed.messages"] == {(): 2}
+    assert found["slatemq.queue.redelivered.messages"] == {(): 0}
     assert found["slatemq.queue.quarantined"] == {(): 0}
     (queue,) = rig.shard.queues.values()
     rig.shard.quarantine(queue, "slow", rig.now_ms)
     assert read(reader)["slatemq.queue.quarantined"] == {(): 1}
     assert set(found["slatemq.queue.oldest_claimable.age"]) == {()}
+
+
+async def test_acks_and_messages_that_are_to_be_delivered_again_are_counted() -> None:
+    reader = InMemoryMetricReader()
+    rig = Rig()
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    measure(Telemetry(TracerProvider(shutdown_on_exit=False), meters), rig.shard)
+    rig.create(max_attempts=3)
+    await rig.route([1, 2, 3], priority=7)
+    nacked, _, acked = await rig.claim(3, lease_ms=1000)
+    await rig.nack(Nack(nacked.token, "no"))
+    await rig.run(lambda: rig.shard.leases.ack([acked.token], rig.now_ms))
+    rig.now_ms += 1000
+    await rig.expire()
+
+    found = read(reader)
+
+    assert found["slatemq.queue.acked.messages"] == {(): 1}
+    assert found["slatemq.queue.redelivered.messages"] == {(): 2}

@@ -35,6 +35,7 @@ async def working() -> AsyncIterator[Runner]:
         lambda: None,
         trace.NoOpTracer(),
         RunEvents(),
+        lambda run: None,
     )
     work = asyncio.create_task(runner.work())
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from libs.serving.recording import recording
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME
 from services.router.entries import LogEntry
-from services.router.metrics import Metrics
+from services.router.metrics import Metrics, RouteLag
 from services.router.pieces import Piece
 from services.router.routing import BrokerRules, QueueRule
 
@@ -29,7 +29,28 @@ def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() ->
     assert _points(reader, "slatemq.router.priority.fallbacks") == {"a": 2}
 
 
-def _points(reader: InMemoryMetricReader, name: str) -> dict[object, int | float]:
+def test_the_lag_is_the_age_of_the_oldest_message_or_since_the_route_moved() -> None:
+    reader = InMemoryMetricReader()
+    spans = SimpleSpanProcessor(InMemorySpanExporter())
+    long_ago_ms = 1_000
+    routes = [
+        RouteLag(0, 0, 5, long_ago_ms, True),
+        RouteLag(0, 1, 0, None, True),
+        RouteLag(0, 2, 0, None, False),
+    ]
+    Metrics(recording("router", "router-0", spans, reader), lambda: routes)
+
+    _points(reader, "slatemq.router.lag", "slatemq.broker.shard")
+    lags = _points(reader, "slatemq.router.lag", "slatemq.broker.shard")
+
+    assert lags[0] > 1e9
+    assert 0 < lags[1] < 1e9
+    assert lags[2] == 0
+
+
+def _points(
+    reader: InMemoryMetricReader, name: str, label: str = MESSAGING_DESTINATION_NAME
+) -> dict[object, int | float]:
     data = reader.get_metrics_data()
     assert data is not None
     found: dict[object, int | float] = {}
@@ -39,5 +60,5 @@ def _points(reader: InMemoryMetricReader, name: str) -> dict[object, int | float
                 for point in metric.data.data_points if metric.name == name else ():
                     assert isinstance(point, NumberDataPoint)
                     assert point.attributes is not None
-                    found[point.attributes[MESSAGING_DESTINATION_NAME]] = point.value
+                    found[point.attributes[label]] = point.value
     return found

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from libs.serving.process import logs
 
@@ -25,6 +27,22 @@ def test_a_text_line_ends_with_the_facts() -> None:
 
     line = stream.getvalue()
     assert line.endswith(' INFO broker x.y: claimed 3 queue=orders why="a b"\n')
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_line_within_a_span_has_the_ids_of_trace_and_span(form: str) -> None:
+    stream = io.StringIO()
+    logs.configure("broker", "info", form, stream)
+
+    with TracerProvider(shutdown_on_exit=False).get_tracer("t").start_as_current_span("s") as span:
+        logging.getLogger("x").info("within")
+    logging.getLogger("x").info("outside")
+
+    within, outside = stream.getvalue().splitlines()
+    context = span.get_span_context()
+    assert trace.format_trace_id(context.trace_id) in within
+    assert trace.format_span_id(context.span_id) in within
+    assert "trace_id" not in outside
 
 
 def test_a_json_line_is_one_object_with_the_facts_as_fields() -> None:

@@ -28,7 +28,7 @@ class SteppedObjects(Objects):
     """The objects of a root; holds up one of the steps around the requests about names."""
 
     def __init__(self, objects: Objects) -> None:
-        super().__init__(objects._store, objects._folder, objects._durability)
+        super().__init__(objects._store.store, objects._folder, objects._durability)
         self.held_step = NEVER
         self.step = 0
         self.reached = asyncio.Event()

@@ -1,0 +1,286 @@
+"""What a process measures of its store, its commits and its memory; see docs/how-to/operate.md.
+
+All but the commits is counted anyway, and read when metrics are: in a thread, and once for all
+instruments that have it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from libs.serving.process.exits import ExitCause, FatalError
+from libs.storage.database.commits import GroupCommit
+from libs.storage.database.slate import Database
+from libs.storage.database.statistics import Statistics
+from libs.storage.objects.requests import RequestCounts
+
+KINDS: Final = ("delete", "get", "head", "list", "put")
+"""The kinds of requests, as stores charge for them."""
+
+LIST_PRICES: Final = {"delete": 0.0, "get": 0.4, "head": 0.4, "list": 5.0, "put": 5.0}
+"""USD for a million requests to S3 Standard (us-east-1) and to Google's Standard storage, by their
+price lists of 2026; Azure's hot tier costs about as much."""
+
+REMEMBER_S: Final = 1.0
+"""For how long one reading of SlateDB's counts, which takes 3 ms, serves all instruments."""
+
+COMMIT_BUCKETS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30),
+)
+COMMIT_BUCKETS_BYTES: Final = tuple(4**n << 10 for n in range(9))
+"""1 KiB to 64 MiB."""
+
+Labels = Mapping[str, str]
+Reading = Iterable[tuple[float, Labels]]
+
+
+def parse_prices(text: str, scheme: str) -> Mapping[str, float]:
+    """USD for a million requests by kind; empty text: the list prices, and none for a folder.
+
+    Raises FatalError for text that is not like `put=5,get=0.4`.
+    """
+    if not text:
+        return LIST_PRICES if scheme in ("s3", "gs", "az") else dict.fromkeys(KINDS, 0.0)
+    prices = dict.fromkeys(KINDS, 0.0)
+    for part in text.split(","):
+        kind, _, price = part.strip().partition("=")
+        if kind not in KINDS or not price.replace(".", "", 1).isdecimal():
+            known = ", ".join(KINDS)
+            why = f"store_prices: {part!r} is not like put=5.0, with one of {known}"
+            raise FatalError(ExitCause.usage(why))
+        prices[kind] = float(price)
+    return prices
+
+
+class StoreMeasures:
+    """Registers what a process asks of its store, and what that costs."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        counts: RequestCounts,
+        database: Callable[[], Database | None],
+        folder: Path | None,
+        prices: Mapping[str, float],
+    ) -> None:
+        """`counts` are of small objects; `database` is open, or None; `folder` is of file://."""
+        self._counts = counts
+        self._database = database
+        self._prices = prices
+        self._statistics = Statistics()
+        self._read_at_s = float("-inf")
+        _count(
+            "slatemq.store.requests",
+            meter,
+            self._requests,
+            "{request}",
+            "Requests to the object store",
+        )
+        _count(
+            "slatemq.store.request.errors",
+            meter,
+            self._errors,
+            "{request}",
+            "Requests to the object store that ended in an error; of SlateDB's, 'not found' too",
+        )
+        _count(
+            "slatemq.store.written", meter, self._written, "By", "Bytes written to the object store"
+        )
+        _count(
+            "slatemq.store.read",
+            meter,
+            self._read,
+            "By",
+            "Bytes of small objects read from the object store",
+        )
+        _count(
+            "slatemq.store.cost",
+            meter,
+            self._cost,
+            "{USD}",
+            "What the requests cost, by store_prices",
+        )
+        _count(
+            "slatemq.store.stalls",
+            meter,
+            lambda: [(self._now().stalls, {})],
+            "{stall}",
+            "Writes that waited since SlateDB's memory or tables were full",
+        )
+        _gauge(
+            "slatemq.store.uncompacted.tables",
+            meter,
+            lambda: [(self._now().uncompacted_tables, {})],
+            "{table}",
+            "Sorted tables that wait to be compacted; writes wait from 32 on",
+        )
+        if folder is not None:
+            _measure_disk(meter, folder)
+
+    def cache_lookups(self) -> Reading:
+        """Look-ups in SlateDB's cache, as of `measure_caches`."""
+        for (kind, is_hit), count in self._now().cache.items():
+            yield count, _lookup(f"slatedb_{kind}", is_hit)
+
+    def memory_parts(self) -> Mapping[str, int]:
+        """Bytes that SlateDB holds; its cache has a bound instead."""
+        return {f"slatedb_{part}": size for part, size in self._now().memory_bytes.items()}
+
+    def _now(self) -> Statistics:
+        database, now_s = self._database(), time.monotonic()
+        if database is not None and now_s - self._read_at_s > REMEMBER_S:
+            self._statistics = database.statistics()
+            self._read_at_s = now_s
+        return self._statistics
+
+    def _requests(self) -> Reading:
+        return _by_client(self._now().requests, self._counts.requests)
+
+    def _errors(self) -> Reading:
+        return _by_client(self._now().errors, self._counts.errors)
+
+    def _written(self) -> Reading:
+        for content, size_bytes in self._now().written_bytes.items():
+            yield size_bytes, {"slatemq.store.content": content}
+        yield self._counts.written_bytes, {"slatemq.store.content": "object"}
+
+    def _read(self) -> Reading:
+        yield self._counts.read_bytes, {"slatemq.store.content": "object"}
+
+    def _cost(self) -> Reading:
+        requests = self._now().requests
+        millions = ((kind, requests[kind] + self._counts.requests[kind]) for kind in KINDS)
+        yield sum(self._prices[kind] * count for kind, count in millions) / 1e6, {}
+
+
+def _count(
+    name: str, meter: Meter, read: Callable[[], Reading], unit: str, description: str
+) -> None:
+    meter.create_observable_counter(name, [_observe(read)], unit, description)
+
+
+def _gauge(
+    name: str, meter: Meter, read: Callable[[], Reading], unit: str, description: str
+) -> None:
+    meter.create_observable_gauge(name, [_observe(read)], unit, description)
+
+
+def _measure_disk(meter: Meter, folder: Path) -> None:
+    _gauge(
+        "slatemq.store.disk.free",
+        meter,
+        lambda: [(shutil.disk_usage(folder).free, {})],
+        "By",
+        "Bytes free on the disk of the data folder",
+    )
+    _gauge(
+        "slatemq.store.disk.size",
+        meter,
+        lambda: [(shutil.disk_usage(folder).total, {})],
+        "By",
+        "Bytes that the disk of the data folder has",
+    )
+
+
+def measure_commits(meter: Meter, commits: GroupCommit) -> None:
+    """Records how long each commit takes, and its size."""
+    durations = meter.create_histogram(
+        "slatemq.commit.duration",
+        unit="s",
+        description="From the beginning of a commit until it is durable",
+        explicit_bucket_boundaries_advisory=COMMIT_BUCKETS_S,
+    )
+    sizes = meter.create_histogram(
+        "slatemq.commit.size",
+        unit="By",
+        description="Keys and values of a commit",
+        explicit_bucket_boundaries_advisory=COMMIT_BUCKETS_BYTES,
+    )
+
+    def record(duration_s: float, size_bytes: int) -> None:
+        durations.record(duration_s)
+        sizes.record(size_bytes)
+
+    commits.measure = record
+
+
+def measure_memory(meter: Meter, parts: Callable[[], Mapping[str, int]]) -> None:
+    """Registers what the process takes of the machine, and the bytes of its `parts`."""
+    meter.create_observable_gauge(
+        "slatemq.memory",
+        callbacks=[_observe(lambda: [(size, {PART: part}) for part, size in parts().items()])],
+        unit="By",
+        description="Bytes that a part of the process holds",
+    )
+    meter.create_observable_up_down_counter(
+        "process.memory.usage",
+        callbacks=[_observe(lambda: [(_resident_bytes(), {})])],
+        unit="By",
+        description="Physical memory that the process takes",
+    )
+    meter.create_observable_counter(
+        "process.cpu.time",
+        callbacks=[_observe(lambda: [(time.process_time(), {})])],
+        unit="s",
+        description="Processor time that the process has taken",
+    )
+
+
+def measure_caches(
+    meter: Meter,
+    of_slatedb: Callable[[], Reading],
+    own: Callable[[], Mapping[str, tuple[int, int]]],
+) -> None:
+    """Registers look-ups in caches; `own` has hits and misses by the name of the cache."""
+
+    def read() -> Reading:
+        yield from of_slatedb()
+        for name, (hits, misses) in own().items():
+            yield hits, _lookup(name, is_hit=True)
+            yield misses, _lookup(name, is_hit=False)
+
+    meter.create_observable_counter(
+        "slatemq.cache.lookups",
+        callbacks=[_observe(read)],
+        unit="{lookup}",
+        description="Look-ups in a cache, by whether it had what was wanted",
+    )
+
+
+PART: Final = "slatemq.memory.part"
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def _lookup(name: str, is_hit: bool) -> Labels:
+    return {"slatemq.cache.name": name, "slatemq.cache.result": "hit" if is_hit else "miss"}
+
+
+def _by_client(database: Mapping[str, int], objects: Mapping[str, int]) -> Reading:
+    for client, counts in (("slatedb", database), ("objects", objects)):
+        for kind in KINDS:
+            facts = {"slatemq.store.request": kind, "slatemq.store.client": client}
+            yield counts[kind], facts
+
+
+def _observe(read: Callable[[], Reading]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(value, dict[str, Any](labels)) for value, labels in read()]
+
+    return observe
+
+
+def _resident_bytes() -> int:
+    """Zero where there is no /proc, as on macOS."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except FileNotFoundError:
+        return 0
+    return pages * PAGE_BYTES
