@@ -80,8 +80,8 @@ class Access(_message.Message):
     @_builtins.property
     def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where the request has the IDs of the queues that the verb is about: paths of fields, with dots; a queue ID, or a handle,
-        which begins with one. A field that is not set, or empty, is passed over. None: the RPC itself looks at the queues, as for what it
-        lists, or the request proves it (a lease token is not to be guessed); the caller must be permitted to do it on some queue.
+        which begins with one. A field that is not set, or empty, is passed over. None: the RPC itself looks at the queues, such as
+        those of what it lists, or of the leases that it finishes; the caller must be permitted to do it on some queue.
         """
 
     def __init__(

@@ -103,7 +103,8 @@ class ConsumerServiceServicer:
 
         Errors: INVALID_ARGUMENT (no items, more than 10,000; a run whose count is out of bounds), UNAVAILABLE. Per item:
         INVALID_ARGUMENT (NOT_A_LEASE_TOKEN), NOT_FOUND (LEASE_UNKNOWN: this shard never gave out the lease, has forgotten it, or its
-        queue is deleted), FAILED_PRECONDITION (LEASE_ENDED: it ended by time or in another way; another consumer may have the message).
+        queue is deleted), FAILED_PRECONDITION (LEASE_ENDED: it ended by time or in another way; another consumer may have the message),
+        PERMISSION_DENIED (the caller may not consume from the queue of the lease).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,9 +154,10 @@ class ConsumerServiceServicer:
 
         Errors: INVALID_ARGUMENT (the field is named: `commands[3].push.queue_id`; REQUEST_ID_REUSED: used with other commands;
         LEASE_USED_TWICE: two commands name the same lease), NOT_FOUND (LEASE_UNKNOWN, or a queue that does not exist), FAILED_PRECONDITION
-        (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait
-        for an ingest; TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_AWAY: the broker that may have
-        the target queue of a push is down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
+        (LEASE_ENDED; OTHER_SHARD: the target of a transfer is on another shard), PERMISSION_DENIED (as of Ack; the
+        caller may not publish what a command pushes or transfers), RESOURCE_EXHAUSTED (OUTBOX_FULL: too many pushes wait for an ingest;
+        TOO_MANY_REQUEST_IDS: 500,000 are remembered), UNAVAILABLE (BROKER_AWAY: the broker that may have the target queue of a push is
+        down). Where one command is at fault, the ErrorInfo's metadata has its place, from 0, as `command`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -96,6 +96,15 @@ class LeaseIndex:
                 return None
         return bucket
 
+    def holders(self, tokens: Sequence[int]) -> set[LeaseBucket]:
+        """The buckets of all blocks that tokens are of, and of tokens outside of blocks."""
+        blocks = {token >> PLACE_BITS for token in tokens}
+        found = {self._blocks[block] for block in blocks if block in self._blocks}
+        if self._singles and len(found) < len(blocks):
+            singles = map(self._singles.get, tokens)
+            found.update(bucket for bucket in singles if bucket is not None)
+        return found
+
     def remove(self, token: int) -> None:
         if self._singles.pop(token, None) is None:
             self._leave(token >> PLACE_BITS, 1)
@@ -500,6 +509,10 @@ class LeaseTable:
         """The lease of this token; None if it has ended, or never existed."""
         bucket = self._running.find(token)
         return bucket.leases[token] if bucket is not None else None
+
+    def queue_ids(self, tokens: Sequence[int]) -> set[str]:
+        """The queues of all running leases among these."""
+        return {bucket.queue.queue_id for bucket in self._running.holders(tokens)}
 
     def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         """Ends a lease; its message is up to the caller."""

@@ -37,6 +37,7 @@ from services.broker.outbox.pusher import (
     Pusher,
     PushLimits,
 )
+from services.broker.requests.leases import denied_queues
 from services.broker.requests.limits import REASON_BYTES_MAX, lease_ms_of, within, within_bytes
 from services.broker.requests.queues import checked_id
 from services.broker.requests.tokens import parse_token
@@ -74,6 +75,7 @@ class Executor:
         """Answers Execute when its commands are durable; raises what the proto says."""
         began_ms = self._owner.clock.now_ms()
         drafts = await drafts_of(request, self._shard, self._pusher.limits, began_ms)
+        self._check_leases(drafts)
         self._owner.admit()
         commands: list[Command] = [
             Push(draft.queue_id, b"") if isinstance(draft, OutboxRecord) else draft
@@ -88,6 +90,24 @@ class Executor:
         return consumer_pb2.ExecuteResponse(
             results=[consumer_pb2.CommandResult(lease_deadline_ms=end_ms) for end_ms in ends]
         )
+
+    def _check_leases(self, drafts: Sequence[Draft]) -> None:
+        """Raises PermissionDenied for a lease of a queue from which the caller may not consume."""
+        leases = self._owner.shard.leases
+        tokens = {
+            index: draft.token
+            for index, draft in enumerate(drafts)
+            if not isinstance(draft, Push | OutboxRecord)
+        }
+        denied = denied_queues(leases, [*tokens.values()])
+        if not denied:
+            return
+        for index, token in tokens.items():
+            lease = leases.running(token)
+            if lease is not None and lease.queue.queue_id in denied:
+                error = denied[lease.queue.queue_id]
+                error.metadata["command"] = str(index)
+                raise error
 
     async def forget(self) -> None:
         """Forgets request IDs whose time is over; runs until cancelled."""

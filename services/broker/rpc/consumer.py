@@ -31,6 +31,7 @@ from services.broker.delivery.responses import (
 from services.broker.delivery.streams import Streams
 from services.broker.delivery.waiters import OneClaim, packed_shards
 from services.broker.outbox.executor import Executor
+from services.broker.requests.leases import denied_queues
 from services.broker.requests.limits import (
     KNOWN_AWAITED_MAX,
     REASON_BYTES_MAX,
@@ -163,6 +164,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
         if counts:
             tokens, results = self._leases_in_runs(request.runs, [*tokens], results)
+        tokens, results = self._permitted(tokens, results)
         done = await self._owner.run(
             lambda now_ms: self._owner.shard.leases.ack(tokens, now_ms),
             len(tokens) * FINISHED_BYTES,
@@ -185,7 +187,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 within(f"items[{index}].delay_ms", item.delay_ms, 0, MAX_LEASE_MS)
                 within_bytes(f"items[{index}].reason", item.reason, REASON_BYTES_MAX)
         texts = [item.lease_token for item in items]
-        tokens, results = self._leases(texts, "items[{}].lease_token")
+        tokens, results = self._permitted(*self._leases(texts, "items[{}].lease_token"))
         rows = [item for item, status in zip(items, results, strict=True) if status is None]
 
         def nack(pairs: Sequence[tuple[int, consumer_pb2.NackItem]], now_ms: int) -> list[Finish]:
@@ -202,7 +204,8 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ExtendLeaseResponse:
         lease_ms = lease_ms_of("lease_ms", request.lease_ms)
         _check_count("lease_tokens", len(request.lease_tokens))
-        tokens, results = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        leases = self._leases(request.lease_tokens, "lease_tokens[{}]")
+        tokens, results = self._permitted(*leases)
 
         def extend(part: Sequence[int], now_ms: int) -> list[tuple[Finish, int]]:
             return self._owner.shard.leases.extend(part, lease_ms, now_ms)
@@ -269,6 +272,20 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
                 leases.append(lease)
                 refused.append(None)
         return leases, refused
+
+    def _permitted(
+        self, leases: Sequence[int], refused: list[Status | None]
+    ) -> tuple[Sequence[int], list[Status | None]]:
+        """The same without the leases of queues from which the caller may not consume."""
+        denied = denied_queues(self._owner.shard.leases, leases)
+        if not denied:
+            return leases, refused
+        statuses = {queue_id: to_status(error) for queue_id, error in denied.items()}
+        found = [self._owner.shard.leases.running(lease) for lease in leases]
+        of_leases = [statuses.get(one.queue.queue_id) if one is not None else None for one in found]
+        kept = [lease for lease, status in zip(leases, of_leases, strict=True) if status is None]
+        rest = iter(of_leases)
+        return kept, [status if status is not None else next(rest) for status in refused]
 
     def _leases_in_runs(
         self,

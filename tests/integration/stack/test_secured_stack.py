@@ -379,6 +379,60 @@ async def test_a_watch_shows_nothing_more_once_its_token_is_removed(
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_lease_of_another_queue_is_neither_finished_nor_extended(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    """By one who has its token, and may consume from other queues."""
+    made, stack = secured
+    denied, fine = grpc.StatusCode.PERMISSION_DENIED.value[0], 0
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    shop = {"metadata": (("authorization", f"Bearer {made.tokens['shop'].token}"),)}
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        claimed = {}
+        # Many leases of one claim are kept in another form than few.
+        for queue_id, count_ in (("leased", 60), ("orders-leased", 60), ("leased-few", 2)):
+            await ops.create_queue(queue_id)
+            await ops.publish_batch([slatemq.OutgoingMessage(b"x", {"queue": queue_id})] * count_)
+            claimed[queue_id] = await ops.claim(queue_id, count_, wait=30)
+        foreign, own, few = [[one.lease_token for one in claimed[queue]] for queue in claimed]
+        stub: Any = ConsumerServiceStub(channel)
+
+        mixed = [foreign[0], own[0], foreign[1], own[1]]
+        extended = await stub.ExtendLease(
+            consumer_pb2.ExtendLeaseRequest(lease_tokens=mixed, lease_ms=60_000), **shop
+        )
+        assert [one.status.code for one in extended.results] == [denied, fine, denied, fine]
+        assert [bool(one.lease_deadline_ms) for one in extended.results] == [False, True] * 2
+
+        items = [consumer_pb2.NackItem(lease_token=token) for token in mixed]
+        nacked = await stub.Nack(consumer_pb2.NackRequest(items=items), **shop)
+        assert [one.code for one in nacked.results] == [denied, fine, denied, fine]
+
+        runs = [consumer_pb2.LeaseRun(lease_token=tokens[2], count=3) for tokens in (foreign, own)]
+        acked = await stub.Ack(
+            consumer_pb2.AckRequest(lease_tokens=[own[5], few[0]], runs=runs), **shop
+        )
+        assert [one.code for one in acked.results] == [fine, denied, *[denied] * 3, *[fine] * 3]
+        assert "consume on 'leased-few'" in acked.results[1].message
+
+        complete = [
+            consumer_pb2.Command(complete=consumer_pb2.CompleteCommand(lease_token=token))
+            for token in (own[6], foreign[6])
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Execute(consumer_pb2.ExecuteRequest(commands=complete), **shop)
+        refused = from_rpc_error(caught.value)
+        assert isinstance(refused, PermissionDenied)
+        assert (refused.metadata["queue"], refused.metadata["command"]) == ("leased", "1")
+
+        # None of it was done: the leases are still those of the operator.
+        await ops.ack([*foreign, *few, own[6]])
+
+
 async def test_events_go_to_a_secured_instance(
     secured: tuple[Secured, LocalStack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
