@@ -1,4 +1,4 @@
-"""Secrets: read from their files, and left out of what is logged and answered."""
+"""Secrets: checked, read from their files, and left out of what is logged and answered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from slatemq.errors import InvalidArgument
+
 log = logging.getLogger(__name__)
+
+KEY_HEADER: Final = "slatemq-key"
+"""The header of an encrypted message that names the key."""
 
 _warned: Final[set[Path]] = set()
 
@@ -26,6 +31,13 @@ _SECRET: Final = re.compile(
 def redacted(text: str) -> str:
     """A text without the secrets that libraries put into errors: logins of URLs, and tokens."""
     return _SECRET.sub(lambda found: f"{found['before'] or ''}***", text)
+
+
+def check_both_given(cert: object, key: object) -> None:
+    """Raises InvalidArgument where a certificate has no key, or a key no certificate."""
+    if (cert is None) != (key is None):
+        has, lacks = ("cert", "key") if key is None else ("key", "cert")
+        raise InvalidArgument(lacks, f"`{has}` is given, so the file of its {lacks} is needed")
 
 
 def read_secret(file: Path) -> bytes:

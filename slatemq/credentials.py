@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slatemq._file_status import FilesValue
-from slatemq._secrets import read_secret
+from slatemq._secrets import check_both_given, read_secret
 from slatemq.errors import InvalidArgument
 
 __all__ = ["Credentials"]
@@ -57,11 +57,10 @@ class Credentials:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for parts that do not go together."""
-        if (self.cert is None) != (self.key is None):
-            lacks, has = ("key", "cert") if self.key is None else ("cert", "key")
-            raise InvalidArgument(lacks, f"`{has}` is given, so the file of its {lacks} is needed")
+        check_both_given(self.cert, self.key)
         if self.token and self.token_file is not None:
-            raise InvalidArgument("token", "give the token or its file, not both")
+            problem = "give the token (SLATEMQ_TOKEN) or its file (SLATEMQ_TOKEN_FILE), not both"
+            raise InvalidArgument("token", problem)
 
     def __repr__(self) -> str:
         """Without the token: it is a secret."""
@@ -151,8 +150,10 @@ def _authorization(token: str) -> tuple[tuple[str, str], ...]:
 def _read_token(file: Path) -> str:
     try:
         token = read_secret(file).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument("token_file", f"cannot read {file}: {error}") from error
+    except OSError as error:
+        raise InvalidArgument("token_file", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise InvalidArgument("token_file", f"{file} is not a token: it is not text") from None
     if not token:
         raise InvalidArgument("token_file", f"{file} is empty")
     return token
@@ -173,7 +174,8 @@ def _profile(name: str | None, environ: Mapping[str, str]) -> Mapping[str, Any]:
             raise InvalidArgument("profile", f"there is no file {file}") from None
         return {}
     except (OSError, ValueError) as error:
-        raise InvalidArgument("profile", f"cannot read {file}: {error}") from error
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument("profile", f"cannot read {file}: {problem}") from error
     found = profiles.get(named or "default")
     if found is None:
         if named:

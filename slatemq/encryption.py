@@ -28,13 +28,10 @@ from weakref import WeakSet
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from slatemq._secrets import read_secret
+from slatemq._secrets import KEY_HEADER, read_secret
 from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 __all__ = ["KEY_HEADER", "OVERHEAD_BYTES", "KeyRing", "new_key"]
-
-KEY_HEADER: Final = "slatemq-key"
-"""The header that names the key of the ring."""
 
 KEY_BYTES: Final = 32
 OVERHEAD_BYTES: Final = 1 + 12 + 32 + 16 + 12 + 16
@@ -87,8 +84,10 @@ class KeyRing:
         """
         try:
             lines = read_secret(Path(file).expanduser()).decode().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument("encryption", f"cannot read {file}: {error}") from error
+        except OSError as error:
+            raise InvalidArgument("encryption", f"cannot read {file}: {error.strerror}") from error
+        except UnicodeDecodeError:
+            raise InvalidArgument("encryption", f"{file} has no keys: it is not text") from None
         keys: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
             words = line.partition("#")[0].split()

@@ -134,7 +134,15 @@ class Authenticator(Generic[T]):
             return await self._check_static(static_id, token)
         if not static_id and self._issuers is not None:
             return await self._issuers.value.check(token)
-        raise _refused("the token is of a kind that this service does not accept")
+        if static_id:
+            raise _refused(
+                "this service takes no tokens of `slatemq access token`: start it with "
+                "--access-tokens, or use a token of one of its issuers"
+            )
+        raise _refused(
+            "the token is not one that `slatemq access token` makes (smq_…), and others are not "
+            "accepted: check that it was copied whole"
+        )
 
     async def _check_static(self, static_id: str, token: str) -> Principal:
         assert self._tokens is not None
@@ -149,7 +157,10 @@ class Authenticator(Generic[T]):
                     return entry.principal
         finally:
             self._waiting -= 1
-        raise _refused("the token is not known here")
+        raise _refused(
+            "the token is wrong or was removed: ask the operator for a new one, or try again in "
+            "some seconds if it was only just made"
+        )
 
     def _hash(self, authorization: str) -> bytes:
         return hashlib.blake2b(authorization.encode(), key=self._key, digest_size=32).digest()

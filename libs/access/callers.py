@@ -75,7 +75,8 @@ class Caller:
         """Admit messages: the headers of each run, how many messages it has, and their bytes.
 
         Raises:
-            PermissionDenied: A run is not permitted; names it. Then nothing is counted.
+            PermissionDenied: A run is not permitted; its metadata has the queue, and as `run` the
+                place of the run. Then nothing is counted.
             ResourceExhausted: The caller has reached its limit.
         """
         messages_count = bytes_count = 0
@@ -84,8 +85,8 @@ class Caller:
             decision = self.rights.decide("publish", queue, headers)
             if not decision.is_permitted:
                 raise PermissionDenied(
-                    f"runs[{place}]: {decision.reason}",
-                    metadata={"verb": "publish", "queue": queue},
+                    decision.reason,
+                    metadata={"verb": "publish", "queue": queue, "run": str(place)},
                 )
             messages_count += count
             bytes_count += size_bytes

@@ -46,7 +46,7 @@ def require_publish_any(queue: str) -> None:
     caller = current_caller.get()
     if caller is not None and not caller.rights.permits_any_message(queue):
         raise PermissionDenied(
-            f"no rule without a condition permits {caller.principal.name!r} to publish on "
+            f"no rule without a condition permits {caller.principal.name!r} to publish to "
             f"{queue!r}, which moving messages there needs",
             metadata={"verb": "publish", "queue": queue},
         )

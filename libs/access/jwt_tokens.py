@@ -121,7 +121,10 @@ class JwtTokens:
             claimed = jwt.decode(token, options={"verify_signature": False})
             key_id = jwt.get_unverified_header(token).get("kid", "")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise _refused("is not a JSON Web Token") from error
+            raise _refused(
+                "is neither a JSON Web Token nor one that `slatemq access token` makes (smq_…): "
+                "check that it was copied whole"
+            ) from error
         name = claimed.get("iss")
         found = self._keys.get(name) if isinstance(name, str) else None
         if found is None:

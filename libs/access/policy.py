@@ -36,7 +36,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from libs.access.principals import Principal
-from libs.access.verbs import Verb
+from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
 from libs.filters import Filter, FilterError, Outcome
 from libs.filters.engine import cel
@@ -61,7 +61,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    verbs: Annotated[tuple[Verb, ...], msgspec.Meta(min_length=1)]
+    verbs: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     queues: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)] = ("*",)
     when: str | None = None
 
@@ -292,11 +292,9 @@ class Rights:
             if outcome.matched:
                 return Decision(True, f"permitted by {rule.place}{_unknown(rule, headers)}")
             problem = f"cannot be evaluated: {outcome.error}" if outcome.error else "is false"
-            problems.append(f"{rule.place}: its condition {problem}")
-        if problems:
-            return Decision(False, "; ".join(problems))
-        about = f" on {queue!r}" if queue else ""
-        return Decision(False, f"no rule permits {self.principal.name!r} to {verb}{about}")
+            problems.append(f"the condition of {rule.place} {problem}")
+        reason = f"no rule permits {self.principal.name!r} to {verb}{_object(verb, queue)}"
+        return Decision(False, f"{reason}: {'; '.join(problems)}" if problems else reason)
 
     def permits_any_message(self, queue: str) -> bool:
         """Whether the principal may publish to a queue whatever headers the message has."""
@@ -334,6 +332,13 @@ def facts_of(principal: Principal) -> Facts:
     return {**principal.attributes, "name": principal.name}
 
 
+def _object(verb: Verb, queue: str) -> str:
+    """The queue behind a verb, in a sentence."""
+    if not queue:
+        return ""
+    return f" to {queue!r}" if verb == "publish" else f" {queue!r}"
+
+
 def _unknown(rule: Rule, headers: Mapping[str, str] | None) -> str:
     if rule.condition is None or headers is not None:
         return ""
@@ -344,6 +349,10 @@ def _rules(document: Document, name: str, rules: object) -> list[Rule]:
     made = []
     for number, rule in enumerate(document.convert(f"roles.{name}", rules, tuple[_Rule, ...])):
         place = f"roles.{name}[{number}]"
+        for at, verb in enumerate(rule.verbs):
+            if verb not in VERBS:
+                problem = f"{verb!r} is not a verb; the verbs are {', '.join(VERBS)}"
+                raise document.error(f"{place}.verbs[{at}]", problem)
         condition = None
         if rule.when is not None:
             if set(rule.verbs) != {"publish"}:

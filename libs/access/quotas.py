@@ -173,6 +173,8 @@ class PrincipalQuota:
     def _refused(self, limit: str, retry_after_ms: int | None, more: str = "") -> ResourceExhausted:
         self._usage.refused[limit, self._limits.entry] += 1
         advice = f"; {_ADVICE[limit]}" if limit in _ADVICE else ""
+        if retry_after_ms is not None:
+            advice += f"; retry in {retry_after_ms / 1000:.3g} s"
         return ResourceExhausted(
             f"{self._name!r} has reached its limit {limit} = {getattr(self._limits, limit)}"
             f"{more}{advice}",

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from slatemq._file_status import FilesValue, file_status
-from slatemq._secrets import read_secret
+from slatemq._secrets import check_both_given, read_secret
 from slatemq.errors import InvalidArgument
 
 
@@ -30,9 +30,7 @@ class CertificateFiles:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument where a certificate has no key, or a key no certificate."""
-        if (self.cert is None) != (self.key is None):
-            have, lack = ("cert", "key") if self.key is None else ("key", "cert")
-            raise InvalidArgument(lack, f"`{have}` is given, so the file of its {lack} is needed")
+        check_both_given(self.cert, self.key)
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """The contents of the three; None for one that is not given.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import fields as dataclass_fields
 from typing import Any, TypeVar
 
 import click
 
 from slatemq._admin.entry_models import Archived, Entry, EntryState, EntryView, StoredMessage
+from slatemq._secrets import KEY_HEADER
 from slatemq.cli.output import note, payload_fields, say, write_items, write_json
 from slatemq.cli.parameters import TIME, Number, flag, format_time
 from slatemq.cli.session import Session
@@ -144,6 +145,8 @@ def entry_fields(entry: Entry, *, with_payload: bool = False) -> dict[str, Any]:
 
 
 def show_entry(session: Session, entry: Entry) -> None:
+    if entry.message is not None:
+        note_encrypted(session, entry.message.headers)
     if session.json:
         write_json(entry_fields(entry, with_payload=True))
         return
@@ -188,6 +191,19 @@ def _describe(entry: Entry) -> str:
             when = format_time(_archived(entry).archived_at_ms)
             return f"failed at {format_time(entry.finished_at_ms)}, archived at {when}, {attempts}"
     return f"available, priority {entry.priority}, {attempts}"
+
+
+def note_encrypted(session: Session, headers: Mapping[str, str]) -> None:
+    """Say, once for each key, that payloads are encrypted, where no keys were given."""
+    key_id = headers.get(KEY_HEADER)
+    if key_id is None or session.has_keys or key_id in session.missing_keys:
+        return
+    session.missing_keys.add(key_id)
+    session.has_keys = True  # Said once is enough.
+    note(
+        f"payloads are encrypted with the key {key_id!r}: give the file that has it with "
+        "--encryption-keys or SLATEMQ_ENCRYPTION_KEYS"
+    )
 
 
 def headers_text(message: StoredMessage | None) -> str:

@@ -18,6 +18,7 @@ from slatemq.errors import (
     NotFound,
     ResourceExhausted,
     SlateMQError,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
 )
@@ -100,6 +101,15 @@ def advice(error: SlateMQError) -> str:
             return "the message is no longer yours: claim again"
         case Aborted():
             return f"it was changed meanwhile, and its etag is now {error.etag}: review, and retry"
+        case Unauthenticated(reason="UNAUTHENTICATED"):
+            return (
+                "give a token with --token-file or SLATEMQ_TOKEN_FILE, or a client certificate "
+                "with --cert and --key"
+            )
+        case FailedPrecondition(reason="KEY_UNKNOWN"):
+            return "add it to the file of --encryption-keys (SLATEMQ_ENCRYPTION_KEYS)"
+        case ResourceExhausted(reason="PRINCIPAL_LIMIT"):
+            return ""  # The error says whether waiting helps, and what else does.
         case ResourceExhausted():
             return "retry in a moment, or send less in one call"
         case Unavailable():

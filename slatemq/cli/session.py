@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -72,6 +72,8 @@ class Session:
 
     Attributes:
         at_end: Called after a failed command's error was printed, to print what else is to say.
+        has_keys: Whether payloads are decrypted; once there is a client.
+        missing_keys: Those that a note has named: without keys, payloads stay encrypted.
     """
 
     endpoint: str | None = None
@@ -86,12 +88,16 @@ class Session:
     server_name: str | None = None
     encryption_keys: str | None = None
     at_end: list[Callable[[], None]] = field(default_factory=list)
+    has_keys: bool = False
+    missing_keys: set[str] = field(default_factory=set)
 
     def connect(self) -> Client:
         """A client of the server; entering it raises Unavailable when nothing answers there."""
         address = self._address()
+        credentials = self._credentials()
+        self.has_keys = credentials.encryption_keys is not None
         # Loads gRPC only now: that takes longer than a command that needs no server.
-        return slatemq.connect(address, call_timeout=self.timeout, credentials=self._credentials())
+        return slatemq.connect(address, call_timeout=self.timeout, credentials=credentials)
 
     def _credentials(self) -> slatemq.Credentials:
         given = {name: getattr(self, name) for name in CREDENTIALS if name != "profile"}
@@ -183,6 +189,10 @@ SESSION_OPTIONS += tuple(map(_credential_option, CREDENTIALS))
 _pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
+SYNONYMS: Final[Mapping[str, str]] = {"--error": "--reason", "--token": "--token-file"}
+"""Options that people expect, and what they are called here."""
+
+
 class Command(click.Command):
     """A command that takes the options of the session, and whose function gets it first.
 
@@ -209,6 +219,23 @@ class Command(click.Command):
             epilog=verbatim(f"Example{examples}" if example else epilog),
             **kwargs,
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Suggests our word where an option has another name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ours = SYNONYMS.get(error.option_name)
+            if ours is None or not any(ours in one.opts for one in self.params):
+                raise
+            text = f"{error.message} Did you mean {ours!r}?"
+            raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
+
+
+class LocalCommand(Command):
+    """A command that asks no server."""
+
+    session_options = (JSON_OPTION,)
 
 
 def verbatim(text: str) -> str:

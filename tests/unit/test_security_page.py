@@ -10,17 +10,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/security.md"
 THREATS = PAGE.read_text().partition("## Threats")[2].partition("\n## ")[0]
-ROWS = [line.strip("|").split("|") for line in THREATS.splitlines() if line.startswith("| ")][1:]
+CELLS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in THREATS.splitlines()
+    if re.match(r"\| \d+ ", line)
+]
+ROWS = [cells for cells in CELLS if len(cells) == 3]
+TESTS = {cells[0]: cells[1] for cells in CELLS if len(cells) == 2}
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", THREATS)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip()[:40])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1][:40])
 def test_each_threat_has_an_answer_and_a_test(row: list[str]) -> None:
-    threat, answer, test = map(str.strip, row)
+    number, threat, answer = row
+    tests = TESTS[number]
 
     assert threat
     assert answer
-    assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`(, `tests/[\w/]+\.py::test_\w+`)*", test)
+    assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`(, `tests/[\w/]+\.py::test_\w+`)*", tests)
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
@@ -29,5 +36,6 @@ def test_each_named_test_exists(file: str, name: str) -> None:
 
 
 def test_the_page_has_threats() -> None:
+    assert [number for number, *_ in ROWS] == [*TESTS]
     assert len(ROWS) > 15
     assert len(NAMED) >= len(ROWS)

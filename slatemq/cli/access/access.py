@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING
 import click
 
 from slatemq._tokens import new_token
+from slatemq.cli.access.certs import hosts_option
 from slatemq.cli.access.policy_files import judge_by_file
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import note, say, write_json
-from slatemq.cli.parameters import HEADER, Parsed, format_time, headers_of, parse_duration
-from slatemq.cli.session import Group, Session
+from slatemq.cli.parameters import (
+    HEADER,
+    Parsed,
+    flag,
+    format_time,
+    headers_of,
+    parse_duration,
+)
+from slatemq.cli.session import Group, LocalCommand, Session
 
 if TYPE_CHECKING:
     from slatemq._admin.access import AccessCheck
@@ -28,10 +36,10 @@ NAME_LENGTH_MAX = 255
 VERBS = ("publish", "consume", "inspect", "edit", "administer", "operate")
 
 _FINDINGS = {
-    "permits": "permits it",
-    "other_queues": "is about other queues",
-    "condition_false": "its condition is false",
-    "condition_failed": "its condition cannot be evaluated",
+    "permits": "this rule permits it: {}",
+    "other_queues": "this rule is only about {}",
+    "condition_false": "this rule's condition is false: {}",
+    "condition_failed": "this rule's condition cannot be evaluated: {}",
 }
 
 
@@ -64,7 +72,7 @@ ATTRIBUTE = click.option(
 )
 
 
-@access.command("token")
+@access.command("token", cls=LocalCommand)
 @click.argument("principal", type=Parsed("name", _principal), metavar="PRINCIPAL")
 @ATTRIBUTE
 @click.option(
@@ -74,20 +82,35 @@ ATTRIBUTE = click.option(
     metavar="DURATION",
     help="How long the token is valid. [default: until its entry is removed]",
 )
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the token into this new file, for its user alone, instead of printing it.",
+)
+@click.option(
+    "--add-to",
+    "tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Add the entry to this file of tokens, which is made if need be, instead of printing it.",
+)
 def token(
     session: Session,
     principal: str,
     attributes: tuple[tuple[str, str], ...],
     lifetime_ms: int | None,
+    out: Path | None,
+    tokens: Path | None,
 ) -> None:
     """Make a token for PRINCIPAL, and the entry for the services' file of tokens.
 
-    The token is printed once and kept nowhere: give it to the program that calls, in SLATEMQ_TOKEN
-    or a file. The entry has its hash alone: add it to the list `tokens` of the file that the
-    services read (--access-tokens). They take it within seconds.
+    The token is given out once and kept nowhere else: give it to the program that calls, in
+    SLATEMQ_TOKEN or a file. The entry has its hash alone, and belongs in the list `tokens` of the
+    file that the services read (--access-tokens). They take it within seconds.
 
     Examples:
-      slatemq access token shop
+      slatemq access token shop --add-to tokens.yaml --out shop.token
       slatemq access token shop --attribute tenant=acme --expires 90d
       slatemq access token shop --json | jq -r .token > shop.token
     """
@@ -95,12 +118,26 @@ def token(
     if lifetime_ms is not None:
         expires = datetime.now(UTC).replace(microsecond=0) + timedelta(milliseconds=lifetime_ms)
     made = new_token(principal, _collected(attributes), expires)
+    files = import_module("slatemq.cli.access.token_files")
+    try:
+        # The token first: an entry whose token is lost would stay for ever.
+        if out is not None:
+            files.write_token(out, made)
+        if tokens is not None:
+            files.add_entry(tokens, made)
+    except (OSError, ValueError) as error:
+        if out is not None and not isinstance(error, FileExistsError):
+            out.unlink(missing_ok=True)
+        problem = getattr(error, "strerror", None) or error
+        raise BadInput(f"{getattr(error, 'filename', None) or tokens}: {problem}") from error
     if session.json:
-        write_json({"token": made.token, "entry": made.entry})
+        shown = {"token": made.token} if out is None else {"token_file": str(out)}
+        write_json({**shown, "entry": made.entry})
         return
-    say(made.token)
-    entry = import_module("slatemq.cli.access.dev_access").entry_lines(made)
-    note(f"add this to the list `tokens` of the services' file:\n{entry}")
+    say(made.token if out is None else str(out))
+    if tokens is None:
+        entry = files.entry_lines(made)
+        note(f"add this to the list `tokens` of the services' file:\n{entry}")
 
 
 def _collected(attributes: Iterable[tuple[str, str]]) -> dict[str, str | list[str]]:
@@ -180,18 +217,19 @@ def check(
     if session.json:
         write_json(asdict(found))
     else:
-        _show(found)
+        _show(found, verb)
     if not found.permitted:
         sys.exit(EXIT_REFUSED)
 
 
-def _show(found: AccessCheck) -> None:
+def _show(found: AccessCheck, verb: str) -> None:
     say(found.reason if found.permitted else f"not permitted: {found.reason}")
     for rule in found.rules:
         say(f"  {rule.place}, line {rule.line}, by {rule.binding}, line {rule.binding_line}")
-        say(f"    {_FINDINGS[rule.finding]}: {rule.detail}")
+        say(f"    {_FINDINGS[rule.finding].format(rule.detail)}")
     if not found.rules and found.roles:
-        say(f"  none of its roles has a rule with the verb: {', '.join(found.roles)}")
+        roles = ", ".join(found.roles)
+        say(f"  no rule of its roles has the verb {verb}; its roles are: {roles}")
     if found.address:
         loaded = format_time(found.loaded_at_ms)
         note(
@@ -200,16 +238,11 @@ def _show(found: AccessCheck) -> None:
         )
 
 
-@access.command("init")
+@access.command("init", cls=LocalCommand)
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A further name or IP address of the services, besides those of this machine. Repeatable.",
-)
-def init(session: Session, folder: Path, hosts: tuple[str, ...]) -> None:
+@hosts_option
+@flag("--show", help="Make nothing: print the variables of a DIR that was made before.")
+def init(session: Session, folder: Path, hosts: tuple[str, ...], show: bool) -> None:
     """Make DIR with all that a stack on this machine needs to run with TLS and a policy.
 
     DIR gets the certificates of `slatemq certs dev`, a token of a principal `operator` that may do
@@ -219,19 +252,25 @@ def init(session: Session, folder: Path, hosts: tuple[str, ...]) -> None:
     Examples:
       slatemq access init dev-access
       eval "$(slatemq access init dev-access)"; python -m services --data data --ports 7420
+      eval "$(slatemq access init dev-access --show)"     in another shell
     """
     # Loaded when it is wanted, with the library for certificates.
     module = import_module("slatemq.cli.access.dev_access")
-    try:
-        files = module.make_access(folder, hosts)
-    except FileExistsError as error:
-        raise BadInput(f"{error}: name a new folder, or remove it first") from error
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot make {folder}: {error}") from error
     here = folder.resolve()
-    variables = {name: str(here / file) for name, file in module.SETTINGS.items()}
-    variables["SLATEMQ_CA"] = str(here / "ca.crt")
-    variables["SLATEMQ_TOKEN_FILE"] = str(here / "operator.token")
+    variables = {name: str(here / file) for name, file in module.VARIABLES.items()}
+    files = sorted({Path(file) for file in variables.values()})
+    if show:
+        if absent := [file for file in files if not file.exists()]:
+            raise BadInput(f"{absent[0]} does not exist: make {folder} without --show")
+    else:
+        try:
+            files = module.make_access(folder, hosts)
+        except FileExistsError as error:
+            raise BadInput(
+                f"{error}: --show prints its variables; else name a new folder, or remove it first"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot make {folder}: {error}") from error
+        note("for development alone, not for production")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     session.show({"files": [str(file) for file in files], "variables": variables}, "\n".join(lines))
-    note("for development alone, not for production")

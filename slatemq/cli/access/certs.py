@@ -9,7 +9,15 @@ import click
 
 from slatemq.cli.failures import BadInput
 from slatemq.cli.output import note
-from slatemq.cli.session import Group, Session
+from slatemq.cli.session import Group, LocalCommand, Session
+
+hosts_option = click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name or IP address of the services, besides those of this machine. Repeatable.",
+)
 
 
 @click.group("certs", cls=Group)
@@ -17,15 +25,9 @@ def certs() -> None:
     """Make certificates for a stack on this machine."""
 
 
-@certs.command("dev")
+@certs.command("dev", cls=LocalCommand)
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A further name or IP address of the services, besides those of this machine. Repeatable.",
-)
+@hosts_option
 @click.option(
     "--client",
     default="dev-client",

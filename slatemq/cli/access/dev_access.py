@@ -6,7 +6,6 @@ as it is.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -14,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from slatemq._tokens import NewToken, new_token
+from slatemq._tokens import new_token
 from slatemq.cli.access.dev_certificates import make_certificates
+from slatemq.cli.access.token_files import add_entry, write_token
 
 OPERATOR: Final = "operator"
 
@@ -38,6 +38,9 @@ SETTINGS: Final = {
 }
 """The settings of the services, and the file of each."""
 
+VARIABLES: Final = {**SETTINGS, "SLATEMQ_CA": "ca.crt", "SLATEMQ_TOKEN_FILE": "operator.token"}
+"""The same, with those of the commands."""
+
 
 def make_access(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list[Path]:
     """Make a folder with all files or none, with mode 0700, and 0600 for what is secret.
@@ -59,27 +62,14 @@ def make_access(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list
     try:
         files = make_certificates(making, hosts=hosts, days=days)
         token = new_token(OPERATOR)
-        texts = {
-            "operator.token": f"{token.token}\n",
-            "tokens.yaml": f"tokens:\n{entry_lines(token)}\n",
-            "policy.yaml": POLICY,
-        }
-        for name, text in texts.items():
-            files.append(making / name)
-            files[-1].touch(0o600)
-            files[-1].write_text(text, encoding="utf-8")
+        files += [making / name for name in ("operator.token", "tokens.yaml", "policy.yaml")]
+        write_token(files[-3], token)
+        add_entry(files[-2], token)
+        files[-1].write_text(POLICY, encoding="utf-8")
         making.rename(folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return [folder / file.name for file in files]
-
-
-def entry_lines(made: NewToken) -> str:
-    """A token's entry in YAML, of which JSON is a part: no library is needed to write it."""
-    pairs = [
-        f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in made.entry.items()
-    ]
-    return "\n".join(("  - " if n == 0 else "    ") + pair for n, pair in enumerate(pairs))
 
 
 if __name__ == "__main__":

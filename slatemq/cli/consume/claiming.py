@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._consume.handles import shard_of
-from slatemq.cli.entry_output import one_line, shown
+from slatemq.cli.entry_output import note_encrypted, one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
 from slatemq.cli.parameters import (
@@ -120,6 +120,7 @@ def message_fields(message: Received) -> dict[str, Any]:
 
 
 def show(session: Session, message: Received) -> None:
+    note_encrypted(session, message.headers)
     if session.json:
         write_json(message_fields(message))
         return

@@ -16,6 +16,7 @@ import click
 
 from slatemq.cli.consume.claiming import message_fields
 from slatemq.cli.consume.programs import NOT_RUN, Outcome, check_syntax, run_program
+from slatemq.cli.entry_output import note_encrypted
 from slatemq.cli.failures import EXIT_REFUSED, BadInput
 from slatemq.cli.output import json_line, note, write_bytes
 from slatemq.cli.parameters import DURATION, Number, consumer_option, queue_argument
@@ -150,6 +151,7 @@ class _Worker:
 
     async def take(self, message: Received) -> None:
         """Called first, for one message at a time, in order."""
+        note_encrypted(self.session, message.headers)
 
     async def finish(self, message: Received) -> Sequence[Received]:
         """Called then, in parallel; returns the messages that are finished now."""
@@ -172,6 +174,7 @@ class _Worker:
 
 class _Printer(_Worker):
     async def take(self, message: Received) -> None:
+        await super().take(message)
         if self.session.json:
             content = json_line(message_fields(message))
         else:

@@ -13,7 +13,7 @@ from uuid import uuid4
 import click
 
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
-from slatemq.cli.entry_output import listing_options
+from slatemq.cli.entry_output import listing_options, note_encrypted
 from slatemq.cli.failures import BadInput
 from slatemq.cli.files.queue_files import exported, head
 from slatemq.cli.output import progress
@@ -115,6 +115,8 @@ async def write_export(
     entries = _entries(client, queue, state, limit, bounds)
     with progress(not session.json, "export", min(total, limit or total)) as update:
         async for entry in entries:
+            if entry.message is not None:
+                note_encrypted(session, entry.message.headers)
             buffer += exported(entry)
             count += 1
             if len(buffer) >= WRITE_BYTES:

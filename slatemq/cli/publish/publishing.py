@@ -87,7 +87,9 @@ duplicates lines.
     "--created-at", type=TIME, help="When it was created: 2026-11-21T08:30:00Z, or ms since 1970."
 )
 @click.option(
-    "--delay", type=DURATION, help="How long delayed queues delay it.  [default: the queue's]"
+    "--delay",
+    type=DURATION,
+    help="How long delayed queues delay it: 500ms, 30s, 1h30m, 7d.  [default: the queue's]",
 )
 @click.option("--visible-at", type=WHEN, help="When it becomes available: a time, or +5m from now.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq.cli.entry_output import shown
+from slatemq.cli.entry_output import note_encrypted, shown
 from slatemq.cli.output import payload_fields, say, write_items, write_json
 from slatemq.cli.parameters import WORDS, confirm, format_time, yes_option
 from slatemq.cli.session import Group, Session, write_listing
@@ -80,6 +80,7 @@ def _show_refused(found: Sequence[RefusedPush]) -> None:
 def show(session: Session, push_id: str) -> None:
     """Show a refused push: the reason, its headers and payload."""
     push = session.call(lambda client: client.get_refused_push(push_id))
+    note_encrypted(session, push.headers)
     if session.json:
         headers = dict(push.headers)
         write_json({**_fields(push), "headers": headers, **payload_fields(push.payload)})

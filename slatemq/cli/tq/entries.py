@@ -20,7 +20,7 @@ import click
 from slatemq.cli.failures import BadInput
 from slatemq.cli.output import note, printable
 from slatemq.cli.parameters import flag
-from slatemq.cli.session import JSON_OPTION, Command, Group
+from slatemq.cli.session import Group, LocalCommand
 from slatemq.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, SlateMQError
 from slatemq.textqueue import (
     AlreadyMarked,
@@ -61,14 +61,8 @@ OFFSET_DIGITS_MAX = 19
 """Enough for any file; Python refuses numbers of thousands of digits."""
 
 
-class FileCommand(Command):
-    """A command for a queue file; the session's other options have no meaning for it."""
-
-    session_options = (JSON_OPTION,)
-
-
 class FileGroup(Group):
-    command_class = FileCommand
+    command_class = LocalCommand
 
 
 def _no_stream(ctx: click.Context, param: click.Parameter, value: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from slatemq.cli.files.import_journal import Journal, Sending
 from slatemq.cli.files.importing import Item, request_id
 from slatemq.cli.files.queue_files import content_of
+from slatemq.encryption import new_key
 from slatemq.textqueue import State, TextQueue
 from tests.acceptance.local_stack import wait_until
 from tests.integration.cli.queue_file_calls import (
@@ -390,3 +391,30 @@ def test_an_export_takes_as_much_memory_for_many_long_messages_as_for_one(
     grown = peak_bytes() - peak_bytes("--limit", "1", "--force")
 
     assert grown < 32 << 20
+
+
+def test_an_encrypted_queue_is_exported_and_imported_with_its_keys(
+    cli: Cli, tmp_path: Path
+) -> None:
+    keys, file, sealed = tmp_path / "keys", tmp_path / "jobs.tq", tmp_path / "sealed.tq"
+    keys.write_text(f"2026 {new_key()}\n")
+    keys.chmod(0o600)
+    queue, other = new_queue(cli), new_queue(cli)
+    with_keys = ("--encryption-keys", str(keys))
+    cli.ok(*with_keys, "publish", "--to", queue, "one lamp")
+    wait_until(lambda: counts(cli, queue) == {"available": 1}, 60)
+
+    # With the keys, a file has what was published, and is imported encrypted again
+    export = ("export", "--state", "available")
+    assert cli.ok(*with_keys, *export, queue, "--out", str(file)).err == ""
+    assert "one lamp" in file.read_text()
+    cli.ok(*with_keys, "import", str(file), "--to", other)
+    wait_until(lambda: counts(cli, other) == {"available": 1}, 60)
+
+    # Without them, it has ciphertext, and the command says which key is missing
+    blind = cli.ok(*export, other, "--out", str(sealed))
+    assert "one lamp" not in sealed.read_text()
+    assert "encrypted with the key '2026'" in blind.err
+    assert "--encryption-keys" in blind.err
+    (found,) = cli.ok(*with_keys, "--json", "claim", other).objects
+    assert (found["payload"], found["headers"]["slatemq-key"]) == ("one lamp", "2026")

@@ -85,7 +85,7 @@ def test_rules_of_the_verb_for_other_queues_come_near_and_others_do_not() -> Non
     found = judged("shop-1", "consume", "orders")
 
     assert not found.is_permitted
-    assert found.reason == "no rule permits 'shop-1' to consume on 'orders'"
+    assert found.reason == "no rule permits 'shop-1' to consume 'orders'"
     assert [(one.place, one.finding, one.detail) for one in found.rules] == [
         ("roles.shop[1]", "other_queues", "receipts")
     ]

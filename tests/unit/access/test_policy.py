@@ -65,12 +65,10 @@ def test_a_decision_names_its_rule_or_what_is_missing() -> None:
 
     assert shop.decide("consume", "receipts").reason == "permitted by roles.shop[1]"
     assert shop.decide("publish", "orders", {"tenant": "b"}).reason == (
-        "roles.shop[0]: its condition is false"
+        "no rule permits 'shop-1' to publish to 'orders': the condition of roles.shop[0] is false"
     )
     assert "cannot be evaluated" in shop.decide("publish", "orders", {}).reason
-    assert shop.decide("edit", "receipts").reason == (
-        "no rule permits 'shop-1' to edit on 'receipts'"
-    )
+    assert shop.decide("edit", "receipts").reason == ("no rule permits 'shop-1' to edit 'receipts'")
 
 
 def test_a_message_without_a_queue_header_needs_the_pattern_of_all_queues() -> None:
@@ -174,3 +172,8 @@ def test_a_bad_policy_is_refused_with_its_key_and_line(text: str, field: str, li
 def test_what_is_not_a_mapping_in_yaml_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"policy\.yaml"):
         rights(SHOP, text)
+
+
+def test_an_unknown_verb_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidArgument, match="'fly' is not a verb; the verbs are publish,"):
+        rights(SHOP, "roles: {r: [{verbs: [fly]}]}")

@@ -79,7 +79,9 @@ def test_a_publish_beyond_the_limit_is_refused_with_the_time_to_wait() -> None:
 
     error = caught.value
     assert (error.reason, error.retry_after_ms) == ("PRINCIPAL_LIMIT", 1501)
-    assert error.message == "'shop' has reached its limit publish_messages_per_s = 10"
+    assert (
+        error.message == "'shop' has reached its limit publish_messages_per_s = 10; retry in 1.5 s"
+    )
     clock.now_s += 1.501
     quota.publish(1, 0)
 

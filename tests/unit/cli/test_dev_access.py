@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from libs.access.callers import callers_of
 from slatemq.cli.access import dev_access
-from slatemq.cli.app import slatemq
+from slatemq.cli.app import invoke, slatemq
 
 
 async def test_its_token_may_do_everything_by_its_policy(tmp_path: Path) -> None:
@@ -67,3 +67,14 @@ def test_the_command_prints_the_variables_and_no_token(tmp_path: Path) -> None:
     assert said["variables"]["SLATEMQ_TLS_CERT"] == str(folder / "service.crt")
     assert all(Path(value).exists() for value in said["variables"].values())
     assert (folder / "operator.token").read_text().strip() not in done.output
+
+
+def test_the_variables_of_a_folder_can_be_shown_again(tmp_path: Path) -> None:
+    folder, runner = tmp_path / "access", CliRunner()
+    absent = invoke(["access", "init", str(folder), "--show"])
+    made = runner.invoke(slatemq, ["access", "init", str(folder), "--json"])
+
+    shown = runner.invoke(slatemq, ["access", "init", str(folder), "--show", "--json"])
+
+    assert absent == 2
+    assert json.loads(shown.stdout)["variables"] == json.loads(made.stdout)["variables"]

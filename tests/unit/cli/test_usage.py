@@ -212,3 +212,22 @@ def test_every_command_teaches_itself(
     assert "--json" in said or group
     assert "slatemq " + " ".join(words) in said
     assert all(len(line) <= 100 for line in said.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [("nack 0-1 --error broken", "--reason"), ("status --token smq_a_b", "--token-file")],
+)
+def test_another_word_for_an_option_is_answered_with_ours(
+    line: str, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(line.split()) == 2
+    assert f"'{ours}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["access init", "access token", "certs dev"])
+def test_what_asks_no_server_takes_no_endpoint(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([*line.split(), "--help"]) == 0
+    assert "--endpoint" not in capsys.readouterr().out

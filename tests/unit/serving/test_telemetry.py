@@ -65,3 +65,22 @@ def test_headers_without_a_context_give_an_empty_one() -> None:
     found = trace.get_current_span(telemetry.extract({"traceparent": "rubbish"}))
 
     assert not found.get_span_context().is_valid
+
+
+def test_errors_that_a_span_records_have_no_secrets() -> None:
+    exporter = InMemorySpanExporter()
+    made = recording("broker", "broker-0", SimpleSpanProcessor(exporter))
+
+    with (
+        pytest.raises(OSError, match="hunter2"),
+        made.tracer.start_as_current_span("connect", attributes={"queue": "orders"}),
+    ):
+        raise OSError("redis://queue:hunter2@10.0.0.7/0 refused the token smq_abc_hunter2")
+
+    (span,) = exporter.get_finished_spans()
+    (event,) = span.events
+    assert span.attributes == {"queue": "orders"}
+    assert event.attributes is not None
+    assert "redis://***@10.0.0.7" in str(event.attributes["exception.message"])
+    assert "hunter2" not in span.to_json()
+    assert "10.0.0.7" in str(span.status.description)

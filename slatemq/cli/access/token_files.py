@@ -1,0 +1,60 @@
+"""Files of tokens: one for who calls, with the token, and one for the services, with hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from slatemq._tokens import NewToken
+
+HEAD = "tokens:\n"
+
+_ITEM = re.compile(r"^( *)- ", re.MULTILINE)
+
+
+def write_token(file: Path, made: NewToken) -> None:
+    """Write a new file that only its user can read. Raises OSError, FileExistsError too."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+        opened.write(f"{made.token}\n")
+
+
+def add_entry(file: Path, made: NewToken) -> None:
+    """Add a token's entry to the services' file, whole or not at all; make the file if need be.
+
+    Raises:
+        OSError: It cannot be read or written.
+        ValueError: It has another form than `tokens:` with a list below.
+    """
+    file = file.resolve()  # A link stays one.
+    text = file.read_text(encoding="utf-8") if file.exists() else HEAD
+    lines = [line for line in text.splitlines() if line.split("#")[0].strip()]
+    rest = "\n".join(lines[1:])
+    item = _ITEM.search(rest)
+    is_list = lines[:1] == [HEAD.strip()] and (item is None) == (not rest)
+    if not is_list or re.search(r"^[^ -]", rest, re.MULTILINE):
+        raise ValueError("must be the line `tokens:` with a list below: add the entry by hand")
+    indent = item[1] if item is not None else "  "
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.touch(0o600)
+        if file.exists():
+            beside.chmod(file.stat().st_mode & 0o777)
+        ended = text if text.endswith("\n") else f"{text}\n"
+        with beside.open("w", encoding="utf-8") as opened:
+            opened.write(f"{ended}{entry_lines(made, indent)}\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def entry_lines(made: NewToken, indent: str = "  ") -> str:
+    """A token's entry in YAML, of which JSON is a part: no library is needed to write it."""
+    pairs = [
+        f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in made.entry.items()
+    ]
+    return "\n".join(f"{indent}{'  ' if n else '- '}{pair}" for n, pair in enumerate(pairs))

@@ -1,0 +1,91 @@
+"""`slatemq access token --add-to --out`: files of tokens, changed whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from libs.access.token_file import TokenFile, token_id
+from libs.documents import Document
+from slatemq.cli.app import invoke
+
+LISTS = {
+    "none": None,
+    "empty": "tokens:\n",
+    "no end of the last line": "tokens:\n  # for now",
+    "a comment before": "# whom we know\ntokens:\n",
+}
+
+
+def make(*words: str | Path) -> int:
+    return invoke(["access", "token", *map(str, words)])
+
+
+@pytest.mark.parametrize("text", LISTS.values(), ids=LISTS)
+def test_the_services_know_what_was_added(tmp_path: Path, text: str | None) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    if text is not None:
+        tokens.write_text(text)
+
+    for name in ("shop", "billing"):
+        assert make(name, "--add-to", tokens, "--out", tmp_path / name) == 0
+
+    known = TokenFile(Document.read(tokens))
+    for name in ("shop", "billing"):
+        token = (tmp_path / name).read_text().strip()
+        entry = known.get(token_id(token))
+        assert entry is not None
+        assert entry.matches(token)
+        assert entry.principal.name == name
+
+
+def test_the_layout_of_a_list_is_kept(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    assert make("shop", "--add-to", tokens, "--out", tmp_path / "shop") == 0
+    tokens.write_text(tokens.read_text().replace("\n  ", "\n"))
+    tokens.chmod(0o640)
+
+    assert make("billing", "--add-to", tokens, "--out", tmp_path / "billing") == 0
+
+    assert len(TokenFile(Document.read(tokens))) == 2
+    assert tokens.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_token_is_for_its_user_alone_and_printed_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert make("shop", "--out", tmp_path / "shop", "--json") == 0
+
+    said = capfd.readouterr().out
+    token = (tmp_path / "shop").read_text().strip()
+    assert (tmp_path / "shop").stat().st_mode & 0o777 == 0o600
+    assert json.loads(said)["token_file"] == str(tmp_path / "shop")
+    assert token not in said
+
+
+@pytest.mark.parametrize("text", ["tokens: []\n", "- a\n", "tokens:\n  - a\nmore: 1\n", "{"])
+def test_another_form_is_refused_and_nothing_is_changed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(text)
+
+    assert make("shop", "--add-to", tokens, "--out", tmp_path / "shop") == 2
+
+    assert "by hand" in capfd.readouterr().err
+    assert tokens.read_text() == text
+    assert [file.name for file in tmp_path.iterdir()] == ["tokens.yaml"]
+
+
+def test_a_token_that_is_there_is_not_overwritten(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop").write_text("precious")
+
+    assert make("shop", "--add-to", tmp_path / "tokens.yaml", "--out", tmp_path / "shop") == 2
+
+    assert "File exists" in capfd.readouterr().err
+    assert (tmp_path / "shop").read_text() == "precious"
+    assert not (tmp_path / "tokens.yaml").exists()
