@@ -7,6 +7,7 @@ import re
 from typing import Any, Final
 
 from libs.access.current import hold_to, may, require
+from libs.access.verbs import Verb
 from libs.filters import SOURCE_BYTES_MAX
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
@@ -106,8 +107,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
     async def GetRedrive(  # noqa: N802 - the RPC's name
         self, request: entry_pb2.GetRedriveRequest, context: Any
     ) -> entry_pb2.GetRedriveResponse:
-        redrive = self._redrive(await self._number(request.redrive_id))
-        require("inspect", redrive.queue_id)
+        redrive = self._redrive(await self._number(request.redrive_id, "inspect"))
         await self._owner.durable()
         return entry_pb2.GetRedriveResponse(redrive=redrive)
 
@@ -166,7 +166,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         return entry_pb2.SettleDeadLettersResponse()
 
     async def _set(self, redrive_id: str, state: RedriveState) -> int:
-        number = await self._number(redrive_id)
+        number = await self._number(redrive_id, "inspect", "edit")
         require("edit", self._redrive(number).queue_id)
 
         def change(now_ms: int) -> None:
@@ -191,11 +191,16 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         await self._owner.run(change)
         return number
 
-    async def _number(self, redrive_id: str) -> int:
-        """Its number; raises NotFound once it is durable that there is none."""
+    async def _number(self, redrive_id: str, *verbs: Verb) -> int:
+        """Its number; raises NotFound once it is durable that there is none.
+
+        And to callers that may do nothing of this in its queue: IDs count up, and an answer of
+        another kind would say of each whether it is there.
+        """
         found = _ID.fullmatch(redrive_id)
         number = int(found[2], 16) if found and int(found[1], 16) == self._shard else 0
-        if self._owner.shard.redrives.get(number) is None:
+        record = self._owner.shard.redrives.get(number)
+        if record is None or not any(may(verb, record.queue_id) for verb in verbs):
             await self._owner.durable()
             raise NotFound("redrive", redrive_id)
         return number

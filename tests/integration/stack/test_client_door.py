@@ -199,6 +199,8 @@ def of_messages(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         )
     )
     ended = Command(complete=consumer_pb2.CompleteCommand(lease_token=other))
+    foreign = Command(complete=consumer_pb2.CompleteCommand(lease_token=prey.lease_token))
+    tokens = (other, prey.lease_token)  # One guessed, and one that was passed on.
 
     def published(**headers: str) -> Any:
         run = ingest_pb2.PublishRun(payloads=[b"x"], headers=headers)
@@ -207,14 +209,20 @@ def of_messages(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
     streamed = ingest_pb2.PublishStreamRequest(number=1, publish=published(queue=THEIRS))
     task = "task_01ARZ3NDEKTSV4RRFFQ69G5FAV"
     return {
-        "Ack": [(consumer_pb2.AckRequest(lease_tokens=[other]), OK)],
-        "Nack": [(consumer_pb2.NackRequest(items=[consumer_pb2.NackItem(lease_token=other)]), OK)],
-        "ExtendLease": [(consumer_pb2.ExtendLeaseRequest(lease_tokens=[other]), OK)],
+        "Ack": [(consumer_pb2.AckRequest(lease_tokens=[one]), OK) for one in tokens],
+        "Nack": [
+            (consumer_pb2.NackRequest(items=[consumer_pb2.NackItem(lease_token=one)]), OK)
+            for one in tokens
+        ],
+        "ExtendLease": [
+            (consumer_pb2.ExtendLeaseRequest(lease_tokens=[one]), OK) for one in tokens
+        ],
         "Execute": [
             (consumer_pb2.ExecuteRequest(commands=[push]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[header]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[moved]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[ended]), NOT_FOUND),
+            (consumer_pb2.ExecuteRequest(commands=[foreign]), DENIED),
         ],
         "Publish": [(published(queue=THEIRS), DENIED), (published(), DENIED)],
         "PublishStream": [(streamed, OK)],
@@ -236,9 +244,9 @@ def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         return request
 
     return {
-        "GetRedrive": [(entry_pb2.GetRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
-        "CancelRedrive": [(entry_pb2.CancelRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
-        "ResumeRedrive": [(entry_pb2.ResumeRedriveRequest(redrive_id=prey.redrive_id), DENIED)],
+        "GetRedrive": [(entry_pb2.GetRedriveRequest(redrive_id=prey.redrive_id), NOT_FOUND)],
+        "CancelRedrive": [(entry_pb2.CancelRedriveRequest(redrive_id=prey.redrive_id), NOT_FOUND)],
+        "ResumeRedrive": [(entry_pb2.ResumeRedriveRequest(redrive_id=prey.redrive_id), NOT_FOUND)],
         "ListQueues": [(queue_pb2.ListQueuesRequest(), OK)],
         "WatchQueues": [(queue_pb2.WatchQueuesRequest(), OK)],
         "GetTopology": [],
@@ -357,8 +365,8 @@ REFUSED_WITHIN: Final[dict[str, Callable[[bytes], int]]] = {
 }
 """The codes in the answers of calls that refuse each item by itself."""
 
-SAYS_WHAT_WAS_ASKED: Final = ("PublishStream",)
-"""Its answer has the refusal of the request, with the name of the queue in it."""
+SAYS_WHAT_WAS_ASKED: Final = ("PublishStream", "Ack", "Nack", "ExtendLease")
+"""Their answers have the refusal of the request, with the name of the queue in it."""
 
 
 def test_the_calls_among_services_are_those_that_no_client_may_make() -> None:
