@@ -27,6 +27,10 @@ from slatemq.errors import PermissionDenied, Unauthenticated
 KEPT_MAX: Final = 10_000
 
 
+Run = tuple[int, Mapping[str, str], int, int]
+"""Messages to be published: their place in the request, headers, number and bytes."""
+
+
 class Caller:
     """Who calls.
 
@@ -71,23 +75,28 @@ class Caller:
         if not decision.is_permitted:
             raise PermissionDenied(decision.reason, metadata={"verb": verb, "queue": queue})
 
-    def publish(self, runs: Iterable[tuple[Mapping[str, str], int, int]]) -> None:
-        """Admit messages: the headers of each run, how many messages it has, and their bytes.
+    def require_publish(self, headers: Mapping[str, str]) -> None:
+        """Raises PermissionDenied unless it may publish a message with these headers."""
+        queue = headers.get("queue", "")
+        decision = self.rights.decide("publish", queue, headers)
+        if not decision.is_permitted:
+            raise PermissionDenied(decision.reason, metadata={"verb": "publish", "queue": queue})
+
+    def publish(self, runs: Iterable[Run], item: str = "run") -> None:
+        """Admit messages; those of a run have the same headers.
 
         Raises:
-            PermissionDenied: A run is not permitted; its metadata has the queue, and as `run` the
+            PermissionDenied: A run is not permitted; its metadata has the queue, and as `item` the
                 place of the run. Then nothing is counted.
             ResourceExhausted: The caller has reached its limit.
         """
         messages_count = bytes_count = 0
-        for place, (headers, count, size_bytes) in enumerate(runs):
-            queue = headers.get("queue", "")
-            decision = self.rights.decide("publish", queue, headers)
-            if not decision.is_permitted:
-                raise PermissionDenied(
-                    decision.reason,
-                    metadata={"verb": "publish", "queue": queue, "run": str(place)},
-                )
+        for place, headers, count, size_bytes in runs:
+            try:
+                self.require_publish(headers)
+            except PermissionDenied as error:
+                error.metadata[item] = str(place)
+                raise
             messages_count += count
             bytes_count += size_bytes
         self.quota.publish(messages_count, bytes_count)

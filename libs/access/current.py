@@ -34,11 +34,22 @@ def require(verb: Verb, queue: str) -> None:
         caller.require(verb, queue)
 
 
-def require_publish(messages: Iterable[tuple[str, Mapping[str, str], int]]) -> None:
-    """Admit pushed messages: their queue, headers and bytes; raises as `Caller.publish`."""
+def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], item: str) -> None:
+    """Admit messages that go to a queue, whatever their header `queue` says.
+
+    Of each come its place in the request, its queue, headers and bytes. Raises as `Caller.publish`.
+    """
     caller = current_caller.get()
     if caller is not None:
-        caller.publish(({**headers, "queue": queue}, 1, size) for queue, headers, size in messages)
+        runs = ((at, {**headers, "queue": to}, 1, size) for at, to, headers, size in messages)
+        caller.publish(runs, item)
+
+
+def require_headers(headers: Mapping[str, str]) -> None:
+    """Raises PermissionDenied unless the caller may publish a message with these headers."""
+    caller = current_caller.get()
+    if caller is not None:
+        caller.require_publish(headers)
 
 
 def require_publish_any(queue: str) -> None:

@@ -57,7 +57,8 @@ class ArchivedServiceServicer:
 
     def RedriveArchived(self, request, context):
         """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: a repeated call pushes nothing twice.
+        archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
+        rows need.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
         message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no

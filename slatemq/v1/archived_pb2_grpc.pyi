@@ -38,7 +38,8 @@ class ArchivedServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ArchivedServiceAsyncStub: ...
     RedriveArchived: _grpc.UnaryUnaryMultiCallable[_archived_pb2.RedriveArchivedRequest, _archived_pb2.RedriveArchivedResponse]
     """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: a repeated call pushes nothing twice.
+    archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
+    rows need.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
     message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no
@@ -64,7 +65,8 @@ class ArchivedServiceAsyncStub(ArchivedServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RedriveArchived: _aio.UnaryUnaryMultiCallable[_archived_pb2.RedriveArchivedRequest, _archived_pb2.RedriveArchivedResponse]  # type: ignore[assignment]
     """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-    archived entries, in one commit: a repeated call pushes nothing twice.
+    archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
+    rows need.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
     message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no
@@ -93,7 +95,8 @@ class ArchivedServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_archived_pb2.RedriveArchivedResponse, _abc.Awaitable[_archived_pb2.RedriveArchivedResponse]]:
         """Pushes the content of archived dead letters into a queue, as new messages with IDs of their own and no history, and removes the
-        archived entries, in one commit: a repeated call pushes nothing twice.
+        archived entries, in one commit: a repeated call pushes nothing twice. It needs what publishes to the target with the headers of the
+        rows need.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID; negative `created_revision`; no rows, or more than 1,000; of a row, an impossible
         message ID, order or time; an empty or too long run; more than 64 MiB of payloads; limits of a message as of Publish), NOT_FOUND (no

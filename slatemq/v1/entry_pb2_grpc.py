@@ -350,7 +350,7 @@ class DelayedServiceServicer:
     def EditMessage(self, request, context):
         """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
         queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-        response was lost, is OK while the message is as the edit made it.
+        response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
 
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
@@ -600,7 +600,7 @@ class DeadLetterServiceServicer:
         """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
         histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
         stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-        exactly once.
+        exactly once. It needs what a publish to the queue with its headers needs.
 
         A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
         call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.

@@ -202,7 +202,7 @@ class DelayedServiceStub:
     EditMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]
     """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
     queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-    response was lost, is OK while the message is as the edit made it.
+    response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
 
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
@@ -233,7 +233,7 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
     EditMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.EditMessageRequest, _entry_pb2.EditMessageResponse]  # type: ignore[assignment]
     """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
     queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-    response was lost, is OK while the message is as the edit made it.
+    response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
 
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
@@ -267,7 +267,7 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_entry_pb2.EditMessageResponse, _abc.Awaitable[_entry_pb2.EditMessageResponse]]:
         """Replaces the payload and headers of a message while it is delayed in this queue. The message is not routed again. During the call this
         queue does not deliver the entry; after it, all queues deliver the changed message. Repeating an edit with the old etag, because its
-        response was lost, is OK while the message is as the edit made it.
+        response was lost, is OK while the message is as the edit made it. New headers need what a publish with them needs.
 
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
@@ -349,7 +349,7 @@ class DeadLetterServiceStub:
     """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
     histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
     stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-    exactly once.
+    exactly once. It needs what a publish to the queue with its headers needs.
 
     A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
     call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
@@ -403,7 +403,7 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
     histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
     stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-    exactly once.
+    exactly once. It needs what a publish to the queue with its headers needs.
 
     A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
     call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.
@@ -490,7 +490,7 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Settles single dead letters of a queue: makes them available again, drops them, replaces them by new messages, and adds notes to their
         histories. All settlements take effect in one commit, or none, so that no dead letter is duplicated or lost. Dropped and replaced ones
         stay listed as done for the queue's done retention. A replacement is pushed: no filter is applied, and it reaches the queue soon after,
-        exactly once.
+        exactly once. It needs what a publish to the queue with its headers needs.
 
         A settlement names a dead letter by its handle from ListEntries; a message that has failed again since has another handle. Repeating a
         call with the same `request_id` and the same content within 10 minutes is OK and does nothing; without it a repeat gets NOT_FOUND.

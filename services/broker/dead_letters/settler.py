@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from libs.access.current import require_pushes
 from libs.serving.requests.headers import encoded_headers
 from libs.storage.records.states import FINGERPRINT_BYTES
 from services.broker.core.batches.settle import (
@@ -59,6 +60,7 @@ class DeadLetterSettler:
         Raises what the proto says.
         """
         queue_id, each = self._checked(request)
+        _require_replacements(queue_id, request)
         who = consumer_id(request.consumer_id)
         self._owner.admit()
         fingerprint = await asyncio.to_thread(_fingerprint, request)
@@ -152,6 +154,16 @@ def _check_payload(number: int, content: entry_pb2.ReplaceDeadLetter, limits: Pu
     except InvalidArgument as error:
         error.metadata.setdefault("settlement", str(number))
         raise
+
+
+def _require_replacements(queue_id: str, request: entry_pb2.SettleDeadLettersRequest) -> None:
+    """Raises as a publish of what replaces dead letters."""
+    replacements = (
+        (place, queue_id, item.replace.headers, len(item.replace.payload))
+        for place, item in enumerate(request.settlements)
+        if item.HasField("replace")
+    )
+    require_pushes(replacements, "settlement")
 
 
 def _fingerprint(request: entry_pb2.SettleDeadLettersRequest) -> bytes:

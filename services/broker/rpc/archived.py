@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from libs.access.current import require_pushes
 from libs.serving.requests.headers import encoded_headers
 from services.broker.core.batches.remove import Outcome
 from services.broker.dead_letters.mover import ListedDeadLetter, Mover
@@ -40,6 +41,12 @@ class ArchivedServicer(archived_pb2_grpc.ArchivedServiceServicer):
         target_id = request.target_queue_id
         target_id = checked_id(target_id, "target_queue_id") if target_id else queue_id
         wanted, contents = self._archived(request.rows)
+        # The caller gives what is pushed: nothing here knows what was archived.
+        pushes = (
+            (place, target_id, content.headers, len(content.payload))
+            for place, content in enumerate(contents)
+        )
+        require_pushes(pushes, "row")
         queue = await find_queue(self._owner, queue_id, request.created_revision)
         outcomes = await self._archiver.redrive(queue, target_id, wanted, contents)
         return archived_pb2.RedriveArchivedResponse(

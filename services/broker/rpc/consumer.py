@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from google.rpc.status_pb2 import Status
 
-from libs.access.current import require_publish, require_publish_any
+from libs.access.current import require_publish_any, require_pushes
 from libs.serving.requests.guard import encoded
 from libs.storage.layout.ids import MAX_SHARD
 from services.broker.core.lease_table import lease_ended, lease_unknown
@@ -248,8 +248,12 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         for command in request.commands:
             if command.HasField("transfer"):
                 require_publish_any(command.transfer.target_queue_id)
-        pushes = (command.push for command in request.commands if command.HasField("push"))
-        require_publish((push.queue_id, push.headers, len(push.payload)) for push in pushes)
+        pushes = (
+            (place, command.push.queue_id, command.push.headers, len(command.push.payload))
+            for place, command in enumerate(request.commands)
+            if command.HasField("push")
+        )
+        require_pushes(pushes, "command")
         return await self._executor.execute(request)
 
     def _leases(

@@ -319,7 +319,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             caller.quota.admit_publish()  # Before the work, where it would be for nothing.
         accepted = wire.accept(request, self._rules)
         if caller is not None:
-            caller.publish((run.headers, len(run.payloads), _size_of(run)) for run in request.runs)
+            caller.publish(
+                (place, run.headers, len(run.payloads), _size_of(run))
+                for place, run in enumerate(request.runs)
+            )
         return accepted
 
     async def _publish(self, accepted: Accepted) -> ingest_pb2.PublishResponse:

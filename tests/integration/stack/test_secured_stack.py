@@ -25,13 +25,21 @@ from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
 from slatemq._tokens import NewToken, new_token
 from slatemq.cli.access.dev_certificates import SERVICE_NAME, make_certificates
-from slatemq.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
+from slatemq.errors import (
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from slatemq.v1 import (
+    archived_pb2,
     assignment_pb2,
     assignment_pb2_grpc,
     consumer_pb2,
     queue_pb2,
 )
+from slatemq.v1.archived_pb2_grpc import ArchivedServiceStub
 from slatemq.v1.consumer_pb2_grpc import ConsumerServiceStub
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.acceptance.local_stack import LocalStack, peer_address
@@ -48,12 +56,21 @@ POLICY: dict[str, Any] = {
             },
             {"verbs": ["consume", "inspect"], "queues": ["orders*"]},
         ],
+        "editor": [
+            {
+                "verbs": ["publish"],
+                "queues": ["orders*"],
+                "when": "headers.tenant == principal.tenant",
+            },
+            {"verbs": ["inspect", "edit"], "queues": ["orders*"]},
+        ],
         "all": [
             {"verbs": ["publish", "consume", "inspect", "edit", "administer", "operate"]},
         ],
     },
     "bindings": [
         {"principals": ["shop"], "roles": ["shop"]},
+        {"principals": ["editor"], "roles": ["editor"]},
         {"principals": ["ops"], "roles": ["all"]},
     ],
     "limits": [{"principals": ["shop"], "publish_messages_per_s": 5}],
@@ -67,7 +84,7 @@ class Secured:
         self,
         folder: Path,
         policy: Mapping[str, Any] = POLICY,
-        names: Sequence[str] = ("shop", "ops", "stranger"),
+        names: Sequence[str] = ("shop", "editor", "ops", "stranger"),
     ) -> None:
         """Write a policy, and tokens of these principals."""
         self.folder = folder
@@ -150,6 +167,138 @@ async def test_each_caller_does_what_the_policy_permits(
         for forbidden in (shop.purge_queue("orders"), shop.get_queue("bills")):
             with pytest.raises(PermissionDenied):
                 await forbidden
+
+
+async def test_a_lease_of_another_queue_is_neither_finished_nor_extended(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    """By one who has its token, and may consume from other queues."""
+    made, stack = secured
+    denied, fine = grpc.StatusCode.PERMISSION_DENIED.value[0], 0
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    shop = {"metadata": (("authorization", f"Bearer {made.tokens['shop'].token}"),)}
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        claimed = {}
+        # Many leases of one claim are kept in another form than few.
+        for queue_id, count_ in (("leased", 60), ("orders-leased", 60), ("leased-few", 2)):
+            await ops.create_queue(queue_id)
+            await ops.publish_batch([slatemq.OutgoingMessage(b"x", {"queue": queue_id})] * count_)
+            claimed[queue_id] = await ops.claim(queue_id, count_, wait=30)
+        foreign, own, few = [[one.lease_token for one in claimed[queue]] for queue in claimed]
+        stub: Any = ConsumerServiceStub(channel)
+
+        mixed = [foreign[0], own[0], foreign[1], own[1]]
+        extended = await stub.ExtendLease(
+            consumer_pb2.ExtendLeaseRequest(lease_tokens=mixed, lease_ms=60_000), **shop
+        )
+        assert [one.status.code for one in extended.results] == [denied, fine, denied, fine]
+        assert [bool(one.lease_deadline_ms) for one in extended.results] == [False, True] * 2
+
+        items = [consumer_pb2.NackItem(lease_token=token) for token in mixed]
+        nacked = await stub.Nack(consumer_pb2.NackRequest(items=items), **shop)
+        assert [one.code for one in nacked.results] == [denied, fine, denied, fine]
+
+        runs = [consumer_pb2.LeaseRun(lease_token=tokens[2], count=3) for tokens in (foreign, own)]
+        acked = await stub.Ack(
+            consumer_pb2.AckRequest(lease_tokens=[own[5], few[0]], runs=runs), **shop
+        )
+        assert [one.code for one in acked.results] == [fine, denied, *[denied] * 3, *[fine] * 3]
+        assert "consume on 'leased-few'" in acked.results[1].message
+
+        complete = [
+            consumer_pb2.Command(complete=consumer_pb2.CompleteCommand(lease_token=token))
+            for token in (own[6], foreign[6])
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Execute(consumer_pb2.ExecuteRequest(commands=complete), **shop)
+        refused = from_rpc_error(caught.value)
+        assert isinstance(refused, PermissionDenied)
+        assert (refused.metadata["queue"], refused.metadata["command"]) == ("leased", "1")
+
+        # None of it was done: the leases are still those of the operator.
+        await ops.ack([*foreign, *few, own[6]])
+
+
+async def test_a_redrive_in_a_queue_that_one_may_not_see_is_as_if_it_were_not_there(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    async with (
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(stack.endpoint, credentials=made.credentials("editor")) as editor,
+    ):
+        redrives = {}
+        for queue_id in ("redriven", "orders-redriven"):
+            await ops.create_queue(queue_id)
+            redrives[queue_id] = await ops.start_redrive(queue_id)
+        foreign, own = (one.redrive_id for one in redrives.values())
+        absent = f"{foreign.partition('-')[0]}-ffff"
+
+        for call in (editor.get_redrive, editor.cancel_redrive, editor.resume_redrive):
+            outcomes = []
+            for redrive_id in (foreign, absent):
+                with pytest.raises(NotFound) as caught:
+                    await call(redrive_id)
+                outcomes.append((caught.value.reason, caught.value.message.replace(redrive_id, "")))
+            assert outcomes[0] == outcomes[1]
+        assert (await editor.get_redrive(own)).queue_id == "orders-redriven"
+
+
+async def test_an_editor_sends_no_headers_that_it_could_not_publish(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    forged, good = {"queue": "orders-wrong", "tenant": "other"}, {"tenant": "acme"}
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    bearer = (("authorization", f"Bearer {made.tokens['editor'].token}"),)
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(stack.endpoint, credentials=made.credentials("editor")) as editor,
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        await ops.create_queue("orders-dated", default_delay=900)
+        await ops.create_queue("orders-wrong", max_attempts=1, backoff=slatemq.Backoff.none())
+        await ops.publish(b"x", {"queue": "orders-dated", "tenant": "acme"})
+        await ops.publish(b"x", {"queue": "orders-wrong", "tenant": "acme"})
+        (claimed,) = await ops.claim("orders-wrong", wait=30)
+        await claimed.nack("broken")
+        (failed,) = [one async for one in ops.list_entries("orders-wrong", "failed")]
+        delayed: list[slatemq.Entry] = []
+        while not delayed:
+            delayed = [one async for one in ops.list_entries("orders-dated", "delayed")]
+        (late,) = delayed
+        archived = archived_pb2.RedriveArchivedRequest(queue_id="orders-wrong")
+        archived.rows.add(message_id=1, failed_at_ms=1, bucket_order=1, run="run")
+
+        with pytest.raises(PermissionDenied) as caught:
+            await editor.edit_message(late.handle, headers=forged)
+        assert caught.value.metadata == {"verb": "publish", "queue": "orders-wrong"}
+        with pytest.raises(PermissionDenied):  # A rule for some queues covers none without one.
+            await editor.edit_message(late.handle, headers=good)
+        replacement = slatemq.ReplaceDeadLetter(failed.handle, b"y", forged)
+        with pytest.raises(PermissionDenied) as caught:
+            await editor.settle_dead_letters([replacement])
+        assert caught.value.metadata["settlement"] == "0"
+        archived.rows[0].headers.update(forged)
+        stub: Any = ArchivedServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.RedriveArchived(archived, metadata=bearer)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+        await editor.edit_message(late.handle, headers={**good, "queue": "orders-dated"})
+        await editor.edit_message(late.handle, payload=b"y")  # It changes no headers.
+        await editor.settle_dead_letters([slatemq.ReplaceDeadLetter(failed.handle, b"y", good)])
+        archived.rows[0].headers.clear()
+        archived.rows[0].headers.update(good)
+        answer = await stub.RedriveArchived(archived, metadata=bearer)
+        assert answer.gone_count == 1
+        (replaced,) = await ops.claim("orders-wrong", wait=30)
+        assert (replaced.payload, replaced.headers["tenant"]) == (b"y", "acme")
 
 
 async def test_a_limit_holds_one_caller_and_no_other(secured: tuple[Secured, LocalStack]) -> None:
@@ -377,60 +526,6 @@ async def test_a_watch_shows_nothing_more_once_its_token_is_removed(
             await watch_on()
 
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_a_lease_of_another_queue_is_neither_finished_nor_extended(
-    secured: tuple[Secured, LocalStack],
-) -> None:
-    """By one who has its token, and may consume from other queues."""
-    made, stack = secured
-    denied, fine = grpc.StatusCode.PERMISSION_DENIED.value[0], 0
-    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
-    shop = {"metadata": (("authorization", f"Bearer {made.tokens['shop'].token}"),)}
-    async with (
-        asyncio.timeout(60),
-        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
-        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
-    ):
-        claimed = {}
-        # Many leases of one claim are kept in another form than few.
-        for queue_id, count_ in (("leased", 60), ("orders-leased", 60), ("leased-few", 2)):
-            await ops.create_queue(queue_id)
-            await ops.publish_batch([slatemq.OutgoingMessage(b"x", {"queue": queue_id})] * count_)
-            claimed[queue_id] = await ops.claim(queue_id, count_, wait=30)
-        foreign, own, few = [[one.lease_token for one in claimed[queue]] for queue in claimed]
-        stub: Any = ConsumerServiceStub(channel)
-
-        mixed = [foreign[0], own[0], foreign[1], own[1]]
-        extended = await stub.ExtendLease(
-            consumer_pb2.ExtendLeaseRequest(lease_tokens=mixed, lease_ms=60_000), **shop
-        )
-        assert [one.status.code for one in extended.results] == [denied, fine, denied, fine]
-        assert [bool(one.lease_deadline_ms) for one in extended.results] == [False, True] * 2
-
-        items = [consumer_pb2.NackItem(lease_token=token) for token in mixed]
-        nacked = await stub.Nack(consumer_pb2.NackRequest(items=items), **shop)
-        assert [one.code for one in nacked.results] == [denied, fine, denied, fine]
-
-        runs = [consumer_pb2.LeaseRun(lease_token=tokens[2], count=3) for tokens in (foreign, own)]
-        acked = await stub.Ack(
-            consumer_pb2.AckRequest(lease_tokens=[own[5], few[0]], runs=runs), **shop
-        )
-        assert [one.code for one in acked.results] == [fine, denied, *[denied] * 3, *[fine] * 3]
-        assert "consume on 'leased-few'" in acked.results[1].message
-
-        complete = [
-            consumer_pb2.Command(complete=consumer_pb2.CompleteCommand(lease_token=token))
-            for token in (own[6], foreign[6])
-        ]
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Execute(consumer_pb2.ExecuteRequest(commands=complete), **shop)
-        refused = from_rpc_error(caught.value)
-        assert isinstance(refused, PermissionDenied)
-        assert (refused.metadata["queue"], refused.metadata["command"]) == ("leased", "1")
-
-        # None of it was done: the leases are still those of the operator.
-        await ops.ack([*foreign, *few, own[6]])
 
 
 async def test_events_go_to_a_secured_instance(
