@@ -11,7 +11,7 @@ UV ?= $(BIN)/uv
 STACK := $(VENV)/.stack
 SPARK := $(VENV)/.spark
 STAMP := $(VENV)/.complete
-SERVICES := ingest router broker janitor
+SERVICES := ingest router broker janitor console
 SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 
 # Tests start hundreds of processes: what one has compiled the others load.

@@ -2,7 +2,7 @@
 
 `ingest`   accepts and stores messages     `router`  judges them by the filters of all queues
 `broker`   owns queues and leases          `janitor` runs jobs over snapshots with Spark
-`stack`    all of them on one machine
+`console`  pages for people                `stack`   all of them on one machine
 """
 
 import os

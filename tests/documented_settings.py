@@ -11,8 +11,10 @@ from typing import Any
 
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.instance import InstanceSettings
+from libs.serving.process.process_config import ProcessConfig
 from libs.serving.process.settings import Setting, flag_of, kind_of, settings_of, variable_of
 from services.broker.config import BrokerConfig
+from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
@@ -42,28 +44,30 @@ the record, or the process ends with exit code 2. `slatemq instance set` changes
 
 SECTIONS: tuple[tuple[str, str, type], ...] = (
     ("The instance", INSTANCE, InstanceSettings),
-    ("Every service", "", ServingConfig),
+    ("Every process", "", ProcessConfig),
+    ("Every service", "All but the console.", ServingConfig),
     ("Ingest", "", IngestConfig),
     ("Broker", "", BrokerConfig),
     ("Router", "", RouterConfig),
     ("Janitor", "", JanitorConfig),
+    ("Console", "", ConsoleConfig),
 )
 
 
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    common = {field.name for field in settings_of(ServingConfig)}
     for title, text, holder in SECTIONS:
-        shown = [
-            field
-            for field in settings_of(holder)
-            if holder is ServingConfig or field.name not in common
-        ]
+        inherited = {field.name for base in holder.__bases__ for field in _fields(base)}
+        shown = [field for field in settings_of(holder) if field.name not in inherited]
         rows = "\n".join(_row(field) for field in shown)
-        head = f"## {title}\n\n{text}\n" if text else f"## {title}\n\n"
+        head = f"## {title}\n\n{text.rstrip()}\n\n" if text else f"## {title}\n\n"
         parts.append(f"{head}| flag | variable | default | what |\n|---|---|---|---|\n{rows}\n")
     return "\n".join(parts)
+
+
+def _fields(holder: type) -> list[dataclasses.Field[Any]]:
+    return settings_of(holder) if dataclasses.is_dataclass(holder) else []
 
 
 def _row(field: dataclasses.Field[Any]) -> str:

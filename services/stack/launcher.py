@@ -38,11 +38,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             _prepare_folders(options)
             other = _other_launcher(options.data, held)
             names = [part.name for part in PARTS]
+            services = [part.name for part in PARTS if not part.has_pages]
             ports = choose_ports(options.ports, names)
             http_ports: dict[str, int] = {}
             if options.http_ports is not None:
                 flag = "--http-ports"
-                http_ports = choose_ports(options.http_ports or None, names, ports.values())
+                http_ports = choose_ports(options.http_ports or None, services, ports.values())
         except PortInUse as error:
             if other:
                 report(f"{error}: a stack runs on {options.data} already (process {other})")
@@ -118,7 +119,7 @@ async def _cut_short(work: asyncio.Task[None], signalled: asyncio.Task[Any]) -> 
 
 
 def _say_ready(stack: Stack, options: StackOptions) -> None:
-    """One line on stdout, the last of the start; where everything is goes to stderr."""
+    """Two lines on stdout, the last of the start; where everything is goes to stderr."""
     where = ", ".join(f"{name} {address}" for name, address in stack.endpoints.items())
     report(f"{where}; data in {options.root}{_logs(options)}")
     endpoint = next(iter(stack.endpoints.values()))
@@ -126,7 +127,8 @@ def _say_ready(stack: Stack, options: StackOptions) -> None:
     with suppress(OSError):
         print(  # noqa: T201
             f"SlateMQ is ready at {endpoint}; publish a first message:"
-            f" {command} queue create hello{at}; {command} publish --to hello{at} Hello",
+            f" {command} queue create hello{at}; {command} publish --to hello{at} Hello"
+            f"\nThe console is at {stack.pages['console']}",
             flush=True,
         )
 

@@ -14,17 +14,17 @@ from slatemq.variables import is_service_link
 PORT_MAX = 65_535
 
 DESCRIPTION = """\
-Runs all of SlateMQ on this machine: ingest, router, broker and janitor, each as a process of its
-own on loopback. Prints one line on stdout once all of them serve; everything else goes to stderr
-and into the logs. A service that dies is started again on its port; one that was fenced, because
-another process owns its data now, is not, and when no owner of data is left the stack ends.
+Runs all of SlateMQ on this machine: ingest, router, broker, janitor and console, each as a process
+of its own on loopback. Prints two lines on stdout once all of them serve; everything else goes to
+stderr and into the logs. A service that dies is started again on its port; one that was fenced,
+because another process owns its data now, is not, and when no owner of data is left the stack ends.
 SIGTERM or Ctrl-C drains and stops everything; a second one hurries."""
 
 EPILOG = """\
 examples:
   python -m services --data data                     a folder, free ports
   python -m services --data data --ports 7420        ingest 7420, router 7421, broker 7422,
-                                                     janitor 7423
+                                                     janitor 7423, console 7424
   python -m services --store 's3://bucket/slatemq?region=eu-central-1'
 
 Clients need one address, any service's; they find the rest by themselves. Settings of the

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
-from libs.serving.process.healthprobe import NO_TLS, probe, tls_files
+from libs.serving.process.healthprobe import NO_TLS, probe, probe_pages, tls_files
 
 STARTS_MAX = 10
 """A service that ends this often before it has ever served will not serve. Lives are counted, not
@@ -73,6 +73,7 @@ class Program:
         environ: Its whole environment.
         log: File for its output; None leaves it on this process's stderr.
         http_address: `host:port` of its HTTP port; empty without one.
+        has_pages: Whether it answers with pages in place of gRPC.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Program:
     environ: Mapping[str, str]
     log: Path | None
     http_address: str = ""
+    has_pages: bool = False
 
 
 class Supervised:
@@ -210,7 +212,8 @@ class Supervised:
 
     async def _look(self) -> float:
         """Wait until it serves; returns when that was, on the monotonic clock."""
-        await until_serving(self.address, tls_files(self._program.environ))
+        ask = probe_pages if self._program.has_pages else probe
+        await until_serving(self.address, tls_files(self._program.environ), ask)
         self.serving.set()
         self._has_served = True
         if self._lives_count > 1:
@@ -219,9 +222,13 @@ class Supervised:
         return time.monotonic()
 
 
-async def until_serving(address: str, tls: Mapping[str, str] = NO_TLS) -> None:
+async def until_serving(
+    address: str,
+    tls: Mapping[str, str] = NO_TLS,
+    ask: Callable[[str, Mapping[str, str]], str] = probe,
+) -> None:
     """Ask a server for its health until it says SERVING. Never gives up: cancel it."""
-    while await asyncio.to_thread(probe, address, tls):  # noqa: ASYNC110
+    while await asyncio.to_thread(ask, address, tls):  # noqa: ASYNC110
         await asyncio.sleep(HEALTH_LOOK_SECONDS)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FENCED
+from libs.serving.process.healthprobe import tls_files
 from services.stack.options import StackOptions, environment_of_services
 from services.stack.ports import HOST
 from services.stack.process import Program, Supervised
@@ -23,11 +24,13 @@ class Part:
     Attributes:
         owns_data: Whether it writes a database, and so can be fenced.
         after: Services that must serve before it is started first.
+        has_pages: Whether people connect to it with a browser, and no client does.
     """
 
     name: str
     owns_data: bool
     after: Sequence[str] = ()
+    has_pages: bool = False
 
 
 PARTS = (
@@ -36,10 +39,11 @@ PARTS = (
     Part("router", owns_data=False, after=("ingest", "broker")),
     Part("broker", owns_data=True),
     Part("janitor", owns_data=False, after=("ingest", "broker")),
+    Part("console", owns_data=False, after=("ingest", "broker"), has_pages=True),
 )
 """In the order of their ports."""
 
-STOP_ORDER = ("janitor", "router", "broker", "ingest")
+STOP_ORDER = ("console", "janitor", "router", "broker", "ingest")
 """Callers before those that they call: the broker reads payloads from ingest while it drains."""
 
 STOP_GRACE_SECONDS = 15.0
@@ -56,24 +60,40 @@ def programs(
     environ: Mapping[str, str],
 ) -> list[Program]:
     logs = options.logs
+
+    def command(part: Part) -> list[str]:
+        begin = [
+            *(sys.executable, "-m", f"services.{part.name}"),
+            *("--host", HOST, "--port", str(ports[part.name])),
+            *("--parent-pid", str(os.getpid())),
+        ]
+        if part.has_pages:
+            return [*begin, "--endpoint", f"{HOST}:{ports[PARTS[0].name]}"]
+        return [
+            *begin,
+            *("--root", options.root),
+            *("--config", options.config),
+            *("--http-port", str(http_ports.get(part.name, -1))),
+        ]
+
     return [
         Program(
             name=part.name,
-            command=[
-                *(sys.executable, "-m", f"services.{part.name}"),
-                *("--root", options.root),
-                *("--host", HOST, "--port", str(ports[part.name])),
-                *("--parent-pid", str(os.getpid())),
-                *("--config", options.config),
-                *("--http-port", str(http_ports.get(part.name, -1))),
-            ],
+            command=command(part),
             address=f"{HOST}:{ports[part.name]}",
             environ=environment_of_services(environ),
             log=logs / f"{part.name}.log" if logs is not None else None,
-            http_address=f"{HOST}:{http_ports[part.name]}" if http_ports else "",
+            http_address=f"{HOST}:{http_ports[part.name]}" if part.name in http_ports else "",
+            has_pages=part.has_pages,
         )
         for part in PARTS
     ]
+
+
+def page_address(program: Program) -> str:
+    """Where a browser finds it."""
+    scheme = "https" if tls_files(program.environ) else "http"
+    return f"{scheme}://{program.address}"
 
 
 class StartFailed(Exception):
@@ -104,6 +124,7 @@ class Stack:
         self._http_endpoints = {
             program.name: program.http_address for program in what if program.http_address
         }
+        self._pages = {program.name: page_address(program) for program in what if program.has_pages}
         self._members = {
             program.name: Supervised(program, report, self._on_serving) for program in what
         }
@@ -111,7 +132,17 @@ class Stack:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        return {name: member.address for name, member in self._members.items()}
+        """The addresses that clients connect to."""
+        return {
+            name: member.address
+            for name, member in self._members.items()
+            if name not in self._pages
+        }
+
+    @property
+    def pages(self) -> dict[str, str]:
+        """The addresses for browsers."""
+        return self._pages
 
     async def start(self) -> None:
         """Start everything and wait until all of it serves; then the ready file is written.
@@ -189,6 +220,7 @@ class Stack:
             | {name: member.pid for name, member in self._members.items()},
             "root": self._root,
         }
+        fields |= self._pages
         if self._http_endpoints:
             fields["http_endpoints"] = self._http_endpoints
         whole = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc.aio
 import pytest
@@ -39,7 +40,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 
 def test_it_says_where_all_is_and_how_to_publish(own: LocalStack) -> None:
-    (line,) = (own.folder / "launcher.out").read_text().splitlines()
+    line, console = (own.folder / "launcher.out").read_text().splitlines()
     ready = json.loads((own.folder / "ready.json").read_text())
 
     assert line.startswith(f"SlateMQ is ready at {ready['endpoint']}; ")
@@ -48,6 +49,9 @@ def test_it_says_where_all_is_and_how_to_publish(own: LocalStack) -> None:
     assert all(f"{name} {at}" in places for name, at in ready["endpoints"].items())
     assert f"data in {ready['root']}; logs in {own.folder}" in places
     assert all(is_running(pid) for pid in ready["pids"].values())
+    assert console == f"The console is at {ready['console']}"
+    with urlopen(ready["console"]) as page:
+        assert "<h1>Overview</h1>" in page.read().decode()
 
     commands = line.partition("publish a first message: ")[2]
     ended = subprocess.run(

@@ -7,6 +7,8 @@ In reading order; a file imports only files above it:
 `exits`          Why a service process ends, and with which exit code
 `settings`       One setting: a field of a frozen dataclass, with its text, bounds, flag and
                  variable
+`process_config` The settings of every process, and how settings are read from flags and
+                 environment
 `instance`       The settings of the instance: what must be the same in every process
 `config`         Settings: frozen dataclasses, read once at start from flags and environment
 `health`         The health of a process, and why it does not serve

@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses, read once at start from flags and environment.
+"""Settings of a service: frozen dataclasses, read once at start from flags and environment.
 
 A service declares its settings by extending `ServingConfig`::
 
@@ -7,35 +7,23 @@ A service declares its settings by extending `ServingConfig`::
         shard: int = setting("Number of this broker's shard.", default=0, minimum=0)
         lease_ms: int = setting("Lease of a claim that asks for none, in ms.", default=30_000)
 
-and `load` gives each one a flag (`--lease-ms`), a variable (`SLATEMQ_LEASE_MS`) and a line in
-`--help`. A flag goes before the variable, and that before the default.
-
-The settings of the instance have flags and variables too; see `libs.serving.process.instance`.
+and `load` reads them. The settings of the instance have flags and variables too; see
+`libs.serving.process.instance`.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from libs.serving import limits
 from libs.serving.process.event_settings import read_queue_settings
 from libs.serving.process.exits import EXIT_FENCED
 from libs.serving.process.instance import InstanceSettings, StatedSetting
-from libs.serving.process.settings import (
-    Setting,
-    flag_of,
-    kind_of,
-    parse,
-    setting,
-    settings_of,
-    variable_of,
-)
+from libs.serving.process.process_config import OWN, ProcessConfig, SettingsReader
+from libs.serving.process.settings import setting, settings_of
 from slatemq.errors import InvalidArgument
-from slatemq.variables import is_service_link, unknown_variables
 
 if TYPE_CHECKING:
     from libs.events.settings import QueueSettings
@@ -44,7 +32,7 @@ C = TypeVar("C", bound="ServingConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingConfig:
+class ServingConfig(ProcessConfig):
     """The settings that every service has.
 
     Attributes:
@@ -67,10 +55,6 @@ class ServingConfig:
         "YAML file with the section `queue`, the settings of event queues; empty reads none.",
         default="",
     )
-    host: str = setting("Address to listen on.", default="127.0.0.1")
-    port: int = setting(
-        "Port to listen on; 0 takes a free one.", default=0, minimum=0, maximum=65_535
-    )
     http_port: int = setting(
         "Port for HTTP on the same address: GET /health, GET /metrics; 0 takes a free one, -1 "
         "opens none.",
@@ -92,17 +76,6 @@ class ServingConfig:
     peer_address: str = setting(
         "host:port under which the other services reach that port; empty means the host of the "
         "advertised address, and the port itself.",
-        default="",
-    )
-    tls_cert: str = setting(
-        "File with this process's certificate and those between it and its authority, in PEM; "
-        "empty serves without TLS. Files of TLS are read again when they change.",
-        default="",
-    )
-    tls_key: str = setting("File with the private key of that certificate, in PEM.", default="")
-    tls_ca: str = setting(
-        "File with the authorities that the certificates of the other services, and of clients "
-        "that have one, must be signed by, in PEM.",
         default="",
     )
     service_identity: str = setting(
@@ -128,21 +101,6 @@ class ServingConfig:
         "none.",
         default="",
     )
-    insecure: bool = setting(
-        "Listen on addresses of other machines without TLS or without a policy all the same.",
-        default=False,
-    )
-    parent_pid: int = setting(
-        "Process to end with: once it is gone, this one is killed; 0 means none. For supervisors "
-        "that may be killed themselves.",
-        default=0,
-        minimum=0,
-    )
-    ready_file: str = setting(
-        'File to write {"address": "host:port", "peer_address": …} to once serving, with '
-        '"http_address" where there is an HTTP port; empty writes none.',
-        default="",
-    )
     fenced_exit_code: int = setting(
         "Exit code once another process owns the shard, after which this one must not be started "
         "again; 0 for supervisors that start again whatever fails (Docker's on-failure).",
@@ -150,21 +108,10 @@ class ServingConfig:
         minimum=0,
         maximum=255,
     )
-    drain_ms: int = setting(
-        "How long calls in flight may go on after SIGTERM, in ms.", default=10_000, minimum=0
-    )
     concurrent_calls_max: int = setting(
         "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED.",
         default=limits.ADMISSION_CALLS_MAX,
         minimum=1,
-    )
-    log_level: str = setting(
-        "Least severity that is logged.",
-        default="info",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_format: str = setting(
-        "Form of a log line, on stderr.", default="text", choices=("text", "json")
     )
     slow_step_ms: int = setting(
         "A step of the event loop that takes more processor time than this, in ms, is logged with "
@@ -192,7 +139,7 @@ class ServingConfig:
 
 
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
-    """Read the settings of `config_type`.
+    """Read the settings of `config_type`, and those of the instance that this process states.
 
     Args:
         config_type: A ServingConfig whose fields are made with `setting`.
@@ -201,68 +148,22 @@ def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mappi
         environ: The environment.
 
     Raises:
-        SystemExit: 0 after `--help`; 2 with a message on stderr when a setting is wrong.
+        SystemExit: As of `SettingsReader.read`.
     """
     own, shared = settings_of(config_type), settings_of(InstanceSettings)
-    parser = argparse.ArgumentParser(prog=program, description=config_type.__doc__)
-    for group, scope in (
-        (own, "may differ per process"),
+    groups = [
+        (own, OWN),
         (shared, "of the instance: for a new one, and then as `slatemq instance show` has it"),
-    ):
-        for one in group:
-            is_switch = kind_of(one) is bool
-            parser.add_argument(
-                flag_of(one.name),
-                default=None,
-                metavar="true|false" if is_switch else kind_of(one).__name__.upper(),
-                nargs="?" if is_switch else None,
-                const="true" if is_switch else None,
-                help=_help(one, scope).replace("%", "%%"),
-            )
-    given = vars(parser.parse_args(argv))
-
-    def refuse(problem: str) -> NoReturn:
-        # A misspelt variable may be the reason.
-        parser.error("\n".join(filter(None, (problem, unknown_variables(environ)))))
-
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for one in (*own, *shared):
-        source, text = flag_of(one.name), given[one.name]
-        if text is None:
-            source = variable_of(one.name)
-            text = environ.get(source)
-            if text is not None and is_service_link(source, text):
-                text = None
-        if text is None:
-            if one.default is dataclasses.MISSING:
-                refuse(f"{flag_of(one.name)} or {source} is required")
-            continue
-        try:
-            values[one.name] = parse(one, text)
-        except ValueError as error:
-            refuse(f"{source}: {error}, not {text!r}")
-        sources[one.name] = source
+    ]
+    reader = SettingsReader(config_type, program, groups, environ)
+    values = reader.read(argv)
     try:
         queue = read_queue_settings(values.get("config", ""), environ)
     except InvalidArgument as error:
-        refuse(error.message)
+        reader.refuse(error.message)
     stated = tuple(
-        StatedSetting(one.name, values.pop(one.name), sources[one.name])
+        StatedSetting(one.name, values.pop(one.name), reader.sources[one.name])
         for one in shared
         if one.name in values
     )
     return config_type(queue=queue, stated=stated, **values)
-
-
-def _help(one: dataclasses.Field[Any], scope: str) -> str:
-    described: Setting = one.metadata["setting"]
-    facts = [variable_of(one.name)]
-    if described.choices:
-        facts.append("one of " + ", ".join(described.choices))
-    if one.default is dataclasses.MISSING:
-        facts.append("required")
-    elif one.default != "":
-        facts.append(f"default {one.default}")
-    facts.append(scope)
-    return f"{described.text} [{'; '.join(facts)}]"

@@ -10,6 +10,7 @@ from libs.serving.process.config import load
 from libs.serving.process.instance import InstanceSettings
 from libs.serving.process.settings import settings_of
 from services.broker.config import BrokerConfig
+from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
@@ -19,7 +20,7 @@ from slatemq.credentials import VARIABLES
 from slatemq.variables import KNOWN, is_service_link, unknown_variables
 
 CONFIGS = (BrokerConfig, IngestConfig, JanitorConfig, RouterConfig)
-HOLDERS = (*CONFIGS, InstanceSettings)
+HOLDERS = (*CONFIGS, ConsoleConfig, InstanceSettings)
 COMMAND = {
     *(f"SLATEMQ_{name}" for name in ("ENDPOINT", "MESSAGE_ID", "QUEUE", "ATTEMPTS", "HEADERS")),
     *(f"SLATEMQ_{name}" for name in ("PROFILE", "PROFILES", "TLS")),

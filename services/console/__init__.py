@@ -1,0 +1,20 @@
+"""The console: web pages for people who operate an instance.
+
+One process without state of its own: every page is made from calls of the public client, each with
+the token of the person who looks. It may be stopped and started at any instant.
+
+`config`    settings
+`charts`    small pictures of numbers over time, as SVG
+`formats`   payloads and times as texts for people
+`sessions`  who is logged in: sealed cookies, and the tokens of forms
+`clients`   a client of the instance for each token
+`live`      what a page shows of the instance, sampled while anyone looks
+`guard`     what every request passes: hosts, bounds, sessions, forms, security headers
+`rendering` templates, and errors as pages that say what to do
+`pages`     the pages and their actions, a file for each part of the menu
+`app`       which path is which page
+`service`   the process: its listener, TLS, start and end
+
+Imports go down only: service → app → pages → rendering → guard → live → clients → sessions →
+formats, charts, config.
+"""

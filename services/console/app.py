@@ -1,0 +1,72 @@
+"""Which path is which page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from services.console.clients import Clients, OpenInstance
+from services.console.config import ConsoleConfig
+from services.console.guard import Guard
+from services.console.live import Watches
+from services.console.pages import login, messages, overview, queues
+from services.console.rendering import Console, Problem, render, show_error
+from services.console.sessions import SessionSeal
+from slatemq.errors import SlateMQError
+
+
+def routes() -> list[Route | Mount]:
+    """GET shows, and changes nothing; what changes something is a POST."""
+    return [
+        Route("/", overview.show_overview),
+        Route("/live/overview", overview.stream_overview),
+        Route("/live/queue", queues.stream_queue),
+        Route("/queue", queues.show_queue),
+        Route("/queue/filter", queues.test_filter, methods=["POST"]),
+        Route("/queue/do/{action}", queues.confirm_action),
+        Route("/queue/do/{action}", queues.run_action, methods=["POST"]),
+        Route("/messages", messages.list_messages),
+        Route("/message", messages.show_message),
+        Route("/message/payload", messages.download_payload),
+        Route("/message/cancel", messages.cancel_message, methods=["POST"]),
+        Route("/message/deliver", messages.deliver_now, methods=["POST"]),
+        Route("/login", login.show_login),
+        Route("/login", login.log_in, methods=["POST"]),
+        Route("/logout", login.log_out, methods=["POST"]),
+        Route("/health", show_health),
+        Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
+    ]
+
+
+def build_app(config: ConsoleConfig) -> Starlette:
+    """The application; its state has the `console`."""
+    clients = Clients(config)
+    seal = SessionSeal(config.session_s)
+    app = Starlette(
+        routes=routes(),
+        middleware=[Middleware(Guard, seal=seal, hosts=config.allowed_hosts)],
+        exception_handlers={
+            SlateMQError: show_error,
+            OpenInstance: show_error,
+            404: show_not_found,
+            405: show_not_found,
+        },
+    )
+    app.state.console = Console(config, seal, clients, Watches(clients))
+    return app
+
+
+async def show_health(_: Request) -> Response:
+    """Whether the process serves; of the instance, its pages say how it is."""
+    return PlainTextResponse("ok")
+
+
+async def show_not_found(request: Request, _: Exception) -> Response:
+    problem = Problem(404, "There is no such page", "The menu above has all pages.")
+    return render(request, "error.html", 404, problem=problem, message="")

@@ -1,0 +1,167 @@
+"""What every request passes before a page sees it, and what every answer carries.
+
+::
+
+    request ─► its host ─► its session ─► of a POST: size, time, origin, form token ─► page
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.console.sessions import Session, SessionSeal
+
+BODY_BYTES_MAX: Final = 4 << 20
+"""Of a form: the largest payload that is edited in a page, as hex, and its headers."""
+
+BODY_S: Final = 20.0
+"""How long the body of a form may take to arrive."""
+
+BODIES_MAX: Final = 16
+"""Forms that are read at once."""
+
+FIELDS_MAX: Final = 2_000
+
+FORM_TOKEN: Final = "form_token"
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+
+STRICT_TRANSPORT: Final = "max-age=31536000"
+
+
+class Refusal(Exception):
+    """A request that no page answers."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Guard:
+    """An ASGI middleware. Pages find `session`, `form` and `form_token` in the request's state."""
+
+    def __init__(self, app: ASGIApp, seal: SessionSeal, hosts: frozenset[str]) -> None:
+        """`hosts`: the names that a request may be for; empty: any."""
+        self._app = app
+        self._seal = seal
+        self._hosts = hosts
+        self._bodies = asyncio.Semaphore(BODIES_MAX)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        is_tls = scope["scheme"] == "https"
+        name = session_cookie(is_tls=is_tls)
+        found = self._seal.open(Request(scope).cookies.get(name, ""))
+        session = found or Session()
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer = MutableHeaders(scope=message)
+                for key, value in HEADERS.items():
+                    answer.setdefault(key, value)
+                if is_tls:
+                    answer.setdefault("Strict-Transport-Security", STRICT_TRANSPORT)
+                cookies = answer.getlist("set-cookie")
+                is_set = any(cookie.startswith(f"{name}=") for cookie in cookies)
+                if found is None and not is_set and not scope["path"].startswith("/static/"):
+                    sealed = self._seal.seal(session)
+                    answer.append("set-cookie", cookie_of(name, sealed, self._seal.session_s))
+            await send(message)
+
+        try:
+            self._check_host(headers)
+            scope.setdefault("state", {}).update(
+                session=session, form={}, form_token=self._seal.form_token(session)
+            )
+            if scope["method"] == "POST":
+                async with self._bodies:
+                    form = await _form(Request(scope, receive), headers)
+                if not self._seal.is_form_token(session, form.get(FORM_TOKEN, [""])[0]):
+                    raise Refusal(403, "This form is too old. Go back, load the page again, retry.")
+                scope["state"]["form"] = form
+        except Refusal as refusal:
+            response = PlainTextResponse(str(refusal), refusal.status, {"Connection": "close"})
+            await response(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+    def _check_host(self, headers: Headers) -> None:
+        if self._hosts and host_name(headers.get("host", "")) not in self._hosts:
+            raise Refusal(
+                421,
+                "This console listens on loopback, and answers for localhost alone. Open it under "
+                "that name, or name this one in SLATEMQ_CONSOLE_HOSTS.",
+            )
+
+
+def session_cookie(*, is_tls: bool) -> str:
+    """Its name. With TLS the browser itself holds that only this very host has set it."""
+    return "__Host-slatemq" if is_tls else "slatemq"
+
+
+def cookie_of(name: str, value: str, age_s: int) -> str:
+    """A Set-Cookie header that scripts and other sites cannot use."""
+    secure = "; Secure" if name.startswith("__Host-") else ""
+    return f"{name}={value}; Max-Age={age_s}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without the port."""
+    if host.startswith("["):
+        return f"{host.lower().partition(']')[0]}]"
+    return host.lower().partition(":")[0]
+
+
+async def _form(request: Request, headers: Headers) -> dict[str, list[str]]:
+    """The fields of a form. Raises Refusal for what is none of ours, or too large or slow."""
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        raise Refusal(403, "Forms are sent from the console's own pages alone.")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise Refusal(403, "Forms are sent from the console's own pages alone.")
+    kind = headers.get("content-type", "").partition(";")[0]
+    if kind != "application/x-www-form-urlencoded":
+        raise Refusal(415, "A form is application/x-www-form-urlencoded.")
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY_BYTES_MAX:
+                    raise Refusal(413, f"A form has at most {BODY_BYTES_MAX >> 20} MiB.")
+    except TimeoutError:
+        raise Refusal(408, "The form did not arrive in time.") from None
+    form: dict[str, list[str]] = {}
+    try:
+        fields = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"
+        )
+    except (ValueError, UnicodeDecodeError):
+        raise Refusal(400, "The form cannot be read: send UTF-8, percent-encoded.") from None
+    for key, value in fields:
+        form.setdefault(key, []).append(value)
+    return form

@@ -1,0 +1,254 @@
+"""What a person may see of the instance, sampled while pages that show it are open.
+
+::
+
+    status() ─► sample ─► history of each queue, in memory ─► pages, and their event streams
+
+The instance keeps no history of counts; this one begins with the first page that someone opens, and
+ends a minute after the last. Persons with different tokens see different queues, so each token has
+a history of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from services.console.clients import Clients, OpenInstance
+from slatemq._admin.instance import Status
+from slatemq._admin.queue_models import Counts
+from slatemq.errors import SlateMQError, Unavailable
+
+SAMPLE_S: Final = 2.0
+"""Between two samples at least."""
+
+SAMPLE_SHARE: Final = 4
+"""A sample that takes long is followed by a pause of so many times its length."""
+
+SAMPLES_KEPT: Final = 90
+"""Three minutes, unless samples take long."""
+
+HISTORIES_MAX: Final = 500
+"""Queues of which the history is kept: those with most messages."""
+
+IDLE_S: Final = 60.0
+"""How long sampling goes on without a page, so that going to the next one loses no history."""
+
+STREAMS_MAX: Final = 128
+PERSON_STREAMS_MAX: Final = 12
+"""Open pages that are updated, together and of one person; over it, pages stand still."""
+
+STREAM_S: Final = 600.0
+"""Then the browser connects again, and proves again who looks."""
+
+
+class Flow(NamedTuple):
+    """Messages per second between two samples; None before the second one."""
+
+    arrived: float | None
+    finished: float | None
+
+
+@dataclass(slots=True)
+class History:
+    """One queue, or all together; the oldest sample first."""
+
+    depth: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    age_ms: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    failed: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    arrived: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    finished: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    _at_s: float = 0.0
+    _totals: tuple[int, int] | None = None
+
+    def add(self, counts: Counts, at_s: float) -> None:
+        self.depth.append(depth(counts))
+        self.age_ms.append(counts.oldest_claimable_age_ms or 0)
+        self.failed.append(counts.failed_count)
+        totals = _everything(counts), counts.done_count
+        if self._totals is not None:
+            seconds = max(at_s - self._at_s, 0.001)
+            # Less than before: done messages that are no longer listed, a purge.
+            self.arrived.append(max(0, totals[0] - self._totals[0]) / seconds)
+            self.finished.append(max(0, totals[1] - self._totals[1]) / seconds)
+        self._totals, self._at_s = totals, at_s
+
+    @property
+    def flow(self) -> Flow:
+        if not self.arrived:
+            return Flow(None, None)
+        return Flow(self.arrived[-1], self.finished[-1])
+
+
+def depth(counts: Counts) -> int:
+    """The messages that are still to be finished."""
+    return counts.available_count + counts.delayed_count + counts.in_flight_count
+
+
+def _everything(counts: Counts) -> int:
+    return depth(counts) + counts.done_count + counts.failed_count + counts.archived_count
+
+
+def together(all_counts: Iterable[Counts]) -> Counts:
+    """The counts of all queues."""
+    each = list(all_counts)
+    ages = [one.oldest_claimable_age_ms for one in each if one.oldest_claimable_age_ms is not None]
+    return Counts(
+        available_count=sum(one.available_count for one in each),
+        delayed_count=sum(one.delayed_count for one in each),
+        in_flight_count=sum(one.in_flight_count for one in each),
+        done_count=sum(one.done_count for one in each),
+        failed_count=sum(one.failed_count for one in each),
+        archived_count=sum(one.archived_count for one in each),
+        oldest_claimable_age_ms=max(ages, default=None),
+    )
+
+
+class Watch:
+    """The instance as one person sees it.
+
+    Attributes:
+        status: The latest sample.
+        totals: The history of all queues together.
+        queues: Those of single queues.
+    """
+
+    def __init__(self, clients: Clients, token: str) -> None:
+        self.status = Status([], [], [], [])
+        self.totals = History()
+        self.queues: dict[str, History] = {}
+        self._clients = clients
+        self._token = token
+        self._sampled = asyncio.Condition()
+        self._samples_count = 0
+        self._error: SlateMQError | OpenInstance | None = None
+        self._readers_count = 0
+        self._left_s = time.monotonic()
+        self.streams_count = 0
+
+    async def current(self) -> Watch:
+        """This one, once it has a sample. Raises what sampling met the last time."""
+        if not self._samples_count or self._error is not None:
+            await self.next_sample()
+        return self
+
+    async def next_sample(self) -> None:
+        """Wait for the next sample. Raises SlateMQError, OpenInstance."""
+        self._readers_count += 1
+        try:
+            async with self._sampled:
+                await self._sampled.wait()
+        finally:
+            self._readers_count -= 1
+            self._left_s = time.monotonic()
+        if self._error is not None:
+            raise self._error
+
+    async def run(self) -> None:
+        """Sample until no page has looked for a minute."""
+        while self._readers_count or time.monotonic() - self._left_s < IDLE_S:
+            began_s = time.monotonic()
+            self._error = None
+            try:
+                client = await self._clients.of(self._token)
+                self._add(await client.status())
+            except (SlateMQError, OpenInstance) as error:
+                self._error = error
+            async with self._sampled:
+                self._samples_count += 1
+                self._sampled.notify_all()
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE))
+
+    def end(self) -> None:
+        """Have those who wait raise Unavailable."""
+        self._error = Unavailable("the console is stopping")
+
+    def _add(self, status: Status) -> None:
+        at_s = time.monotonic()
+        self.status = status
+        # With a broker away the sum would fall, and rise again when it is back.
+        if not status.unlisted_brokers:
+            self.totals.add(together(queue.counts for queue in status.queues), at_s)
+        busiest = sorted(status.queues, key=lambda queue: -depth(queue.counts))[:HISTORIES_MAX]
+        for queue in busiest:
+            self.queues.setdefault(queue.queue_id, History()).add(queue.counts, at_s)
+        kept = {queue.queue_id for queue in busiest}
+        self.queues = {name: one for name, one in self.queues.items() if name in kept}
+
+
+class Watches:
+    """The watch of each token."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
+        self._streams_count = 0
+        self._stopping = asyncio.Event()
+
+    async def of(self, token: str) -> Watch:
+        """The watch of a token, with a sample. Raises SlateMQError, OpenInstance."""
+        found = self._watches.get(token)
+        if found is None or found[1].done():
+            watch = Watch(self._clients, token)
+            task = asyncio.create_task(watch.run())
+            self._watches[token] = watch, task
+            task.add_done_callback(lambda _: self._forget(token, watch))
+        return await self._watches[token][0].current()
+
+    async def stream(self, token: str, render: Callable[[Watch], str]) -> AsyncIterator[bytes]:
+        """Server-sent events: `update` with what is rendered of each sample, `gone` at the end.
+
+        Raises:
+            ResourceExhausted: Too many are open.
+            SlateMQError: As of `of`.
+        """
+        watch = await self.of(token)
+        self._streams_count += 1
+        watch.streams_count += 1
+        ends_s = time.monotonic() + STREAM_S
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while time.monotonic() < ends_s:
+                sampled = asyncio.ensure_future(watch.next_sample())
+                await asyncio.wait([sampled, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if not sampled.done():
+                    sampled.cancel()
+                    return
+                yield event("update", render(watch))
+        except (SlateMQError, OpenInstance) as error:
+            yield event("gone", str(error))
+        finally:
+            stopping.cancel()
+            self._streams_count -= 1
+            watch.streams_count -= 1
+
+    def has_place(self, token: str) -> bool:
+        """Whether one more stream may be opened."""
+        found = self._watches.get(token)
+        own = found[0].streams_count if found is not None else 0
+        return self._streams_count < STREAMS_MAX and own < PERSON_STREAMS_MAX
+
+    def stop_streams(self) -> None:
+        self._stopping.set()
+
+    async def close(self) -> None:
+        self.stop_streams()
+        tasks = [task for _, task in self._watches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, token: str, watch: Watch) -> None:
+        if self._watches.get(token, (None,))[0] is watch:
+            del self._watches[token]
+
+
+def event(name: str, text: str) -> bytes:
+    """One server-sent event."""
+    lines = "".join(f"data: {line}\n" for line in text.splitlines())
+    return f"event: {name}\n{lines}\n".encode()

@@ -1,0 +1,113 @@
+"""The messages of a queue by state; one message, its payload and its attempts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.console import formats
+from services.console.rendering import client_of, done, field_of, link, render
+from slatemq._admin.entry_models import Entry, EntryState, EntryView
+from slatemq.encryption import KEY_HEADER
+from slatemq.errors import InvalidArgument, NotFound
+
+PAGE_SIZE: Final = 50
+
+NEWEST_FIRST: Final = (EntryState.DONE, EntryState.FAILED)
+"""States that are listed by the time of their end."""
+
+
+async def list_messages(request: Request) -> Response:
+    """A page of messages in one state, with their headers and without payloads."""
+    queue_id = field_of(request, "queue")
+    state = _state(field_of(request, "state") or "available")
+    client = await client_of(request)
+    queue = await client.get_queue(queue_id)
+    page = await client.entry_page(
+        queue_id,
+        state,
+        page_size=PAGE_SIZE,
+        page_token=field_of(request, "after"),
+        view=EntryView.HEADERS,
+        newest_first=state in NEWEST_FIRST,
+    )
+    counts = {one: getattr(queue.counts, f"{one}_count") for one in EntryState}
+    return render(
+        request,
+        "_entries.html" if request.headers.get("hx-request") else "messages.html",
+        queue=queue,
+        state=state,
+        states=list(EntryState),
+        counts=counts,
+        entries=page.entries,
+        next_token=page.next_page_token,
+    )
+
+
+async def show_message(request: Request) -> Response:
+    """One message in one queue: its state, headers, attempts, and payload."""
+    entry = await entry_of(request)
+    form = field_of(request, "form")
+    payload = entry.message.payload if entry.message is not None else b""
+    chosen = form if form in formats.FORMS else formats.best_form(payload)
+    text, note = formats.shown(payload, chosen)
+    name = "_payload.html" if request.headers.get("hx-request") else "message.html"
+    return render(
+        request,
+        name,
+        entry=entry,
+        payload=payload,
+        form=chosen,
+        forms=formats.FORMS,
+        text=text,
+        note=note,
+        is_encrypted=entry.message is not None and KEY_HEADER in entry.message.headers,
+    )
+
+
+async def download_payload(request: Request) -> Response:
+    """The payload as a file that no browser opens by itself."""
+    entry = await entry_of(request)
+    if entry.message is None:
+        raise NotFound("message", str(entry.message_id), "the message is not stored any more")
+    disposition = f'attachment; filename="{entry.queue_id}-{entry.message_id}.bin"'
+    return Response(
+        entry.message.payload,
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": disposition},
+    )
+
+
+async def cancel_message(request: Request) -> Response:
+    """Remove a waiting message from its queue."""
+    handle, queue_id = field_of(request, "handle"), field_of(request, "queue")
+    client = await client_of(request)
+    await client.cancel_entry(handle)
+    return done(request, link("/messages", queue=queue_id), "The message was removed.")
+
+
+async def deliver_now(request: Request) -> Response:
+    """Make a delayed message available."""
+    client = await client_of(request)
+    entry = await client.reschedule_entry(field_of(request, "handle"))
+    return done(request, link("/message", handle=entry.handle), "The message is available now.")
+
+
+async def entry_of(request: Request) -> Entry:
+    """The entry whose handle the request names, with its content; of an archived one, too."""
+    handle = field_of(request, "handle")
+    client = await client_of(request)
+    entry = await client.get_entry(handle)
+    if entry.archived is not None and entry.message is None:
+        async for archived in client.read_archived(entry.queue_id, handles=[handle]):
+            return archived
+    return entry
+
+
+def _state(text: str) -> EntryState:
+    try:
+        return EntryState(text)
+    except ValueError:
+        raise InvalidArgument("state", f"must be one of {', '.join(EntryState)}") from None

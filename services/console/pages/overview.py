@@ -1,0 +1,59 @@
+"""The whole instance at a glance, live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from services.console.live import Watch, depth, together
+from services.console.rendering import console_of, field_of, fragment, render, session_of
+from slatemq.models import RouteStatus
+
+QUEUES_SHOWN: Final = 200
+"""Those with most messages; the filter finds the others."""
+
+
+async def show_overview(request: Request) -> Response:
+    watch = await console_of(request).watches.of(session_of(request).token)
+    find = field_of(request, "find")
+    return render(request, "overview.html", find=find, live=_overview(watch, find))
+
+
+async def stream_overview(request: Request) -> Response:
+    find = field_of(request, "find")
+    return await live_response(request, lambda watch: _overview(watch, find))
+
+
+async def live_response(request: Request, draw: Callable[[Watch], str]) -> Response:
+    """An event stream of what is drawn of each sample."""
+    watches, token = console_of(request).watches, session_of(request).token
+    if not watches.has_place(token):
+        return PlainTextResponse("Too many pages are open.", 429)
+    stream = watches.stream(token, draw)
+    return StreamingResponse(stream, media_type="text/event-stream")
+
+
+def lag(route: RouteStatus) -> int:
+    """How many messages a route is behind, at most: the IDs of a log may have gaps."""
+    return max(0, route.durable_sequence - route.cursor)
+
+
+def _overview(watch: Watch, find: str) -> str:
+    status = watch.status
+    found = [queue for queue in status.queues if find.lower() in queue.queue_id.lower()]
+    found.sort(key=lambda queue: (-depth(queue.counts), queue.queue_id))
+    return fragment(
+        "_overview.html",
+        status=status,
+        down=[one for one in status.services if not one.serving],
+        totals=together(queue.counts for queue in status.queues),
+        history=watch.totals,
+        histories=watch.queues,
+        lag=sum(map(lag, status.routes)),
+        queues=found[:QUEUES_SHOWN],
+        found_count=len(found),
+        find=find,
+    )

@@ -1,0 +1,165 @@
+"""The process: its listener, TLS, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from libs.serving.process import logs, parent
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
+from libs.serving.process.open_files import allow_open_files
+from libs.serving.process.settings import flag_of
+from services.console.app import build_app
+from services.console.config import ConsoleConfig
+from slatemq._file_status import FilesValue
+from slatemq._rpc.endpoints import addresses_of
+from slatemq.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 512
+"""Of all browsers; over it they get 503."""
+
+HEADERS_BYTES_MAX: Final = 32 * 1024
+"""Of a request: the cookie has 4 KiB, an address some hundred bytes."""
+
+KEEP_ALIVE_S: Final = 20
+
+TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca")
+
+
+def run(config: ConsoleConfig) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    logs.configure("console", config.log_level, config.log_format)
+    for name in ("uvicorn.error", "uvicorn.asgi"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    allow_open_files()
+    if config.parent_pid:
+        parent.end_with(config.parent_pid)
+    try:
+        check(config)
+        certificate = _certificate(config)
+        listener = socket.create_server((config.host, config.port), backlog=128)
+    except InvalidArgument as error:
+        log.error("%s: %s", flag_of(error.field), error.description)
+        return EXIT_USAGE
+    except OSError as error:
+        log.error("cannot listen on %s:%d: %s", config.host, config.port, error.strerror or error)
+        return EXIT_FAILED
+    return asyncio.run(_serve(config, listener, certificate))
+
+
+def check(config: ConsoleConfig) -> None:
+    """Raises InvalidArgument for settings that do not go together, or would open the console."""
+    try:
+        addresses_of(config.endpoint)
+    except InvalidArgument as error:
+        raise InvalidArgument("endpoint", error.description) from error
+    if any(getattr(config, name) for name in TLS_SETTINGS):
+        for name in TLS_SETTINGS:
+            if not getattr(config, name):
+                raise InvalidArgument(name, "needed, since other files of TLS are stated")
+    elif config.is_exposed and not config.insecure:
+        raise InvalidArgument(
+            "host",
+            f"other machines can reach {config.host}, and there is no TLS: set --tls-cert, "
+            "--tls-key and --tls-ca (docs/how-to/secure.md), listen on 127.0.0.1, or say "
+            "--insecure",
+        )
+
+
+def _certificate(config: ConsoleConfig) -> FilesValue[ssl.SSLContext] | None:
+    """The context of TLS by the newest files; None without TLS. Raises InvalidArgument."""
+    if not config.tls_cert:
+        return None
+    cert, key = Path(config.tls_cert), Path(config.tls_key)
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument("tls_cert", f"{cert} with {key}: {error}") from error
+        return context
+
+    return FilesValue(read, cert, key)
+
+
+async def _serve(
+    config: ConsoleConfig, listener: socket.socket, certificate: FilesValue[ssl.SSLContext] | None
+) -> int:
+    app = build_app(config)
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=CONNECTIONS_MAX,
+        h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, config.drain_ms // 1000),
+        ssl_context_factory=None if certificate is None else lambda *_: _renewed(certificate),
+    )
+    server = _Server(settings)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+        # Open pages connect again later; otherwise their streams would be waited for.
+        app.state.console.watches.stop_streams()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    host, port = config.host, listener.getsockname()[1]
+    scheme = "http" if certificate is None else "https"
+    log.info("serving", extra={"address": f"{scheme}://{host}:{port}"})
+    if config.ready_file:
+        _write_whole(Path(config.ready_file), json.dumps({"address": f"{host}:{port}"}))
+    try:
+        await server.serve([listener])
+    finally:
+        await app.state.console.watches.close()
+        await app.state.console.clients.close()
+    log.info("stopped")
+    return EXIT_CLEAN
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the loop: its own way would end the process by the signal."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _renewed(certificate: FilesValue[ssl.SSLContext]) -> ssl.SSLContext:
+    """A context whose every handshake takes the newest certificate."""
+    context = certificate.value
+
+    def choose(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = certificate.value
+
+    context.sni_callback = choose
+    return context
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write the file whole: a waiting reader never sees half of it."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
