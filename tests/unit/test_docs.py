@@ -15,7 +15,9 @@ import click
 import pytest
 
 from libs.serving.process.config import load
+from libs.serving.process.process_config import load_own
 from services.broker.config import BrokerConfig
+from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
 from services.janitor.spark.sql import parse as parse_question
@@ -128,6 +130,8 @@ def test_every_command_that_starts_services_is_understood() -> None:
                 continue
             if words[3:4] == ["sql"]:
                 parse_question(words[3:], {})
+            elif service == "console":
+                load_own(ConsoleConfig, words[2], words[3:], {})
             elif service:
                 load(CONFIGS[service], words[2], words[3:], {"SLATEMQ_ROOT": "memory:///"})
             else:
