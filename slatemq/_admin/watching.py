@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import grpc.aio
 
 from slatemq._admin.entry_models import Entry, entry_of
 from slatemq._rpc.outages import Outage, OutageWatch, broker_of
-from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, errors_translated, pause_s
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import entry_pb2
@@ -98,8 +97,9 @@ class DelayedWatch:
                 log.debug("the watch of %s broke: %s", self.queue_id, error)
                 is_silent = error.reason == STREAM_SILENT
                 self._watch.begin(error, time.monotonic() - SILENCE_S if is_silent else None)
-                self._peers.forget()
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                if not isinstance(error, ResourceExhausted):
+                    self._peers.forget()
+                await asyncio.sleep(pause_s(error, pause))
                 pause = min(pause * 2, BACKOFF_S_MAX)
             except NotFound:
                 self._locations.forget(self.queue_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -27,7 +26,7 @@ from slatemq._consume.delivered import (
 from slatemq._consume.finishing import Nack
 from slatemq._rpc.forks import refuse_pickling
 from slatemq._rpc.outages import PROVEN_S, IngestWatch, Outage, OutageWatch, broker_of, timeout_of
-from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, closed, translated
+from slatemq._rpc.peers import BACKOFF_S, BACKOFF_S_MAX, closed, pause_s, translated
 from slatemq._rpc.queue_locations import QueueLocations
 from slatemq.errors import (
     DeadlineExceeded,
@@ -298,7 +297,7 @@ class Consumer(QueueConsumer):
         self._watch.begin()
         while not self._closed:
             self._has_received = False
-            asked_s = 0.0
+            refused: SlateMQError | None = None
             try:
                 await self._stream()
             except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
@@ -306,9 +305,10 @@ class Consumer(QueueConsumer):
                     self._fail(error)
                     return
                 log.debug("stream of %s broke: %s", self.queue_id, error)
+                refused = error
                 self._watch.begin(error)
-                self._peers.forget()
-                asked_s = (getattr(error, "retry_after_ms", 0) or 0) / 1000
+                if not isinstance(error, ResourceExhausted):
+                    self._peers.forget()
             except SlateMQError as error:
                 if error.reason != PAUSED:
                     if isinstance(error, NotFound):
@@ -324,8 +324,7 @@ class Consumer(QueueConsumer):
             if self._has_received:
                 backoff = BACKOFF_S  # It worked: this is a new outage.
             if not self._closed:
-                asked_s *= random.uniform(1.0, 1.2)
-                await asyncio.sleep(max(asked_s, backoff * random.uniform(0.5, 1.0)))
+                await asyncio.sleep(pause_s(refused, backoff))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
 
     def _has_work(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from slatemq._rpc.peers import PEER_SILENT, SILENCE_S
-from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
+from slatemq.errors import InvalidArgument, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.models import Duration, seconds
 
 log = logging.getLogger("slatemq.outage")
@@ -32,14 +32,20 @@ class Outage(NamedTuple):
         """Raises Unavailable when it has lasted for so long."""
         lasted_s = time.monotonic() - self.since_s
         if lasted_s >= give_up_s:
+            what = _outage_of(self.error)
             raise Unavailable(
-                f"{self.server} has not answered for {lasted_s:.0f} s: {self.error.message}",
+                f"{self.server} {what} for {lasted_s:.0f} s: {self.error.message}",
                 reason=self.error.reason,
             )
 
 
 INGEST_AWAY = "INGEST_AWAY"
 """The broker's reason for a claim without messages where some wait for an ingest."""
+
+
+def _outage_of(error: SlateMQError | None) -> str:
+    """What a server does or does not, by the error of the last try."""
+    return "refuses calls" if isinstance(error, ResourceExhausted) else "has not answered"
 
 
 def broker_of(queue_id: str) -> str:
@@ -120,11 +126,9 @@ class OutageWatch:
         if self._since_s is None:
             return
         if self._warned:
-            log.warning(
-                "%s answers again, after %.0f s",
-                self._server,
-                time.monotonic() - self._since_s,
-            )
+            lasted_s = time.monotonic() - self._since_s
+            again = "accepts calls" if isinstance(self._error, ResourceExhausted) else "answers"
+            log.warning("%s %s again, after %.0f s", self._server, again, lasted_s)
         self.close()
 
     def progress(self) -> None:
@@ -159,7 +163,8 @@ class OutageWatch:
         self._warned = True
         assert self._since_s is not None
         lasted_s = time.monotonic() - self._since_s
-        log.warning("%s has not answered for %.0f s: %s", self._server, lasted_s, self._why())
+        what = _outage_of(self._error)
+        log.warning("%s %s for %.0f s: %s", self._server, what, lasted_s, self._why())
 
     def _give_up(self) -> None:
         assert self._timeout_s is not None
@@ -171,9 +176,9 @@ class OutageWatch:
         if left_s > 0:
             self._timers.append(asyncio.get_running_loop().call_later(left_s, self._give_up))
             return
+        what = _outage_of(self._error)
         problem = Unavailable(
-            f"{self._server} has not answered for outage_timeout, {self._timeout_s:g} s: "
-            f"{self._why()}",
+            f"{self._server} {what} for outage_timeout, {self._timeout_s:g} s: {self._why()}",
             reason="OUTAGE_TIMEOUT",
         )
         self.close()

@@ -309,9 +309,7 @@ class Peers:
                     raise problem
             if wait_s and time.monotonic() - began >= WAITED_S:
                 until = min(limit, time.monotonic() + call_s)
-            # Never sooner than asked, and not everybody at the same moment.
-            asked = asked_ms / 1000
-            pause = max(asked, backoff * random.uniform(0.5, 1.0)) + asked * random.uniform(0, 0.2)
+            pause = pause_s(problem, backoff)
             if time.monotonic() + pause >= until:
                 raise problem
             await asyncio.sleep(pause)
@@ -343,6 +341,12 @@ class Peers:
             if self._closed and (task is None or not task.cancelling()):
                 raise closed() from None
             raise
+
+
+def pause_s(error: SlateMQError | None, backoff_s: float) -> float:
+    """How long to wait before the next try: never sooner than asked, nor all at the same moment."""
+    asked_s = (getattr(error, "retry_after_ms", 0) or 0) / 1000
+    return max(asked_s, backoff_s * random.uniform(0.5, 1.0)) + asked_s * random.uniform(0, 0.2)
 
 
 def connect_s(call_s: float) -> float:

@@ -16,7 +16,14 @@ import grpc
 import grpc.aio
 
 from slatemq._rpc.rpc_status import to_status
-from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError, Unavailable
+from slatemq.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
 from slatemq.v1 import (
     consumer_pb2,
     consumer_pb2_grpc,
@@ -67,6 +74,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
         claims: The requests to claim.
+        full: Streams are refused since a limit is reached.
         awaited: Ingest shards that other messages wait for, in each answer.
     """
 
@@ -85,6 +93,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     stops: int = 0
     exists: bool = True
     paused: bool = False
+    full: bool = False
     refused_count: int = 0
     executed: list[Any] = field(default_factory=list)
     request_ids: set[str] = field(default_factory=set)
@@ -141,6 +150,8 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
         first = await anext(aiter(requests))
+        if self.full:
+            await refuse(context, ResourceExhausted("no place for a stream", retry_after_ms=1))
         if self.paused:
             await refuse(context, FailedPrecondition("QUEUE_PAUSED", "it is paused"))
         if not self.exists:

@@ -75,6 +75,24 @@ async def test_an_outage_is_logged_when_it_lasts_and_when_it_is_over(
     assert len(lines.lines) == 2
 
 
+async def test_a_stream_that_a_limit_keeps_out_is_logged_as_refused(
+    instance: Instance, client: slatemq.Client, lines: Lines, patience: pytest.MonkeyPatch
+) -> None:
+    patience.setattr(outages, "WARN_S", 0.2)
+    instance.broker.full = True
+    async with client.consume("q") as consumer:
+        waiting = asyncio.create_task(taken(consumer))
+        line = await lines.first("refuses calls")
+        assert line.startswith("the broker of queue 'q' refuses calls for ")
+        assert line.endswith(": no place for a stream")
+
+        instance.broker.full = False
+        instance.broker.available.append((b"after", 0))
+        assert await waiting == b"after"
+        await lines.first("the broker of queue 'q' accepts calls again")
+    assert not [one for one in lines.lines if "answer" in one]
+
+
 async def test_a_broker_that_is_down_from_the_start_is_logged(
     instance: Instance, client: slatemq.Client, lines: Lines, patience: pytest.MonkeyPatch
 ) -> None:
