@@ -16,7 +16,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.shards import wait_for_clock, wait_lost
+from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
 from libs.serving.service import Service
@@ -278,7 +278,8 @@ class BrokerService(Service[BrokerConfig]):
         """The shard as its last commit left it, its database, and the time of that commit."""
         config = self._config
         await probe_store(self._root.objects)
-        database = await self._root.database(f"broker/{config.shard}", Kind.BROKER)
+        name = f"broker/{config.shard}"
+        database = await open_owned(self._root, name, Kind.BROKER, config.owner_name)
         self.database = database
         last_ms = await last_clock_ms(database)
         await wait_for_clock(database, self._wall)

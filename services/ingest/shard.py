@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.serving.process.exits import ExitCause
-from libs.serving.process.shards import wait_for_clock, wait_lost
+from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock, HybridClock
 from libs.storage.database.roots import Root
@@ -125,7 +125,7 @@ async def open_shard(
     `clock` makes a clock that goes on from the time of the last commit, in ms. Raises the errors of
     libs.storage.
     """
-    database = await root.database(f"ingest/{config.shard}", Kind.INGEST)
+    database = await open_owned(root, f"ingest/{config.shard}", Kind.INGEST, config.owner_name)
     try:
         # A process killed between writing and syncing left commits that are served from now on.
         await _sync(root)

@@ -108,6 +108,12 @@ class ServingConfig(ProcessConfig):
         minimum=0,
         maximum=255,
     )
+    owner_name: str = setting(
+        "Name of this process as the owner of its shard, unique and kept over restarts, such as "
+        "the UID of its pod: once another process has taken the shard over, one of this name ends "
+        "with exit code 77 instead of taking it back. Empty: each start takes it over.",
+        default="",
+    )
     concurrent_calls_max: int = setting(
         "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED.",
         default=limits.ADMISSION_CALLS_MAX,

@@ -1,4 +1,6 @@
-"""`python -m libs.serving.process.healthprobe HOST:PORT`: exit 0 if it serves, else 1.
+"""`python -m libs.serving.process.healthprobe [--alive] HOST:PORT`: exit 0 if it serves, else 1.
+
+With `--alive`, exit 0 if it answers, serving or not: what still recovers is to be left alone.
 
 `http://HOST:PORT` asks a process that has pages in place of gRPC for its `/health`.
 
@@ -17,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 DEADLINE_SECONDS = 2.0
 
@@ -29,6 +31,7 @@ _EMPTY_MESSAGE = bytes(5)
 _STATUS_FIELD = 0x08
 _STATUSES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _SERVING = 1
+_ALIVE = (1, 2)
 
 
 NO_TLS: Mapping[str, str] = {}
@@ -42,10 +45,13 @@ def tls_files(environ: Mapping[str, str]) -> Mapping[str, str]:
     return names | {"identity": environ.get("SLATEMQ_SERVICE_IDENTITY") or "slatemq-service"}
 
 
-def probe(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
+def probe(
+    address: str, tls: Mapping[str, str] = NO_TLS, accepted: Container[int] = (_SERVING,)
+) -> str:
     """Check the health of a server: empty when it serves, else why it does not.
 
-    `tls` has the files `ca`, `cert` and `key`, and the server's name, `identity`.
+    `tls` has the files `ca`, `cert` and `key`, and the server's name, `identity`; `accepted` has
+    the statuses that will do.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -53,7 +59,7 @@ def probe(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
             status = _ask(_encrypted(plain, tls) if tls else plain, address)
     except (OSError, ValueError) as error:
         return f"{address}: {error}"
-    return "" if status == _SERVING else f"{address}: {_STATUSES.get(status, status)}"
+    return "" if status in accepted else f"{address}: {_STATUSES.get(status, status)}"
 
 
 def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
@@ -129,5 +135,8 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    _, pages, place = sys.argv[1].rpartition("://")
-    sys.exit((probe_pages if pages else probe)(place, tls_files(os.environ)) or 0)
+    tls = tls_files(os.environ)
+    _, pages, place = sys.argv[-1].rpartition("://")
+    if pages:
+        sys.exit(probe_pages(place, tls) or 0)
+    sys.exit(probe(place, tls, _ALIVE if "--alive" in sys.argv[1:] else (_SERVING,)) or 0)

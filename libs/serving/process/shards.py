@@ -11,9 +11,11 @@ from typing import Any
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.storage.database.clocks import wait_until_past
 from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.errors import StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY
+from libs.storage.objects.shard_owners import ShardOwners
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,22 @@ def opened_root(url: str) -> Root:
         return open_root(url)
     except (ValueError, StorageError) as error:
         raise FatalError(ExitCause.usage(str(error))) from error
+
+
+async def open_owned(root: Root, name: str, kind: Kind, owner_name: str) -> Database:
+    """Open a shard's database, such as `broker/0`, as its owner; see the setting `owner_name`.
+
+    Raises Fenced where another process has replaced this one, and the errors of `Root.database`.
+    """
+    owners = ShardOwners(root.objects, name)
+    await owners.claim(owner_name)
+    database = await root.database(name, kind)
+    try:
+        await owners.check(owner_name)
+    except BaseException:
+        await database.close()
+        raise
+    return database
 
 
 async def wait_for_clock(database: Database, wall: Callable[[], float] = time.time) -> None:

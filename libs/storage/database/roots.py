@@ -6,8 +6,8 @@
     gs://bucket/prefix
     az://container/prefix?endpoint=&allow_http=true
 
-Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`, `topology/`,
-`instance/`, `janitor/`.
+Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`,
+`shard-owners/`, `topology/`, `instance/`, `janitor/`.
 Credentials come from the usual environment variables of each store, never from the URL.
 """
 

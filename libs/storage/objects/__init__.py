@@ -8,4 +8,5 @@ In reading order; a file imports only files above it:
 `instance_records` The settings of the instance: numbered objects, the highest of which is valid
 `probe`            Tests of a store before it is used: conditional writes, and its clock
 `queue_names`      The broker shard that may use a queue's name: numbered objects
+`shard_owners`     The process that may own a shard: numbered objects
 """

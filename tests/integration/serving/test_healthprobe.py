@@ -93,3 +93,23 @@ async def test_the_command_says_why_and_imports_no_grpc(
     nobody = await asyncio.to_thread(run, "127.0.0.1:1")
     assert nobody.returncode == 1
     assert "127.0.0.1:1: " in nobody.stderr
+
+
+async def test_alive_is_a_server_that_answers_whether_it_serves_or_not(
+    server: tuple[str, health.aio.HealthServicer],
+) -> None:
+    address, servicer = server
+    program = str(REPOSITORY / "libs/serving/process/healthprobe.py")
+    for status in (NOT_SERVING, SERVING):
+        await servicer.set("", status)
+        probing = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-E", program, "--alive", address
+        )
+        assert await probing.wait() == 0
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nowhere = f"127.0.0.1:{free.getsockname()[1]}"
+    probing = await asyncio.create_subprocess_exec(
+        sys.executable, "-S", "-E", program, "--alive", nowhere, stderr=subprocess.PIPE
+    )
+    assert await probing.wait() == 1
