@@ -25,7 +25,7 @@ OF_STORE = ("slatedb", "async-compat", "tokio")
 SHARE_MIN = 0.05
 
 
-SYSTEMS = {"slatemq": servers.slatemq, **servers.SECURED}
+SYSTEMS = {"slatemq": servers.slatemq, "metered": servers.metered, **servers.SECURED}
 
 Took = tuple[float, float]
 """Seconds, and those of processor time that clients spent."""
@@ -139,7 +139,10 @@ def main() -> None:
     )
     parser.add_argument("ways", nargs="*", choices=[*WAYS, []], help=", ".join(WAYS))
     parser.add_argument(
-        "--system", choices=SYSTEMS, default="slatemq", help="with TLS, or secured: with tokens too"
+        "--system",
+        choices=SYSTEMS,
+        default="slatemq",
+        help="metered, with metrics; with TLS; secured: tokens too",
     )
     parser.add_argument("--depth", type=int, default=8, help="batches in flight: 8")
     parser.add_argument("--processes", type=int, default=2, help="client processes: 2")

@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,14 +108,17 @@ def started(
 
 @contextmanager
 def slatemq(
-    folder: Path, environment: dict[str, str] | None = None, store: str = ""
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    store: str = "",
+    arguments: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Our stack as `make up` starts it: ingest, router, broker, one shard each."""
     log = folder / "log"
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)  # of a stack that was killed here
     place = ["--store", store] if store else ["--data", str(folder / "data")]
-    command = [sys.executable, "-m", "services", *place, "--ready-file", str(ready)]
+    command = [sys.executable, "-m", "services", *place, "--ready-file", str(ready), *arguments]
     chosen = {**UNSCHEDULED, **(environment or {})}
     with started(command, log, chosen, cwd=REPOSITORY) as process:
         ends_at = time.monotonic() + START_S
@@ -130,6 +135,32 @@ def slatemq(
             folder,
             lambda: json.loads(ready.read_text())["pids"],
         )
+
+
+SCRAPE_S = 5.0
+"""How often metrics are read; Prometheus is usually told every 15 or 30 s."""
+
+
+@contextmanager
+def metered(folder: Path) -> Iterator[Server]:
+    """Our stack with metrics, which are read all the time."""
+    with slatemq(folder, arguments=["--http-ports", str(free_port())]) as server:
+        ready = json.loads((folder / "ready.json").read_text())
+        ended = threading.Event()
+
+        def scrape() -> None:
+            while not ended.wait(SCRAPE_S):
+                for address in ready["http_endpoints"].values():
+                    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+                        answer.read()
+
+        with ThreadPoolExecutor(1) as threads:
+            scraping = threads.submit(scrape)
+            try:
+                yield replace(server, settings=f"{OURS}; metrics")
+            finally:
+                ended.set()
+                scraping.result()
 
 
 @contextmanager
