@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from libs.serving.telemetry import Telemetry
-from services.janitor.runs.history import Run
+from services.janitor.jobs.contract import JOBS
+from services.janitor.runs.history import Run, State
 
 RUN_BUCKETS_S: Final = (5, 10, 20, 30, 60, 120, 300, 600, 1_800, 3_600, 10_800)
 """Spark alone takes 5 to 10 s to start."""
@@ -18,6 +19,9 @@ class RunMeasures:
         self._runs = meter.create_counter(
             "slatemq.janitor.runs", unit="{run}", description="Runs that have ended, by their end"
         )
+        for job in JOBS:  # From 0 on, so that the first one that fails is an increase.
+            for state in (State.DONE, State.FAILED):
+                self._runs.add(0, {"slatemq.job": job, "slatemq.run.state": str(state)})
         self._durations = meter.create_histogram(
             "slatemq.janitor.run.duration",
             unit="s",

@@ -1,0 +1,168 @@
+"""The alerts, and a fault that makes each of them fire, as series of its metrics."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FOLDER = REPOSITORY / "deploy/observability"
+RULES = FOLDER / "alerts.yaml"
+RUNBOOK = REPOSITORY / "docs/runbook.md"
+
+INTERVAL_S = 15
+
+
+class Fault(NamedTuple):
+    """Series of metrics, a value every 15 s, in Prometheus' notation for tests.
+
+    Attributes:
+        series: Values by series.
+        quiet: Until when the alert does not fire.
+        firing: When it fires.
+    """
+
+    series: dict[str, str]
+    quiet: str
+    firing: str
+
+
+HERE = '{job="slatemq",service="broker",instance="b"}'
+BUCKET = 'slatemq_commit_duration_seconds_bucket{service="broker",instance="b",le='
+LEASES = "slatemq_queue_failed_attempts_total"
+
+FAULTS = {
+    "SlateMQProcessDown": Fault({f"up{HERE}": "1x8 0x12"}, "3m", "4m"),
+    "SlateMQNotServing": Fault({f"slatemq_serving{HERE}": "1x8 0x12"}, "3m", "4m"),
+    "SlateMQSlowSteps": Fault(
+        {f"slatemq_loop_slow_steps_total{HERE}": "0x8 0+10x12"}, "2m", "5m"
+    ),
+    "SlateMQMemoryHigh": Fault(
+        {f"process_memory_usage_bytes{HERE}": "4e8x8 2e9x60"}, "11m", "13m"
+    ),
+    "SlateMQNoRouter": Fault({"slatemq_router_lag_seconds": "0x8 stale"}, "3m", "5m"),
+    "SlateMQRoutingLag": Fault(
+        {
+            'slatemq_router_lag_seconds{instance="r0"}': "1x8 0+15x40",
+            'slatemq_router_lag_seconds{instance="r1"}': "1x12 0+15x40",
+        },
+        "6m",
+        "10m",
+    ),
+    "SlateMQQueueQuarantined": Fault({"slatemq_queue_quarantined": "0x8 1x4"}, "2m", "3m"),
+    "SlateMQQueueOld": Fault(
+        {"slatemq_queue_oldest_claimable_age_seconds": "0+15x100"}, "20m", "21m"
+    ),
+    "SlateMQDeadLetters": Fault(
+        {'slatemq_queue_messages{slatemq_message_state="failed"}': "5x20 7x20"}, "5m", "6m"
+    ),
+    "SlateMQLeasesEnd": Fault(
+        {
+            f'{LEASES}{{slatemq_attempt_outcome="lease_expired"}}': "0x40 0+10x100",
+            f'{LEASES}{{slatemq_attempt_outcome="nacked"}}': "0+50x140",
+            "slatemq_queue_claimed_messages_total": "0+100x140",
+        },
+        "18m",
+        "28m",
+    ),
+    "SlateMQInFlightFull": Fault({"slatemq_in_flight_waiting_queues": "0x8 2x20"}, "4m", "5m"),
+    "SlateMQStoreSilent": Fault(
+        {f"slatemq_store_waiting_milliseconds{HERE}": "5x8 0+15000x12"}, "2m", "4m"
+    ),
+    "SlateMQCommitsSlow": Fault(
+        {
+            f'{BUCKET}"0.05"}}': "0+100x20 2000x60",
+            f'{BUCKET}"1"}}': "0+100x20 2000x60",
+            f'{BUCKET}"5"}}': "0+100x80",
+            f'{BUCKET}"+Inf"}}': "0+100x80",
+        },
+        "9m",
+        "12m",
+    ),
+    "SlateMQStoreErrors": Fault(
+        {
+            'slatemq_store_request_errors_total{slatemq_store_client="objects"}': "0x8 0+1x60",
+            'slatemq_store_request_errors_total{slatemq_store_client="slatedb"}': "0+9x68",
+        },
+        "6m",
+        "10m",
+    ),
+    "SlateMQCompactionBehind": Fault(
+        {"slatemq_store_uncompacted_tables": "3x8 30x40"}, "6m", "8m"
+    ),
+    "SlateMQWritesStall": Fault({"slatemq_store_stalls_total": "0x8 0+1x40"}, "6m", "8m"),
+    "SlateMQDiskFilling": Fault(
+        {
+            "slatemq_store_disk_free_bytes": "200x8 90x20",
+            "slatemq_store_disk_size_bytes": "1000x28",
+        },
+        "3m",
+        "4m",
+    ),
+    "SlateMQOutboxHalted": Fault({"slatemq_outbox_halted": "0x8 1x8"}, "2m", "3m"),
+    "SlateMQPushesRefused": Fault({"slatemq_outbox_refused_messages": "0x8 1x8"}, "2m", "3m"),
+    "SlateMQPushesWait": Fault({"slatemq_outbox_age_seconds": "0+15x60"}, "5m", "7m"),
+    "SlateMQEventsLate": Fault({"slatemq_queue_lag_ms": "0+15000x40"}, "3m", "7m"),
+    "SlateMQEventsLost": Fault({"slatemq_queue_lost": "0x8 3x8"}, "2m", "3m"),
+    "SlateMQJanitorFailed": Fault(
+        {'slatemq_janitor_runs_total{slatemq_run_state="failed"}': "0x8 1x8"}, "2m", "3m"
+    ),
+}  # fmt: skip
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """The rules of all alerts, by name."""
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def recordings() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"] if "record" in rule]
+
+
+def program(name: str) -> str:
+    """The path of a program of Prometheus; skips the test where there is none, fails it in CI."""
+    found = shutil.which(name)
+    if found is None:
+        message = f"{name} is absent (Debian's package prometheus): alerts are not checked"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+def rule_tests() -> dict[str, Any]:
+    """What `promtool test rules` tries: each alert is quiet, and then fires."""
+    return {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": f"{INTERVAL_S}s",
+        "tests": [
+            {
+                "name": alert,
+                "interval": f"{INTERVAL_S}s",
+                "input_series": [
+                    {"series": series, "values": values} for series, values in fault.series.items()
+                ],
+                "promql_expr_test": [
+                    _expected(alert, fault.quiet, count=0),
+                    _expected(alert, fault.firing, count=1),
+                ],
+            }
+            for alert, fault in FAULTS.items()
+        ],
+    }
+
+
+def _expected(alert: str, at: str, count: int) -> dict[str, Any]:
+    labels = f'{{alertname="{alert}"}}'
+    return {
+        "expr": f'count by (alertname) (ALERTS{{alertstate="firing",alertname="{alert}"}})',
+        "eval_time": at,
+        "exp_samples": [{"labels": labels, "value": count}] if count else [],
+    }

@@ -1,0 +1,57 @@
+"""The dashboards are those of their catalogue, and name metrics that there are."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from tests.dashboards import FOLDER, files, panels
+from tests.integration.observability.alert_rules import FAULTS, REPOSITORY, alerts, recordings
+from tests.unit.test_metrics import instruments
+
+METRIC = re.compile(r"\b(?:slatemq|messaging|rpc|process)_[a-z_]+")
+NOT_METRICS = re.compile(r"\{[^}]*\}|\b(?:by|on|without|ignoring)\s*\([^)]*\)")
+
+SUFFIXES = re.compile(r"(_(seconds|milliseconds|bytes))?(_(total|bucket|sum|count))?$")
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The metrics that an expression reads, by the names that they have in Prometheus."""
+    return set(METRIC.findall(NOT_METRICS.sub("", expression)))
+
+
+def test_the_dashboards_are_those_of_the_catalogue() -> None:
+    for path, text in files():
+        assert path.read_text(encoding="utf-8") == text, "run python -m tests.dashboards"
+    assert {path for path, _ in files()} == set((FOLDER / "dashboards").iterdir())
+
+
+def test_panels_and_alerts_name_metrics_that_there_are() -> None:
+    there = {name.replace(".", "_") for name in instruments()}
+    expressions = [expression for _, panel in panels() for expression in panel["curves"].values()]
+    expressions += [rule["expr"] for rule in (*alerts().values(), *recordings())]
+    expressions += [series for fault in FAULTS.values() for series in fault.series]
+
+    named = set().union(*map(metrics_in, expressions))
+
+    assert len(named) > 40
+    assert {
+        name for name in named if name not in there and SUFFIXES.sub("", name) not in there
+    } == set()
+
+
+def test_prometheus_scrapes_every_service_of_the_compose_file() -> None:
+    scraped = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
+    compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text(encoding="utf-8"))
+    (job,) = scraped["scrape_configs"]
+
+    services = {one["labels"]["service"] for one in job["static_configs"]}
+
+    assert job["job_name"] == "slatemq"
+    assert services == {"ingest", "router", "broker", "janitor"}
+    for one in job["static_configs"]:
+        assert one["targets"] == [f"{one['labels']['service']}:7430"]
+    for service in services:
+        environment = compose["services"][service]["environment"]
+        assert environment["SLATEMQ_HTTP_PORT"] == "${SLATEMQ_HTTP_PORT:--1}"
