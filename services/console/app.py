@@ -15,7 +15,16 @@ from services.console.clients import Clients, OpenInstance
 from services.console.config import ConsoleConfig
 from services.console.guard import Guard
 from services.console.live import Watches
-from services.console.pages import login, messages, overview, queues
+from services.console.pages import (
+    dead_letters,
+    events,
+    janitor,
+    login,
+    messages,
+    overview,
+    processes,
+    queues,
+)
 from services.console.rendering import Console, Problem, render, show_error
 from services.console.sessions import SessionSeal
 from slatemq.errors import SlateMQError
@@ -36,6 +45,21 @@ def routes() -> list[Route | Mount]:
         Route("/message/payload", messages.download_payload),
         Route("/message/cancel", messages.cancel_message, methods=["POST"]),
         Route("/message/deliver", messages.deliver_now, methods=["POST"]),
+        Route("/dead-letters", dead_letters.list_dead_letters),
+        Route("/dead-letters/settle", dead_letters.settle, methods=["POST"]),
+        Route("/dead-letters/redrive", dead_letters.start_redrive, methods=["POST"]),
+        Route("/dead-letter", dead_letters.show_editor),
+        Route("/dead-letter", dead_letters.replace, methods=["POST"]),
+        Route("/redrives", dead_letters.show_redrives),
+        Route("/redrives", dead_letters.steer_redrive, methods=["POST"]),
+        Route("/processes", processes.show_processes),
+        Route("/janitor", janitor.list_runs),
+        Route("/janitor", janitor.run_job, methods=["POST"]),
+        Route("/run", janitor.show_run),
+        Route("/run/cancel", janitor.cancel_run, methods=["POST"]),
+        Route("/report", janitor.show_report),
+        Route("/events", events.show_events),
+        Route("/events/retry", events.retry_tasks, methods=["POST"]),
         Route("/login", login.show_login),
         Route("/login", login.log_in, methods=["POST"]),
         Route("/logout", login.log_out, methods=["POST"]),

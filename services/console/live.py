@@ -29,8 +29,8 @@ SAMPLE_S: Final = 2.0
 SAMPLE_SHARE: Final = 4
 """A sample that takes long is followed by a pause of so many times its length."""
 
-SAMPLES_KEPT: Final = 90
-"""Three minutes, unless samples take long."""
+SAMPLES_KEPT: Final = 60
+"""Two minutes, unless samples take long."""
 
 HISTORIES_MAX: Final = 500
 """Queues of which the history is kept: those with most messages."""

@@ -37,7 +37,12 @@ from slatemq.errors import (
 
 NOTICE_COOKIE: Final = "slatemq-notice"
 
-MENU: Final = (("/", "Overview"),)
+MENU: Final = (
+    ("/", "Overview"),
+    ("/processes", "Processes"),
+    ("/janitor", "Janitor"),
+    ("/events", "Events"),
+)
 """The pages that concern no queue."""
 
 Form = Mapping[str, list[str]]
@@ -115,7 +120,7 @@ def fragment(name: str, **values: Any) -> str:
     return _TEMPLATES.get_template(name).render(values)
 
 
-def render(request: Request, name: str, status: int = 200, **values: Any) -> Response:
+def render(request: Request, name: str, code: int = 200, **values: Any) -> Response:
     """A page."""
     session, seal = session_of(request), console_of(request).seal
     notice = request.cookies.get(NOTICE_COOKIE)
@@ -127,7 +132,7 @@ def render(request: Request, name: str, status: int = 200, **values: Any) -> Res
         notice=seal.open_notice(notice) if notice else "",
         **values,
     )
-    response = HTMLResponse(html, status)
+    response = HTMLResponse(html, code)
     if notice and not is_part(request):
         response.delete_cookie(NOTICE_COOKIE)
     return response

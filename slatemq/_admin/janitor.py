@@ -197,6 +197,15 @@ class JanitorCalls(Calls):
                 return one
         raise NotFound("run", _id_of(run))
 
+    async def read_report(self, run: JobRun | str) -> bytes:
+        """The page of a `report` run, an HTML document. Raises NotFound, Unavailable."""
+        response = await self._peers.ask(
+            self._peers.janitor,
+            lambda channel: JanitorServiceStub(channel).ReadReport,
+            janitor_pb2.ReadReportRequest(run_id=_id_of(run)),
+        )
+        return response.page
+
     async def _ask_run(self, method: Method[Q, Any], request: Q) -> JobRun:
         """The run that a method of any janitor responds with."""
         return _run_of((await self._peers.ask(self._peers.janitor, method, request)).run)

@@ -63,6 +63,11 @@ class JanitorServiceStub:
                 request_serializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunResponse.FromString,
                 _registered_method=True)
+        self.ReadReport = channel.unary_unary(
+                '/slatemq.v1.JanitorService/ReadReport',
+                request_serializer=slatemq_dot_v1_dot_janitor__pb2.ReadReportRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_janitor__pb2.ReadReportResponse.FromString,
+                _registered_method=True)
         self.ReadArchived = channel.unary_stream(
                 '/slatemq.v1.JanitorService/ReadArchived',
                 request_serializer=slatemq_dot_v1_dot_janitor__pb2.ReadArchivedRequest.SerializeToString,
@@ -128,6 +133,16 @@ class JanitorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadReport(self, request, context):
+        """Returns the page of a report: one HTML document without scripts, which loads nothing.
+
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
+        it), UNAVAILABLE (the store is down).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadArchived(self, request, context):
         """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
         nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
@@ -167,6 +182,11 @@ def add_JanitorServiceServicer_to_server(servicer, server):
                     servicer.WatchRun,
                     request_deserializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_janitor__pb2.WatchRunResponse.SerializeToString,
+            ),
+            'ReadReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadReport,
+                    request_deserializer=slatemq_dot_v1_dot_janitor__pb2.ReadReportRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_janitor__pb2.ReadReportResponse.SerializeToString,
             ),
             'ReadArchived': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadArchived,
@@ -313,6 +333,33 @@ class JanitorService:
             '/slatemq.v1.JanitorService/WatchRun',
             slatemq_dot_v1_dot_janitor__pb2.WatchRunRequest.SerializeToString,
             slatemq_dot_v1_dot_janitor__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.JanitorService/ReadReport',
+            slatemq_dot_v1_dot_janitor__pb2.ReadReportRequest.SerializeToString,
+            slatemq_dot_v1_dot_janitor__pb2.ReadReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,12 @@ class JanitorServiceStub:
 
     Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
     """
+    ReadReport: _grpc.UnaryUnaryMultiCallable[_janitor_pb2.ReadReportRequest, _janitor_pb2.ReadReportResponse]
+    """Returns the page of a report: one HTML document without scripts, which loads nothing.
+
+    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
+    it), UNAVAILABLE (the store is down).
+    """
     ReadArchived: _grpc.UnaryStreamMultiCallable[_janitor_pb2.ReadArchivedRequest, _janitor_pb2.ReadArchivedResponse]
     """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
     nothing, and starts no Spark. Entries are read some thousands at a time, in the order of the list; within those they come in the order
@@ -116,6 +122,12 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     """Streams a run as it is now and after each change, at most some times a second, until it has ended.
 
     Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
+    """
+    ReadReport: _aio.UnaryUnaryMultiCallable[_janitor_pb2.ReadReportRequest, _janitor_pb2.ReadReportResponse]  # type: ignore[assignment]
+    """Returns the page of a report: one HTML document without scripts, which loads nothing.
+
+    Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
+    it), UNAVAILABLE (the store is down).
     """
     ReadArchived: _aio.UnaryStreamMultiCallable[_janitor_pb2.ReadArchivedRequest, _janitor_pb2.ReadArchivedResponse]  # type: ignore[assignment]
     """Streams the archived dead letters of a queue with their content: the broker's list of archived entries, joined with the archive. Changes
@@ -192,6 +204,18 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams a run as it is now and after each change, at most some times a second, until it has ended.
 
         Errors: as of GetRun; UNAVAILABLE also when the janitor is stopped: watch again.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadReport(
+        self,
+        request: _janitor_pb2.ReadReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_janitor_pb2.ReadReportResponse, _abc.Awaitable[_janitor_pb2.ReadReportResponse]]:
+        """Returns the page of a report: one HTML document without scripts, which loads nothing.
+
+        Errors: INVALID_ARGUMENT (not a valid run ID), NOT_FOUND (no such run; REPORT_NOT_FOUND: it wrote none, or newer reports have replaced
+        it), UNAVAILABLE (the store is down).
         """
 
     @_abc_1.abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, cast
 
@@ -62,15 +63,13 @@ async def test_filter(request: Request) -> Response:
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """Headers from lines of `name: value`. Raises InvalidArgument."""
-    headers: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            raise InvalidArgument("headers", f"line {number} is not `name: value`")
-        headers[name.strip()] = value.strip()
+    """Headers from a JSON object of texts. Raises InvalidArgument."""
+    try:
+        headers = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("headers", f"is not JSON: {error}") from None
+    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
+        raise InvalidArgument("headers", 'must be a JSON object of texts, as {"region": "eu"}')
     return headers
 
 

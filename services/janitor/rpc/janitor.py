@@ -12,6 +12,7 @@ from typing import Any, Final
 from libs.access.current import ALL_QUEUES, require
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
+from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.janitor.asking import asking
 from services.janitor.config import U32_MAX
@@ -256,6 +257,19 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
                 if result != last:
                     yield janitor_pb2.WatchRunResponse(run=result)
                 last = result
+
+    async def ReadReport(  # noqa: N802 - the RPC's name
+        self, request: janitor_pb2.ReadReportRequest, context: Any
+    ) -> janitor_pb2.ReadReportResponse:
+        run = await self._runner.find(checked_run_id(request.run_id))
+        path = next((path for path in run.artifacts if path.endswith(".html")), None)
+        if path is None:
+            raise NotFound("report", run.run_id)
+        try:
+            page = await self._store.artifact(path)
+        except ObjectNotFound as error:
+            raise NotFound("report", run.run_id) from error
+        return janitor_pb2.ReadReportResponse(page=page)
 
     async def ReadArchived(  # noqa: N802 - the RPC's name
         self, request: janitor_pb2.ReadArchivedRequest, context: Any

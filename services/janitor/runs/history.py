@@ -167,6 +167,10 @@ class RunStore:
         data, tag = await self._objects.get_version(path)
         return Stored(_decode(run_id, data), tag)
 
+    async def artifact(self, path: str) -> bytes:
+        """A file that a run wrote. Raises ObjectNotFound."""
+        return await self._objects.get(path)
+
     async def save(self, stored: Stored, run: Run) -> bool:
         """Store a newer state of a run; False: another process has written or removed it."""
         tag = await self._objects.replace(run.path, _encode(run), stored.tag)

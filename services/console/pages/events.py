@@ -1,0 +1,55 @@
+"""Event queues: what each process publishes, and publishes that were accepted as tasks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.console.rendering import client_of, done, field_of, render
+from slatemq._admin.tasks import Task
+from slatemq.client import Client
+from slatemq.errors import FailedPrecondition, SlateMQError, Unauthenticated
+
+TASKS_SHOWN: Final = 100
+"""Of each ingest."""
+
+
+async def show_events(request: Request) -> Response:
+    client = await client_of(request)
+    statuses = await client.events_status()
+    tasks, problem = await _failed_tasks(client)
+    task_id = field_of(request, "task").strip()
+    found = await client.get_task(task_id) if task_id else None
+    return render(
+        request,
+        "events.html",
+        statuses=statuses,
+        tasks=tasks,
+        problem=problem,
+        task_id=task_id,
+        found=found,
+    )
+
+
+async def retry_tasks(request: Request) -> Response:
+    client = await client_of(request)
+    count = await client.retry_failed_tasks()
+    return done(request, "/events", f"{count:,} tasks are tried again.")
+
+
+async def _failed_tasks(client: Client) -> tuple[list[Task], str]:
+    """Those that failed permanently, and why others are missing."""
+    tasks: list[Task] = []
+    try:
+        async for task in client.failed_tasks(TASKS_SHOWN):
+            tasks.append(task)  # noqa: PERF401 - what came before an error counts
+    except FailedPrecondition as error:
+        # In direct mode there are no tasks.
+        return tasks, "" if error.reason == "DIRECT_MODE" else error.message
+    except Unauthenticated:
+        raise
+    except SlateMQError as error:
+        return tasks, error.message
+    return tasks, ""

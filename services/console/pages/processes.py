@@ -1,0 +1,39 @@
+"""Shards and processes, routes and their lag, outboxes, the settings of the instance."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.console.pages.overview import lag
+from services.console.rendering import client_of, render
+from slatemq._admin.outbox import OutboxLine
+from slatemq.client import Client
+from slatemq.errors import SlateMQError
+
+
+async def show_processes(request: Request) -> Response:
+    client = await client_of(request)
+    status = await client.status()
+    outboxes, problem = await _outboxes(client)
+    instance = await client.get_instance()
+    return render(
+        request,
+        "processes.html",
+        status=status,
+        routes=[(route, lag(route)) for route in status.routes],
+        outboxes=outboxes,
+        problem=problem,
+        instance=instance,
+    )
+
+
+async def _outboxes(client: Client) -> tuple[list[OutboxLine], str]:
+    """Those that answer, and why others are missing."""
+    lines: list[OutboxLine] = []
+    try:
+        async for line in client.outbox_lines():
+            lines.append(line)  # noqa: PERF401 - what came before an error counts
+    except SlateMQError as error:
+        return lines, error.message
+    return lines, ""
