@@ -131,12 +131,16 @@ class InstanceCalls(Calls):
         """The addresses of the processes of the instance."""
         return await self._peers.topology()
 
-    async def status(self) -> Status:
-        """Every process, route and queue, as far as they answer within some seconds."""
+    async def status(self, *, settings: bool = True) -> Status:
+        """Every process, route and queue, as far as they answer within some seconds.
+
+        Without `settings`, no process reads the store: the numbers of instance records are 0, and
+        `open_without` is empty.
+        """
         asked = await self._processes()
         refusals: dict[str, None] = {}
         processes, routes, (queues, unlisted) = await asyncio.gather(
-            asyncio.gather(*(self._process(*one) for one in asked)),
+            asyncio.gather(*(self._process(*one, settings=settings) for one in asked)),
             self._routes(
                 [address for service, _, address in asked if service == "router"], refusals
             ),
@@ -206,8 +210,12 @@ class InstanceCalls(Calls):
         addresses = [address for shards in processes for address in shards.values()]
         return self._peers.at(random.choice(addresses))
 
-    async def _process(self, service: str, shard: int, address: str) -> tuple[ServiceStatus, int]:
+    async def _process(
+        self, service: str, shard: int, address: str, *, settings: bool
+    ) -> tuple[ServiceStatus, int]:
         """One process, and the number of the latest instance record that it sees; 0 = none."""
+        if not settings:
+            return await self._health(service, shard, address), 0
         stub = InstanceServiceStub(self._peers.at(address))
         health, instance = await asyncio.gather(
             self._health(service, shard, address),

@@ -120,6 +120,23 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What has passed through a queue since its broker opened the shard; 0 again at a restart.
+
+    Attributes:
+        entered_count: Messages that came into it.
+        claimed_count: Messages claimed, each as often as it was.
+        acked_count: Messages acked, completed or transferred away.
+        requeued_count: Messages put back for another attempt.
+    """
+
+    entered_count: int = 0
+    claimed_count: int = 0
+    acked_count: int = 0
+    requeued_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayRange:
     """The replay of one log: sequences after the start, up to the end; done up to the cursor.
 
@@ -204,6 +221,7 @@ class Queue:
     created_at_ms: int
     updated_at_ms: int
     counts: Counts = field(default_factory=Counts)
+    totals: Totals = field(default_factory=Totals)
     default_delay_ms: int = 0
     backoff: Backoff = field(default_factory=Backoff.none)
     fallback_priority: int = 128
@@ -225,6 +243,7 @@ def queue_of(queue: queue_pb2.Queue) -> Queue:
     return Queue(
         **fields_of(queue, Queue),
         counts=_counts_of(queue.counts),
+        totals=Totals(**fields_of(queue.totals, Totals)),
         backoff=backoff_of(queue.backoff),
         replay=_replay_of(queue.replay) if queue.HasField("replay") else None,
         quarantine=Quarantine(**fields_of(queue.quarantine, Quarantine))

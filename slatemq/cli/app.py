@@ -115,6 +115,11 @@ _COMMANDS = (
         "queue.inspecting",
         "Show every service and shard, the lag of routing, and the depth of the queues.",
     ),
+    (
+        "top",
+        "monitor.top",
+        "Show the queues live: rates, depth, age of the oldest message, lag of routing.",
+    ),
     ("tq", "tq.commands", "Work with queue files (TextQueue), without a server."),
 )
 

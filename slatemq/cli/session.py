@@ -93,7 +93,7 @@ class Session:
 
     def connect(self) -> Client:
         """A client of the server; entering it raises Unavailable when nothing answers there."""
-        address = self._address()
+        address = self.address
         credentials = self._credentials()
         self.has_keys = credentials.encryption_keys is not None
         # Loads gRPC only now: that takes longer than a command that needs no server.
@@ -122,7 +122,9 @@ class Session:
         else:
             say(text)
 
-    def _address(self) -> str:
+    @property
+    def address(self) -> str:
+        """Where a service answers: of the option, or the environment."""
         if self.endpoint is not None:
             return self.endpoint
         address = os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT

@@ -88,6 +88,7 @@ class Queue(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
     QUARANTINE_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
@@ -161,6 +162,10 @@ class Queue(_message.Message):
         LiftQuarantine is called. Messages in the queue can still be claimed.
         """
 
+    @_builtins.property
+    def totals(self) -> Global___QueueTotals:
+        """Output only, where `counts` is: what has passed through the queue. Two answers give rates."""
+
     def __init__(
         self,
         *,
@@ -186,10 +191,11 @@ class Queue(_message.Message):
         paused: _builtins.bool = ...,
         replay: Global___Replay | None = ...,
         quarantine: Global___Quarantine | None = ...,
+        totals: Global___QueueTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "totals", b"totals", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__default_delay_ms: _TypeAlias = _typing.Literal["default_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__default_delay_ms: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms"]  # noqa: Y015
@@ -486,6 +492,40 @@ class QueueCounts(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_claimable_age_ms) -> _WhichOneofReturnType__oldest_claimable_age_ms | None: ...
 
 Global___QueueCounts: _TypeAlias = QueueCounts  # noqa: Y015
+
+@_typing.final
+class QueueTotals(_message.Message):
+    """What has passed through a queue since its broker opened the shard. All numbers start at 0 again when the broker is restarted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTERED_COUNT_FIELD_NUMBER: _builtins.int
+    CLAIMED_COUNT_FIELD_NUMBER: _builtins.int
+    ACKED_COUNT_FIELD_NUMBER: _builtins.int
+    REQUEUED_COUNT_FIELD_NUMBER: _builtins.int
+    entered_count: _builtins.int
+    """Messages that came into the queue: routed, pushed, transferred, or sent back as dead letters."""
+    claimed_count: _builtins.int
+    """Messages claimed, each as often as it was."""
+    acked_count: _builtins.int
+    """Messages acked, completed or transferred away."""
+    requeued_count: _builtins.int
+    """Messages put back for another attempt: after a nack, a release, or the end of a lease."""
+    def __init__(
+        self,
+        *,
+        entered_count: _builtins.int = ...,
+        claimed_count: _builtins.int = ...,
+        acked_count: _builtins.int = ...,
+        requeued_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_count", b"acked_count", "claimed_count", b"claimed_count", "entered_count", b"entered_count", "requeued_count", b"requeued_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueTotals: _TypeAlias = QueueTotals  # noqa: Y015
 
 @_typing.final
 class PriorityCounts(_message.Message):

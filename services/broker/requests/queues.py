@@ -194,6 +194,7 @@ def with_counts(queue: Queue, shard: int, now_ms: int, replay: Ranges) -> queue_
     """The queue as its users see it, with the counts of its messages."""
     answer = public(queue.queue_id, queue.settings, shard, replay)
     answer.counts.CopyFrom(_counts(queue, now_ms))
+    answer.totals.CopyFrom(_totals(queue))
     return answer
 
 
@@ -232,6 +233,15 @@ def _counts(queue: Queue, now_ms: int) -> queue_pb2.QueueCounts:
             for priority, available, delayed in waiting.by_priority
         ],
         oldest_claimable_age_ms=waiting.oldest_claimable_ms,
+    )
+
+
+def _totals(queue: Queue) -> queue_pb2.QueueTotals:
+    return queue_pb2.QueueTotals(
+        entered_count=queue.waiting.entered_count - queue.requeued_count,
+        claimed_count=queue.claimed_count,
+        acked_count=queue.acked_count,
+        requeued_count=queue.requeued_count,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slatemq.cli.failures import EXIT_UNREACHABLE
+from slatemq.cli.monitor.rates import Look, QueueRates, look, rate_fields, rates_between
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import (
     DURATION,
@@ -28,6 +32,8 @@ from slatemq.models import Explanation, RouteStatus
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Status
+    from slatemq._admin.queue_models import Queue
+    from slatemq.client import Client
 
 
 @command("explain")
@@ -93,30 +99,57 @@ def _none_matches(to: str | None, found: Sequence[Explanation]) -> str:
 
 @command("status")
 @flag("--check", help="Exit with 3 when a service is not serving.")
-def status(session: Session, check: bool) -> None:
+@click.option(
+    "--rates",
+    "measured",
+    type=DURATION,
+    help="Also show what comes into each queue and leaves it, measured for so long: 2s.",
+)
+def status(session: Session, check: bool, measured: timedelta | None) -> None:
     """Show every service and shard, the lag of routing, and the depth of the queues.
 
     Examples:
       slatemq status
+      slatemq status --rates 5s
       slatemq status --check && echo all is well
       slatemq status --json | jq '.queues[] | {queue_id, counts}'
 
     Lag is the number of stored messages that are not yet routed to the queues.
     """
-    found = session.call(lambda client: client.status())
+    found, rates = session.call(lambda client: _measured(client, measured))
     if session.json:
-        write_json(_fields(found))
+        write_json(_fields(found, rates))
     else:
-        _show(found)
+        _show(found, rates)
     if check and not (found.services and all(one.serving for one in found.services)):
         sys.exit(EXIT_UNREACHABLE)
 
 
-def _fields(found: Status) -> dict[str, Any]:
+async def _measured(
+    client: Client, length: timedelta | None
+) -> tuple[Status, Mapping[str, QueueRates] | None]:
+    """The status, and the rates of the queues where they are wanted."""
+    if length is None:
+        return await client.status(), None
+    if not length:
+        raise click.UsageError("--rates: give time to measure, as in --rates 2s")
+    before = await look(client)
+    await asyncio.sleep(length.total_seconds())
+    now = Look(await client.status(), time.monotonic())
+    return now.status, rates_between(before, now)
+
+
+def _fields(found: Status, rates: Mapping[str, QueueRates] | None) -> dict[str, Any]:
     return {
         "services": [asdict(one) for one in found.services],
         "routes": [_route_fields(one) for one in found.routes],
-        "queues": [queue_fields(one) for one in found.queues],
+        "queues": [
+            {
+                **queue_fields(one),
+                **({} if rates is None else {"rates": rate_fields(rates[one.queue_id])}),
+            }
+            for one in found.queues
+        ],
         "unlisted_brokers": found.unlisted_brokers,
         "instance_number": found.instance_number,
         "refusals": found.refusals,
@@ -129,7 +162,7 @@ def _route_fields(route: RouteStatus) -> dict[str, Any]:
     return {**asdict(route), **ids}
 
 
-def _show(found: Status) -> None:
+def _show(found: Status, rates: Mapping[str, QueueRates] | None = None) -> None:
     services = [
         (one.service, one.shard, one.address, "serving" if one.serving else "down", one.detail)
         for one in found.services
@@ -161,12 +194,23 @@ def _show(found: Status) -> None:
         )
     if found.queues:
         print()
-        rows = ((one.queue_id, state_of(one), *count_cells(one)) for one in found.queues)
-        write_table(("queue", "state", *COUNTS), rows, cuts=("queue",))
+        shown = () if rates is None else ("in/s", "out/s")
+        rows = (
+            (one.queue_id, state_of(one), *_rate_cells(one, rates), *count_cells(one))
+            for one in found.queues
+        )
+        write_table(("queue", "state", *shown, *COUNTS), rows, cuts=("queue",))
     for refusal in found.refusals:
         note(refusal)
     if found.unlisted_brokers:
         note(_silent_brokers(found.unlisted_brokers))
+
+
+def _rate_cells(queue: Queue, rates: Mapping[str, QueueRates] | None) -> Sequence[str]:
+    if rates is None:
+        return ()
+    one = rates[queue.queue_id]
+    return ["-" if rate is None else f"{rate:.1f}" for rate in (one.in_per_s, one.out_per_s)]
 
 
 def _silent_brokers(shards: Iterable[int]) -> str:

@@ -105,6 +105,8 @@ class Available:
         """Those of former lanes whose rows are still to be removed."""
         self.expired_count = 0
         """Messages that left past their retention since the start, for metrics."""
+        self.entered_count = 0
+        """Messages that came in since the start, and those put back."""
         self.delayed = DelayedJournal(in_epoch(self.epoch, orders.last))
         self._key_head = queue_head(RecordType.ACTIVE, queue_id)
         self._orders = orders
@@ -175,6 +177,7 @@ class Available:
     ) -> None:
         """Adds messages that come into the queue, as columns; an empty one has all defaults."""
         self._touch()
+        self.entered_count += len(message_ids)
         seen_ms = self.seen_until(now_ms)
         if not (priorities or visible_at_ms or (deadlines_ms and min(deadlines_ms) <= seen_ms)):
             self._add_columns(Columns(message_ids, DEFAULT_PRIORITY, deadlines_ms), now_ms)
@@ -216,6 +219,7 @@ class Available:
             self.expired_count += 1
             return None
         self._touch()
+        self.entered_count += 1
         if item.visible_at_ms > self.seen_until(now_ms):
             return self._add_timed(item)
         item = item._replace(visible_at_ms=0)

@@ -64,6 +64,7 @@ async def state(rig: Rig) -> list[Any]:
     queues = list((await rig.queues.ListQueues(request)).queues)
     for queue in queues:
         queue.counts.oldest_claimable_age_ms = 0
+        queue.ClearField("totals")  # since the start
     redrives = await entries(rig).ListRedrives(entry_pb2.ListRedrivesRequest(page_size=1000))
     return [queues, redrives]
 

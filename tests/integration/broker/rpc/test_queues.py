@@ -56,6 +56,7 @@ async def test_a_queue_is_created_with_every_default_filled_in() -> None:
         assert await get(rig, "orders.eu-1") == queue_pb2.Queue(
             **{f.name: v for f, v in created.ListFields()},
             counts=queue_pb2.QueueCounts(),
+            totals=queue_pb2.QueueTotals(),
         )
 
 
