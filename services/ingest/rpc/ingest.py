@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, cast
 
 from opentelemetry import trace
+from opentelemetry.metrics import Observation
 
 from libs.access.current import ALL_QUEUES, current_caller, hold_back, require
 from libs.serving import limits
@@ -83,14 +84,19 @@ class _Stream:
         publisher: Publisher,
         accept: Callable[[ingest_pb2.PublishRequest], Accepted],
         publish: Callable[[Accepted], Awaitable[ingest_pb2.PublishResponse]],
+        count: Callable[[int], None],
         *,
         publishes_all: bool,
     ) -> None:
-        """`accept` checks a request; `publish` stores one in any case, or all of them."""
+        """`accept` checks a request; `publish` stores one in any case, or all of them.
+
+        `count` gets the number of messages of those that it does not store.
+        """
         self.error: BaseException | None = None
         self._publisher = publisher
         self._accept = accept
         self._publish = publish
+        self._count = count
         self._publishes_all = publishes_all
         self._loop = asyncio.get_running_loop()
         self._unanswered = 0
@@ -195,6 +201,7 @@ class _Stream:
         if commit is self._commit:
             self._commit = None
         error = commit.exception()
+        messages_count = 0
         for number, waiting in given:
             problem = error or waiting.refusal
             if problem is not None:
@@ -202,8 +209,10 @@ class _Stream:
                     self._publisher.give_up(waiting)
                 self._refuse(number, problem)
                 continue
+            messages_count += len(waiting.accepted.payloads)
             answer = published(waiting.answered)
             self._answer(ingest_pb2.PublishStreamAnswer(number=number, published=answer))
+        self._count(messages_count)
 
     async def _store(self, number: int, accepted: Accepted) -> None:
         try:
@@ -267,8 +276,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         self._rules = rules_of(config)
         self._answers = AnswerBudget(config.answers_bytes_max, "answers_bytes_max")
         self._telemetry = telemetry
-        self._sent = telemetry.meter.create_counter(
+        self._sent_count = 0
+        telemetry.meter.create_observable_counter(
             conventions.SENT_MESSAGES,
+            callbacks=[lambda _: [Observation(self._sent_count, SPAN)]],
             unit="{message}",
             description="Messages answered, repeats included",
         )
@@ -299,7 +310,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         if self._is_draining:
             raise _draining()
         stream = _Stream(
-            self._shard.publisher, self._accept, self._publish, publishes_all=self._publishes_all
+            self._shard.publisher,
+            self._accept,
+            self._publish,
+            self._count_sent,
+            publishes_all=self._publishes_all,
         )
         self._streams.add(stream)
         stream.begin(cast("Requests", request_iterator))
@@ -340,8 +355,11 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         complete = wire.carry_trace if self._telemetry.traces else None
         with self._publish_span(count):
             answered = await publisher.publish(accepted, complete)
-        self._sent.add(count, SPAN)
+        self._count_sent(count)
         return published(answered)
+
+    def _count_sent(self, count: int) -> None:
+        self._sent_count += count
 
     def _publish_span(self, count: int) -> AbstractContextManager[object]:
         """With traces on, a current span for a publish of `count` messages."""

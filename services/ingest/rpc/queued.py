@@ -14,7 +14,7 @@ from libs.storage.errors import StorageError
 from libs.storage.records.task_records import AppliedTask, FailedTaskRecord
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
-from services.ingest.rpc.ingest import SPAN, IngestServicer, published
+from services.ingest.rpc.ingest import IngestServicer, published
 from services.ingest.shard import Shard
 from services.ingest.tasks.queued import Tasks
 from services.ingest.tasks.servicer import answered_of, seconds_to_wait
@@ -84,7 +84,7 @@ class QueuedServicer(IngestServicer):
         count = len(accepted.payloads)
         with self._counted(accepted.size_bytes), self._publish_span(count):
             answer = await self._publish_task(accepted, wait_s)
-        self._sent.add(count, SPAN)
+        self._count_sent(count)
         return answer
 
     async def _publish_task(

@@ -1,9 +1,11 @@
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from collections.abc import AsyncIterator
+
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from libs.serving import recording
-from slatemq.v1.ingest_pb2 import PublishRun
+from slatemq.v1.ingest_pb2 import PublishRequest, PublishRun, PublishStreamRequest
 from tests.integration.ingest.server import message, serving
 
 
@@ -33,15 +35,35 @@ async def test_a_publish_is_traced_counted_and_carried_on_in_the_headers() -> No
             request_id="r",
         )  # fmt: skip
 
+    assert ("messaging.client.sent.messages", 6) in _sums(measures)
+    result.shutdown()
+
+
+async def test_publishes_of_a_stream_are_counted_without_traces() -> None:
+    measures = InMemoryMetricReader()
+    result = recording.exporting("ingest", "ingest-0", "", 100, [measures])
+    async with serving(telemetry=result) as ingest:
+
+        async def requests() -> AsyncIterator[PublishStreamRequest]:
+            for number in (1, 2):
+                run = PublishRun(payloads=[b"a", b"b"])
+                yield PublishStreamRequest(number=number, publish=PublishRequest(runs=[run]))
+
+        answers = [part async for part in ingest.stub.PublishStream(requests())]
+
+    assert sum(len(part.answers) for part in answers) == 2
+    assert ("messaging.client.sent.messages", 4) in _sums(measures)
+    result.shutdown()
+
+
+def _sums(measures: InMemoryMetricReader) -> list[tuple[str, int | float]]:
     data = measures.get_metrics_data()
     assert data is not None
-    sums = [
+    return [
         (metric.name, point.value)
         for resource in data.resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
         for point in metric.data.data_points
-        if hasattr(point, "value")
+        if isinstance(point, NumberDataPoint)
     ]
-    assert ("messaging.client.sent.messages", 6) in sums
-    result.shutdown()

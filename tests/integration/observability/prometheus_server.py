@@ -1,0 +1,126 @@
+"""A real Prometheus that scrapes a stack every second, with the rules shortened to match."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.stack.ports import choose_ports
+from tests.integration.observability.alert_rules import RULES, program
+
+START_S = 60.0
+LOOK_S = 0.25
+WINDOW = "10s"
+"""In place of the windows of the rules and dashboards: ten scrapes."""
+
+
+class Prometheus:
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an expression now. Raises AssertionError for one that is wrong."""
+        asked = urllib.parse.urlencode({"query": expression})
+        found: list[dict[str, Any]] = self._get(f"/api/v1/query?{asked}")["result"]
+        return found
+
+    def firing(self) -> set[tuple[str, str]]:
+        """Alerts that fire now, each with its queue or service."""
+        return {
+            (labels["alertname"], labels.get(QUEUE) or labels.get("service") or "")
+            for one in self._get("/api/v1/alerts")["alerts"]
+            if one["state"] == "firing"
+            for labels in [one["labels"]]
+        }
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(self._url + path, timeout=30) as answer:
+            fields = json.load(answer)
+        assert fields["status"] == "success", fields
+        return fields["data"]
+
+
+QUEUE = "messaging_destination_name"
+
+
+@contextmanager
+def prometheus(folder: Path, addresses: Mapping[str, str]) -> Iterator[Prometheus]:
+    """One that scrapes these services, and evaluates the rules without their delays."""
+    command = program("prometheus")
+    folder.mkdir()
+    (folder / "rules.yaml").write_text(_shortened())
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [
+            {
+                "job_name": "slatemq",
+                "static_configs": [
+                    {"targets": [address], "labels": {"service": service}}
+                    for service, address in addresses.items()
+                ],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = choose_ports(None, ["prometheus"])["prometheus"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                command,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        server = Prometheus(port)
+        eventually(server.is_ready, START_S, lambda: (folder / "log").read_text()[-2000:])
+        yield server
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def eventually(
+    come_about: Callable[[], object], seconds: float, why: Callable[[], object] = lambda: ""
+) -> None:
+    """Look until something has come about; `why` says what is missing."""
+    end = time.monotonic() + seconds
+    while not come_about():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {why()}"
+        time.sleep(LOOK_S)
+
+
+def _shortened() -> str:
+    rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+            rule["expr"] = shortened(rule["expr"])
+    return yaml.safe_dump(rules)
+
+
+def shortened(expression: str) -> str:
+    """The expression over windows that a short run fills."""
+    expression = re.sub(r"\[(\$__rate_interval|\d+[mhd])\]", f"[{WINDOW}]", expression)
+    return expression.replace("$queue", ".*")
