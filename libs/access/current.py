@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING
 
 from libs.access.principals import LIMIT_REASON
@@ -76,8 +77,13 @@ def hold_to(kind: Quantity, count: int, before_count: int = 0) -> None:
         caller.quota.hold(kind, count, before_count)
 
 
-async def hold_back(error: ResourceExhausted) -> None:
-    """Delay the answer with this error where its caller is refused again and again."""
+async def hold_back(error: ResourceExhausted, left_s: float | None = None) -> None:
+    """Delay the answer with this error where its caller is refused again and again.
+
+    `left_s` is the time until the deadline of the call: half of it at most is waited, so that the
+    caller gets the answer. None: it has none.
+    """
     caller = current_caller.get()
     if caller is not None and error.reason == LIMIT_REASON:
-        await caller.quota.hold_back()
+        most_s = inf if left_s is None else left_s / 2
+        await caller.quota.hold_back(error.metadata["limit"], most_s)

@@ -33,10 +33,13 @@ PLACE_RETRY_MS: Final = 1_000
 PROMPT_REFUSALS_PER_S: Final = 20
 """Refusals that are answered at once. Clients that wait as asked have fewer."""
 
-HELD_S_MAX: Final = 1.0
+HELD_S_MAX: Final = 5.0
+"""A refused call costs nearly as much as one that is served, most of it gRPC's. So who calls again
+at once, with 100 calls at a time, gets no more refusals than are prompt."""
 
 HELD_MAX: Final = 200
-"""Answers held back at once for one principal: some 4 MB. Beyond them it is answered at once."""
+"""Answers held back at once for one limit of a principal: some 4 MB. Beyond them it is answered at
+once."""
 
 _ADVICE: Final = {
     "open_streams": "close one first",
@@ -87,6 +90,27 @@ class RateQuota:
         self._left -= count
 
 
+class Refusals:
+    """The refusals by one limit of a principal: prompt at first, held back when there are many."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._prompt = RateQuota(PROMPT_REFUSALS_PER_S, clock_s)
+        self._held_count = 0
+
+    async def hold_back(self, most_s: float) -> None:
+        """Delay an answer if there were many, for no longer than this."""
+        wait_ms = self._prompt.wait_ms()
+        if wait_ms <= HELD_S_MAX * 1000:
+            self._prompt.take(1)
+        if not wait_ms or self._held_count >= HELD_MAX:
+            return
+        self._held_count += 1
+        try:
+            await asyncio.sleep(min(wait_ms / 1000, HELD_S_MAX, most_s))
+        finally:
+            self._held_count -= 1
+
+
 class PrincipalQuota:
     """What one principal takes."""
 
@@ -104,8 +128,8 @@ class PrincipalQuota:
         self._limits = Limits()
         self._rates: dict[str, RateQuota] = {}
         self._taken: Counter[Place] = Counter()
-        self._prompt = RateQuota(PROMPT_REFUSALS_PER_S, clock_s)
-        self._held_count = 0
+        # By limit: many refusals by one make those by another no less prompt.
+        self._refusals: dict[str, Refusals] = {}
         self.set_limits(limits)
 
     def set_limits(self, limits: Limits) -> None:
@@ -157,18 +181,15 @@ class PrincipalQuota:
         if most is not None and before_count < count > most:
             raise self._refused(kind, None, f": {count} are wanted")
 
-    async def hold_back(self) -> None:
-        """Delay the answer of a refused call if there were many: its caller may not wait itself."""
-        wait_ms = self._prompt.wait_ms()
-        if wait_ms <= HELD_S_MAX * 1000:
-            self._prompt.take(1)
-        if not wait_ms or self._held_count >= HELD_MAX:
-            return
-        self._held_count += 1
-        try:
-            await asyncio.sleep(min(wait_ms / 1000, HELD_S_MAX))
-        finally:
-            self._held_count -= 1
+    async def hold_back(self, limit: str, most_s: float) -> None:
+        """Delay the answer of a call that this limit refused, if there were many.
+
+        Its caller may not wait itself. `most_s` bounds the delay.
+        """
+        refusals = self._refusals.get(limit)
+        if refusals is None:
+            refusals = self._refusals[limit] = Refusals(self._clock_s)
+        await refusals.hold_back(most_s)
 
     def _refused(self, limit: str, retry_after_ms: int | None, more: str = "") -> ResourceExhausted:
         self._usage.refused[limit, self._limits.entry] += 1

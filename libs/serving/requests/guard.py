@@ -296,7 +296,7 @@ async def _fail(method: str, context: Context, error: BaseException) -> None:
     if isinstance(error, asyncio.CancelledError) and _cancelled_from_outside(context):
         raise error
     if isinstance(error, errors.ResourceExhausted):
-        await hold_back(error)
+        await hold_back(error, context.time_remaining())
     status = status_of(method, error)
     # What the handler held would stay until the next full collection: a cycle of frames and error.
     # The frames themselves are left alone: an error that others wait for, too, has theirs as well.

@@ -220,19 +220,24 @@ async def test_answers_to_one_that_is_refused_too_often_are_held_back_and_not_to
     quota = PrincipalQuota("shop", Limits(), clock)
 
     # Those of a second at once
+    async def refused(limit: str = "open_streams") -> None:
+        await quota.hold_back(limit, 3600)
+
     for _ in range(PROMPT_REFUSALS_PER_S):
-        await quota.hold_back()
+        await refused()
 
     # More are held, up to a number
     async with asyncio.TaskGroup() as group:
-        held = [group.create_task(quota.hold_back()) for _ in range(HELD_MAX)]
+        held = [group.create_task(refused()) for _ in range(HELD_MAX)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in held)
-        await quota.hold_back()
+        await refused()
+        # So are those by another limit
+        await refused("waiting_claims")
         # Those who do not wait for their answer leave room
         held[0].cancel()
         await asyncio.wait([held[0]])
-        held.append(group.create_task(quota.hold_back()))
+        held.append(group.create_task(refused()))
         await asyncio.sleep(0)
         assert not held[-1].done()
         for task in held:
@@ -240,7 +245,7 @@ async def test_answers_to_one_that_is_refused_too_often_are_held_back_and_not_to
 
     # What is over is forgotten
     clock.now_s += 10
-    await quota.hold_back()
+    await refused()
 
 
 @pytest.mark.parametrize(
