@@ -327,6 +327,7 @@ class SyncClient(Face[asynchronous.Client]):
     get_job_run = method_of(asynchronous.Client.get_job_run)
     cancel_job_run = method_of(asynchronous.Client.cancel_job_run)
     wait_job_run = method_of(asynchronous.Client.wait_job_run)
+    read_report = method_of(asynchronous.Client.read_report)
     list_queues = iterator_of(asynchronous.Client.list_queues)
     watch_queues = iterator_of(asynchronous.Client.watch_queues)
     list_entries = iterator_of(asynchronous.Client.list_entries)

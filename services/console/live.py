@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -200,14 +200,10 @@ class Watches:
             task.add_done_callback(lambda _: self._forget(token, watch))
         return await self._watches[token][0].current()
 
-    async def stream(self, token: str, render: Callable[[Watch], str]) -> AsyncIterator[bytes]:
-        """Server-sent events: `update` with what is rendered of each sample, `gone` at the end.
-
-        Raises:
-            ResourceExhausted: Too many are open.
-            SlateMQError: As of `of`.
-        """
-        watch = await self.of(token)
+    async def stream(
+        self, watch: Watch, render: Callable[[Watch], str]
+    ) -> AsyncGenerator[bytes, None]:
+        """Server-sent events: `update` with what is rendered of each sample, `gone` at its end."""
         self._streams_count += 1
         watch.streams_count += 1
         ends_s = time.monotonic() + STREAM_S

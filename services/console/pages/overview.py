@@ -32,7 +32,7 @@ async def live_response(request: Request, draw: Callable[[Watch], str]) -> Respo
     watches, token = console_of(request).watches, session_of(request).token
     if not watches.has_place(token):
         return PlainTextResponse("Too many pages are open.", 429)
-    stream = watches.stream(token, draw)
+    stream = watches.stream(await watches.of(token), draw)
     return StreamingResponse(stream, media_type="text/event-stream")
 
 

@@ -61,6 +61,24 @@ async def test_the_options_of_each_job_arrive(tmp_path: Path) -> None:
         assert (await there.get(report.run_id)).request.days == 3
 
 
+async def test_a_report_is_read_for_as_long_as_it_is_kept(tmp_path: Path) -> None:
+    page = "<!DOCTYPE html><title>Größe</title>".encode()
+    async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
+        run = await client.wait_job_run(await client.run_job("retention", queue_ids=["quick"]))
+        with pytest.raises(NotFound) as refused:
+            await client.read_report(run)
+        assert refused.value.reason == "REPORT_NOT_FOUND"
+
+        (tmp_path / "data" / "reports").mkdir()
+        (tmp_path / "data" / "reports" / "a.html").write_bytes(page)
+
+        assert await client.read_report(run.run_id) == page
+        with pytest.raises(NotFound):
+            await client.read_report("20260101-000000-000-report-abcdef")
+        with pytest.raises(InvalidArgument):
+            await client.read_report("../../etc/passwd")
+
+
 async def test_refusals_are_the_clients_errors(tmp_path: Path) -> None:
     async with janitor(tmp_path) as there, slatemq.connect(there.address) as client:
         with pytest.raises(InvalidArgument) as refused:

@@ -1,0 +1,428 @@
+"""Every page and every action of the console, in a real browser, with the right and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Page, ViewportSize, expect
+
+from slatemq.errors import NotFound
+from tests.integration.console.looking import CONTRAST, DESK, PHONE, UNNAMED, Console, Scheme
+
+pytestmark = pytest.mark.slow
+
+Form = dict[str, str | float | bool]
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
+
+
+class Action(NamedTuple):
+    """Something that a person does.
+
+    `prepare` returns the queue; `act` does it in a page; `notice` is what is then said; `is_done`
+    asks the instance.
+    """
+
+    prepare: Callable[[Console], str]
+    act: Callable[[Console, Page, str], object]
+    notice: str
+    is_done: Callable[[Console, str], bool]
+
+
+def waiting(console: Console) -> str:
+    queue = console.queue()
+    console.message(queue)
+    console.entry(queue, "available")
+    return queue
+
+
+def delayed(console: Console) -> str:
+    queue = console.queue(default_delay=600)
+    console.message(queue)
+    console.entry(queue, "delayed")
+    return queue
+
+
+def paused(console: Console) -> str:
+    queue = console.queue()
+    console.client.pause_queue(queue)
+    return queue
+
+
+def confirm(page: Page, queue: str, button: str) -> None:
+    page.get_by_label(f"Type {queue} to confirm").fill(queue)
+    page.get_by_role("button", name=button, exact=True).click()
+
+
+def of_queue(link: str, button: str) -> Callable[[Console, Page, str], object]:
+    def act(_: Console, page: Page, queue: str) -> None:
+        page.goto(f"/queue?queue={queue}")
+        page.get_by_role("link", name=link).click()
+        confirm(page, queue, button)
+
+    return act
+
+
+def of_message(state: str, button: str) -> Callable[[Console, Page, str], object]:
+    def act(console: Console, page: Page, queue: str) -> None:
+        page.goto(f"/messages?queue={queue}&state={state}")
+        message = console.entry(queue, state).message_id
+        page.get_by_role("link", name=str(message), exact=True).click()
+        page.get_by_role("button", name=button).click()
+
+    return act
+
+
+def choose(page: Page, queue: str) -> None:
+    page.goto(f"/dead-letters?queue={queue}")
+    for box in page.get_by_role("checkbox").all():
+        box.check()
+
+
+def redrive_chosen(_: Console, page: Page, queue: str) -> None:
+    choose(page, queue)
+    page.get_by_role("button", name="Redrive the chosen").click()
+
+
+def drop_chosen(_: Console, page: Page, queue: str) -> None:
+    choose(page, queue)
+    page.get_by_role("button", name="Drop the chosen…").click()
+    confirm(page, queue, "Drop")
+
+
+def replace(_: Console, page: Page, queue: str) -> None:
+    page.goto(f"/dead-letters?queue={queue}")
+    page.locator("tbody a").first.click()
+    expect(page.get_by_label("Payload")).to_have_value('{"number": 0}')
+    page.get_by_label("Payload").fill('{"number": 1,\n "tür": true}')
+    page.get_by_role("button", name="Replace").click()
+
+
+def redrive_all(_: Console, page: Page, queue: str) -> None:
+    page.goto(f"/dead-letters?queue={queue}")
+    page.get_by_text("Redrive all that match…").click()
+    page.get_by_label("Filter").fill('reason.contains("customer")')
+    page.get_by_role("button", name="Begin").click()
+
+
+def slow_redrive(console: Console) -> str:
+    queue = console.dead_letters(3)
+    console.client.start_redrive(queue, rate=1, message_ids=[1 << 47])
+    return queue
+
+
+def begin_job(_: Console, page: Page, __: str) -> None:
+    page.goto("/janitor")
+    page.get_by_label("Run", exact=True).select_option("done")
+    page.get_by_label("only count").check()
+    page.get_by_role("button", name="Begin").click()
+
+
+def failed_count(count: int) -> Callable[[Console, str], bool]:
+    return lambda console, queue: console.client.get_queue(queue).counts.failed_count == count
+
+
+def is_replaced(console: Console, queue: str) -> bool:
+    found = console.client.entry_page(queue, "available", view="full").entries
+    return [one.message.payload for one in found if one.message is not None] == [
+        '{"number": 1,\n "tür": true}'.encode()
+    ]
+
+
+ACTIONS = {
+    "pause": Action(
+        waiting,
+        of_queue("Pause…", "Pause"),
+        "is paused",
+        lambda console, queue: console.client.get_queue(queue).paused,
+    ),
+    "resume": Action(
+        paused,
+        of_queue("Resume…", "Resume"),
+        "delivers again",
+        lambda console, queue: not console.client.get_queue(queue).paused,
+    ),
+    "purge": Action(
+        waiting,
+        of_queue("Purge…", "Purge"),
+        "1 messages",
+        lambda console, queue: console.client.get_queue(queue).counts.available_count == 0,
+    ),
+    "remove": Action(
+        waiting,
+        of_message("available", "Remove from the queue"),
+        "was removed",
+        lambda console, queue: not console.client.entry_page(queue, "available").entries,
+    ),
+    "deliver": Action(
+        delayed,
+        of_message("delayed", "Deliver now"),
+        "is available now",
+        lambda console, queue: bool(console.client.entry_page(queue, "available").entries),
+    ),
+    "redrive": Action(
+        lambda console: console.dead_letters(2),
+        redrive_chosen,
+        "2 dead letters are available again",
+        failed_count(0),
+    ),
+    "drop": Action(
+        lambda console: console.dead_letters(2),
+        drop_chosen,
+        "2 dead letters were dropped",
+        failed_count(0),
+    ),
+    "replace": Action(Console.dead_letters, replace, "A new message", is_replaced),
+    "redrive all": Action(
+        lambda console: console.dead_letters(2),
+        redrive_all,
+        "has begun",
+        lambda console, queue: bool(list(console.client.list_redrives(queue))),
+    ),
+    "job": Action(
+        Console.queue,
+        begin_job,
+        "has begun",
+        lambda console, _: bool(list(console.client.list_job_runs("done"))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_action_is_done_with_the_right_and_refused_without(console: Console, name: str) -> None:
+    action = ACTIONS[name]
+    queue = action.prepare(console)
+
+    with console.page("reader") as page:
+        if name == "job":
+            page.goto("/janitor")
+            form: Form = {"form_token": form_token(page), "job": "done"}
+            answer = page.request.post("/janitor", form=form)
+            assert answer.status == 403
+        else:
+            action.act(console, page, queue)
+        expect(page.get_by_role("alert")).to_contain_text("You may not do that")
+    assert not action.is_done(console, queue)
+    # A browser says of each refusal that it was one.
+    assert all("status of 403" in problem for problem in console.take_problems())
+
+    with console.page("ops") as page:
+        action.act(console, page, queue)
+        expect(page.get_by_role("status").first).to_contain_text(action.notice)
+    assert action.is_done(console, queue)
+    assert console.take_problems() == []
+
+
+def form_token(page: Page) -> str:
+    page_with_form = page.request.get("/login").text()
+    return page_with_form.partition('name="form_token" value="')[2].partition('"')[0]
+
+
+def test_a_wrong_name_confirms_nothing(console: Console) -> None:
+    queue = waiting(console)
+
+    with console.page("ops") as page:
+        page.goto(f"/queue/do/purge?queue={queue}")
+        page.get_by_label(f"Type {queue} to confirm").fill("another")
+        page.get_by_role("button", name="Purge").click()
+        expect(page.get_by_role("alert")).to_contain_text("exactly")
+    assert console.client.get_queue(queue).counts.available_count == 1
+    console.take_problems()
+
+
+def test_a_redrive_shows_its_progress_and_is_cancelled_and_resumed(console: Console) -> None:
+    queue = console.dead_letters(40)
+
+    with console.page("ops") as page:
+        page.goto(f"/dead-letters?queue={queue}")
+        page.get_by_text("Redrive all that match…").click()
+        page.get_by_label("Messages per second").fill("1")
+        page.get_by_role("button", name="Begin").click()
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        # Drawn again by itself, once a second.
+        expect(page.locator("#redrives")).to_contain_text("1 moved")
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#redrives")).to_contain_text("cancelled")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#redrives")).to_contain_text("running")
+    assert console.take_problems() == []
+
+
+def test_without_a_login_nothing_is_shown_and_a_wrong_token_is_named(console: Console) -> None:
+    with console.page() as page:
+        for path in ("/", "/queue?queue=q0", "/processes", "/janitor", "/dead-letters?queue=q0"):
+            page.goto(path)
+            expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+            assert "q0" not in page.inner_text("main")
+        console.log_in(page, "smq_wrong")
+        expect(page.get_by_role("alert")).to_be_visible()
+        assert "/login?" in page.request.get("/live/overview").url
+    console.take_problems()
+
+
+def test_a_login_leads_to_where_the_person_was_going_and_nowhere_else(console: Console) -> None:
+    queue = console.queue()
+    token = console.token("ops")
+
+    with console.page() as page:
+        page.goto(f"/queue?queue={queue}")
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("heading", name=queue)).to_be_visible()
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Log out").click()
+        page.goto(f"/login?back={quote('//evil.example/')}")
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert console.outside == []
+
+
+def test_who_has_no_role_sees_why_nothing_is_shown(console: Console) -> None:
+    queue = console.queue()
+
+    with console.page("stranger") as page:
+        page.goto(f"/queue?queue={queue}")
+        expect(page.get_by_role("alert")).to_contain_text("You may not do that")
+        page.goto("/")
+        assert queue not in page.inner_text("main")
+        expect(page.get_by_text("queues are not shown")).to_be_visible()
+    console.take_problems()
+
+
+def test_hostile_payloads_and_headers_are_text(console: Console) -> None:
+    queue = console.queue(max_attempts=1)
+    console.message(queue, HOSTILE.encode(), hostile=HOSTILE)
+    (claimed,) = console.client.claim(queue, wait=30, consumer_id=HOSTILE[:40])
+    claimed.nack(reason=HOSTILE)
+    handle = quote(console.entry(queue, "failed").handle, safe="")
+
+    with console.page("ops") as page:
+        alerts: list[str] = []
+        page.on("dialog", lambda dialog: alerts.append(dialog.message))
+        for path in (
+            f"/message?handle={handle}&form=text",
+            f"/dead-letter?handle={handle}",
+            f"/dead-letters?queue={queue}",
+            f"/messages?queue={queue}&state=failed",
+            f"/?find={quote(HOSTILE)}",
+        ):
+            page.goto(path)
+            assert HOSTILE[:20] in page.content() or "&lt;script&gt;" in page.content()
+            assert page.locator("main img, main script").count() == 0
+        assert alerts == []
+        page.goto(f"/message?handle={handle}&form=text")
+        assert page.locator("pre").inner_text() == HOSTILE
+        page.get_by_role("link", name="hex").click()
+        expect(page.locator("pre")).to_contain_text("00000000  3c 73 63 72")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="download").click()
+        assert download.value.path().read_bytes() == HOSTILE.encode()
+    assert all("status of 40" in problem for problem in console.take_problems())
+
+
+def test_numbers_and_charts_follow_the_instance(console: Console) -> None:
+    queue = console.queue()
+
+    with console.page("ops") as page:
+        page.goto(f"/?find={queue}")
+        expect(page.locator("[data-live-state]")).to_have_text("live")
+        console.message(queue)
+        expect(page.locator("[data-name=available]")).to_have_text("1")
+        expect(page.locator("td.chart polyline")).to_have_count(1)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator("[data-live-state]")).to_have_text("paused")
+    assert console.take_problems() == []
+
+
+def test_the_filter_tester_says_whether_and_why(console: Console) -> None:
+    queue = console.queue(filter='headers.region == "eu"', priority="7")
+
+    with console.page("reader") as page:
+        page.goto(f"/queue?queue={queue}")
+        page.get_by_label("Headers").fill('{"region": "eu"}')
+        page.get_by_role("button", name="Test").click()
+        expect(page.locator("#explanation")).to_contain_text("reaches the queue, with priority 7")
+        page.get_by_label("Headers").fill('{"region": "us"}')
+        page.get_by_role("button", name="Test").click()
+        expect(page.locator("#explanation")).to_contain_text("does not reach")
+        page.get_by_label("Headers").fill("region: us")
+        page.get_by_role("button", name="Test").click()
+        expect(page.locator("#explanation")).to_contain_text("headers: is not JSON")
+    assert all("status of 400" in problem for problem in console.take_problems())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_each_page_can_be_read_and_has_names_for_everything(
+    console: Console, scheme: Scheme, viewport: ViewportSize
+) -> None:
+    queue = console.dead_letters(2)
+    console.message(queue, b"x" * 300, **{"a-long-name" * 6: "a long value " * 20})
+    handle = quote(console.entry(queue, "failed").handle, safe="")
+
+    with console.page("ops", viewport, scheme) as page:
+        for path in (
+            "/", f"/queue?queue={queue}", f"/messages?queue={queue}", f"/message?handle={handle}",
+            f"/dead-letters?queue={queue}", f"/dead-letter?handle={handle}", "/processes",
+            "/janitor", "/events", f"/queue/do/purge?queue={queue}", "/login",
+        ):  # fmt: skip
+            page.goto(path)
+            assert page.evaluate(CONTRAST) == [], path
+            assert page.evaluate(UNNAMED) == [], path
+            width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0, path
+            assert page.locator("h1").count() == 1, path
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(17, 17, 19)") == (scheme == "dark")
+    assert console.take_problems() == []
+    assert console.outside == []
+
+
+def test_the_keyboard_alone_pauses_a_queue(console: Console) -> None:
+    queue = console.queue()
+
+    with console.page("ops") as page:
+        page.goto(f"/?find={queue}")
+        page.keyboard.press("Tab")
+        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name=queue, exact=True).focus()
+        # The table is drawn again meanwhile, and the focus stays.
+        expect(page.locator("[data-live-state]")).to_have_text("live")
+        expect(page.get_by_role("link", name=queue, exact=True)).to_be_focused()
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="Pause…").press("Enter")
+        page.get_by_label(f"Type {queue} to confirm").press_sequentially(queue)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("status").first).to_contain_text("is paused")
+    assert console.client.get_queue(queue).paused
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/queue?queue=absent", 404, "does not exist"),
+        ("/message?handle=nonsense", 400, "handle"),
+        ("/messages?queue=absent&state=lost", 400, "must be one of"),
+        ("/run?run=nonsense", 400, "run_id"),
+        ("/absent", 404, "no such page"),
+        ("/queue/do/explode?queue=q0", 404, "no such page"),
+        ("/events?task=nonsense", 400, "task"),
+    ],
+)
+def test_an_error_says_what_is_wrong(console: Console, path: str, status: int, text: str) -> None:
+    with console.page("ops") as page:
+        answer = page.goto(path)
+        assert answer is not None
+        assert answer.status == status
+        assert text in page.inner_text("main")
+    console.take_problems()
+
+
+def test_a_queue_that_is_gone_is_named(console: Console) -> None:
+    with pytest.raises(NotFound):
+        console.client.get_queue("absent")

@@ -1,0 +1,196 @@
+"""What every request passes before a page sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from services.console.config import LOOPBACK_NAMES, ConsoleConfig
+from services.console.guard import BODY_BYTES_MAX, FORM_TOKEN, Guard
+from services.console.service import check
+from services.console.sessions import Session, SessionSeal
+from slatemq.errors import InvalidArgument
+
+SEAL = SessionSeal(600)
+SESSION = Session("smq_secret")
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+async def page(scope: Scope, receive: Receive, send: Send) -> None:
+    state = Request(scope).state
+    await PlainTextResponse(f"{state.session.token} {state.form}")(scope, receive, send)
+
+
+class Answer:
+    def __init__(self, messages: list[Message]) -> None:
+        self.status: int = messages[0]["status"]
+        self.headers = [(key.decode(), value.decode()) for key, value in messages[0]["headers"]]
+        self.text = b"".join(one.get("body", b"") for one in messages[1:]).decode()
+
+    def __getitem__(self, name: str) -> str:
+        return next((value for key, value in self.headers if key == name), "")
+
+
+def ask(
+    method: str = "GET",
+    parts: Iterable[bytes] = (),
+    host: str = "localhost:7424",
+    scheme: str = "http",
+    hosts: frozenset[str] = LOOPBACK_NAMES,
+    **headers: str,
+) -> Answer:
+    given = {"host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "scheme": scheme,
+        "path": "/",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }
+    incoming = [
+        *({"type": "http.request", "body": part, "more_body": True} for part in parts),
+        {"type": "http.request", "body": b"", "more_body": False},
+    ]
+    answers: list[Message] = []
+
+    async def receive() -> Message:
+        return incoming.pop(0)
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    asyncio.run(Guard(page, SEAL, hosts)(scope, receive, send))
+    return Answer(answers)
+
+
+def post(fields: dict[str, str], *, session: Session = SESSION, **headers: str) -> Answer:
+    body = urlencode({FORM_TOKEN: SEAL.form_token(SESSION), **fields}).encode()
+    cookie = f"slatemq={SEAL.seal(session)}"
+    given: dict[str, Any] = {"content_type": FORM["content-type"], **headers}
+    return ask("POST", [body], cookie=cookie, **given)
+
+
+def test_a_form_of_a_page_of_ours_arrives_with_the_persons_token() -> None:
+    answer = post({"queue": "a b"}, origin="http://localhost:7424", sec_fetch_site="same-origin")
+
+    assert answer.status == 200
+    assert answer.text.startswith("smq_secret {")
+    assert "'queue': ['a b']" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/json"}, 415),
+        ({"cookie": ""}, 403),
+    ],
+)
+def test_a_form_from_elsewhere_is_refused(changes: dict[str, str], status: int) -> None:
+    body = urlencode({FORM_TOKEN: SEAL.form_token(SESSION)}).encode()
+    given = {"cookie": f"slatemq={SEAL.seal(SESSION)}", "content_type": FORM["content-type"]}
+
+    assert ask("POST", [body], **(given | changes)).status == status
+
+
+def test_a_form_with_the_token_of_another_session_is_refused() -> None:
+    assert post({}, session=Session("smq_secret")).status == 403
+    assert post({FORM_TOKEN: ""}).status == 403
+    assert post({FORM_TOKEN: "ü"}).status == 403
+
+
+def test_a_form_has_a_bounded_size_whatever_its_header_says() -> None:
+    parts = [b"x" * (1 << 20)] * (BODY_BYTES_MAX >> 20) + [b"x"]
+
+    assert ask("POST", parts, content_type=FORM["content-type"], content_length="3").status == 413
+
+
+@pytest.mark.parametrize("body", [b"a=%ff", b"\xff", b"&".join([b"a=1"] * 3000)])
+def test_a_form_that_cannot_be_read_is_refused(body: bytes) -> None:
+    assert ask("POST", [body], content_type=FORM["content-type"]).status == 400
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7424", "localhost.evil.example", ""]
+)
+def test_on_loopback_a_name_that_points_there_is_refused(host: str) -> None:
+    answer = ask(host=host)
+
+    assert answer.status == 421
+    assert "smq" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:7424", "[::1]:7424"])
+def test_on_loopback_its_own_names_are_taken(host: str) -> None:
+    assert ask(host=host).status == 200
+
+
+def test_each_answer_says_that_nothing_from_elsewhere_may_run() -> None:
+    for answer in (ask(), ask(host="evil.example"), ask("POST")):
+        policy = answer["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer["x-content-type-options"] == "nosniff"
+        assert answer["cache-control"] == "no-store"
+
+
+def test_a_cookie_is_for_this_host_alone_and_with_tls_for_tls_alone() -> None:
+    plain, tls = ask()["set-cookie"], ask(scheme="https")["set-cookie"]
+
+    assert "HttpOnly; SameSite=Strict" in plain
+    assert tls.startswith("__Host-slatemq=")
+    assert tls.endswith("HttpOnly; SameSite=Strict; Secure")
+    assert ask(scheme="https")["strict-transport-security"]
+
+
+def test_a_session_that_is_known_gets_no_other_cookie() -> None:
+    assert ask(cookie=f"slatemq={SEAL.seal(SESSION)}")["set-cookie"] == ""
+
+
+@pytest.mark.parametrize("cookie", ["slatemq=", "slatemq=gAAAA", "slatemq=ü", "; ;=", "a" * 9000])
+def test_a_cookie_that_is_not_ours_is_nobody(cookie: str) -> None:
+    answer = ask(cookie=cookie)
+
+    assert answer.status == 200
+    assert answer.text.startswith(" {")
+
+
+def test_a_cookie_has_no_secret_that_its_reader_sees_and_ends() -> None:
+    assert "smq_secret" not in SEAL.seal(SESSION)
+    assert SEAL.open(SEAL.seal(SESSION)) == SESSION
+    assert SessionSeal(600).open(SEAL.seal(SESSION)) is None
+    assert SessionSeal(-1).open(SEAL.seal(SESSION)) is None
+    ended = SessionSeal(-1)
+    assert ended.open(ended.seal(SESSION)) is None
+    assert "smq_secret" not in repr(SESSION)
+
+
+def test_it_is_not_open_to_other_machines_without_tls() -> None:
+    with pytest.raises(InvalidArgument, match="there is no TLS"):
+        check(ConsoleConfig(host="0.0.0.0"))
+    with pytest.raises(InvalidArgument, match="tls_key: needed"):
+        check(ConsoleConfig(tls_cert="c", tls_ca="a"))
+    with pytest.raises(InvalidArgument, match="endpoint"):
+        check(ConsoleConfig(endpoint="nowhere"))
+    check(ConsoleConfig(host="0.0.0.0", insecure=True))
+    check(ConsoleConfig(host="0.0.0.0", tls_cert="c", tls_key="k", tls_ca="a"))
+
+
+def test_behind_a_proxy_its_name_is_taken() -> None:
+    config = ConsoleConfig(console_hosts="Console.Example, ")
+
+    assert ask(host="console.example", hosts=config.allowed_hosts).status == 200
+    assert ConsoleConfig(host="10.0.0.1").allowed_hosts == frozenset()
