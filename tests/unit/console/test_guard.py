@@ -100,7 +100,10 @@ def test_a_form_of_a_page_of_ours_arrives_with_the_persons_token() -> None:
 )
 def test_a_form_from_elsewhere_is_refused(changes: dict[str, str], status: int) -> None:
     body = urlencode({FORM_TOKEN: SEAL.form_token(SESSION)}).encode()
-    given = {"cookie": f"slatemq={SEAL.seal(SESSION)}", "content_type": FORM["content-type"]}
+    given: dict[str, Any] = {
+        "cookie": f"slatemq={SEAL.seal(SESSION)}",
+        "content_type": FORM["content-type"],
+    }
 
     assert ask("POST", [body], **(given | changes)).status == status
 
