@@ -16,7 +16,7 @@ from services.console.charts import sparkline
 from services.console.clients import Clients, OpenInstance
 from services.console.config import ConsoleConfig
 from services.console.guard import cookie_of, session_cookie
-from services.console.live import SAMPLES_KEPT, Watches, depth
+from services.console.live import Watches, depth
 from services.console.sessions import NOTICE_S, Session, SessionSeal
 from slatemq.cli.parameters import format_time
 from slatemq.client import Client
@@ -36,6 +36,9 @@ from slatemq.errors import (
 )
 
 NOTICE_COOKIE: Final = "slatemq-notice"
+
+CHART_SLOTS: Final = 15
+"""Samples that fill a chart; more of them lie closer."""
 
 MENU: Final = (
     ("/", "Overview"),
@@ -80,7 +83,7 @@ def _environment() -> jinja2.Environment:
         span=formats.span,
         time=format_time,
     )
-    made.globals.update(SAMPLES_KEPT=SAMPLES_KEPT, link=link, menu=MENU, sparkline=sparkline)
+    made.globals.update(CHART_SLOTS=CHART_SLOTS, link=link, menu=MENU, sparkline=sparkline)
     return made
 
 

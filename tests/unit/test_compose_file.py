@@ -52,7 +52,8 @@ def address_of(backend: str) -> tuple[str | None, int | None]:
 
 
 def test_there_are_our_services_and_one_for_each_backend() -> None:
-    assert set(SERVICES) == {"access", *OURS, *BACKENDS}
+    ours = {"access", "console", "grafana", "prometheus", *OURS}
+    assert set(SERVICES) == {*ours, *BACKENDS}
 
 
 @pytest.mark.parametrize("name", [*OURS, *BACKENDS])
@@ -63,6 +64,15 @@ def test_each_container_has_bounds_and_comes_back(name: str) -> None:
     assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}
     assert service["restart"] == "on-failure"
     assert all(port.startswith("127.0.0.1:${SLATEMQ_") for port in service["ports"])
+
+
+def test_the_console_is_on_loopback_and_reads_the_access_files_alone() -> None:
+    console = SERVICES["console"]
+
+    assert console["environment"]["SLATEMQ_HOST"] == "127.0.0.1"
+    assert console["volumes"] == ["${SLATEMQ_ACCESS_VOLUME:-access}:/access:ro"]
+    assert re.fullmatch(r"\d+[mg]", console["mem_limit"])
+    assert not {name for name in console["environment"] if "POLICY" in name or "TOKEN" in name}
 
 
 @pytest.mark.parametrize("name", BACKENDS)
