@@ -35,6 +35,9 @@ HEADERS_BYTES_MAX: Final = 32 * 1024
 
 KEEP_ALIVE_S: Final = 20
 
+END_S: Final = 2
+"""How long pages in work may go on at the end: browsers keep idle connections open for longer."""
+
 TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca")
 
 
@@ -111,7 +114,7 @@ async def _serve(
         limit_concurrency=CONNECTIONS_MAX,
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, config.drain_ms // 1000),
+        timeout_graceful_shutdown=min(END_S, max(1, config.drain_ms // 1000)),
         ssl_context_factory=None if certificate is None else lambda *_: _renewed(certificate),
     )
     server = _Server(settings)
