@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         SearchProgress,
         StoredMessage,
     )
+    from slatemq._admin.examining import Caller, CertificateExpiry, Examination
     from slatemq._admin.instance import EventsStatus, Instance, Status
     from slatemq._admin.janitor import JobProgress, JobRun, JobRunState
     from slatemq._admin.queue_models import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Queue,
         Replay,
         ReplayRange,
+        Totals,
     )
     from slatemq._admin.redrives import Redrive, RedriveState
     from slatemq._admin.settling import (
@@ -106,6 +108,8 @@ __all__ = [
     "Batch",
     "BatchConsumer",
     "BatchSettings",
+    "Caller",
+    "CertificateExpiry",
     "Client",
     "CommandContext",
     "CommandResult",
@@ -121,6 +125,7 @@ __all__ = [
     "EntryState",
     "EntryView",
     "EventsStatus",
+    "Examination",
     "Explanation",
     "Extend",
     "Fail",
@@ -164,6 +169,7 @@ __all__ = [
     "TaskState",
     "TextQueueStore",
     "Topology",
+    "Totals",
     "Transfer",
     "TransferToken",
     "connect",
@@ -175,6 +181,7 @@ _HOMES = (
     "credentials",
     "_admin.access",
     "_admin.entry_models",
+    "_admin.examining",
     "_admin.instance",
     "_admin.janitor",
     "_admin.queue_models",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from slatemq._admin.access import AccessCalls
 from slatemq._admin.entries import EntryCalls
-from slatemq._admin.instance import InstanceCalls
+from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.janitor import JanitorCalls
 from slatemq._admin.outbox import OutboxCalls
 from slatemq._admin.queue_calls import QueueCalls
@@ -94,7 +94,7 @@ class Client(
     SettlingCalls,
     OutboxCalls,
     TaskCalls,
-    InstanceCalls,
+    ExaminingCalls,
     AccessCalls,
     JanitorCalls,
 ):

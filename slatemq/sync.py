@@ -323,6 +323,8 @@ class SyncClient(Face[asynchronous.Client]):
     get_instance = method_of(asynchronous.Client.get_instance)
     update_instance = method_of(asynchronous.Client.update_instance)
     check_access = method_of(asynchronous.Client.check_access)
+    get_caller = method_of(asynchronous.Client.get_caller)
+    examine = method_of(asynchronous.Client.examine)
     run_job = method_of(asynchronous.Client.run_job)
     get_job_run = method_of(asynchronous.Client.get_job_run)
     cancel_job_run = method_of(asynchronous.Client.cancel_job_run)

@@ -7,6 +7,7 @@ Its rooms, from the ground up:
 `telemetry`  traces and metrics, W3C context in headers
 `recording`  the SDK behind it, loaded where something is recorded
 `process`    settings, logs, memory, health, the shard that a process owns, its end
+`examination` what a process finds when it examines itself
 `instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `tls`        TLS of a port: certificates that are read again, and what clients prove
 `grpc_port`  a port of gRPC, served by one server after another if need be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from libs.access.current import caller_name, current_caller
 from libs.access.principals import ATTRIBUTES_MAX, NAME_LENGTH_MAX, Attributes, Principal
 from libs.access.verbs import VERBS, Verb
 from slatemq.errors import FailedPrecondition, InvalidArgument
@@ -58,6 +59,17 @@ class AccessServicer(access_check_pb2_grpc.AccessServiceServicer):
             policy_version=policy.version,
             loaded_at_ms=policy.loaded_at_ms,
         )
+
+    async def GetCaller(  # noqa: N802 - the RPC's name
+        self, request: access_check_pb2.GetCallerRequest, context: Any
+    ) -> access_check_pb2.GetCallerResponse:
+        caller = current_caller.get()
+        verbs = [
+            access_pb2.Verb.ValueType(number)
+            for number, verb in _VERBS.items()
+            if caller is None or caller.rights.permits_some(verb)
+        ]
+        return access_check_pb2.GetCallerResponse(principal=caller_name(), verbs=verbs)
 
 
 def _checked_verb(request: access_check_pb2.CheckAccessRequest) -> Verb:

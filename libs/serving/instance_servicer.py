@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from libs.serving.examination import Examiner
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import ServingConfig
@@ -90,6 +91,7 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         channels: Channels,
         config: ServingConfig,
         open_without: Sequence[str],
+        examiner: Examiner,
     ) -> None:
         """`open_without`: what this process lacks although other machines can reach it."""
         self._records = InstanceRecords(objects)
@@ -97,6 +99,7 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         self._channels = channels
         self._config = config
         self._open_without = open_without
+        self._examiner = examiner
 
     async def GetInstance(  # noqa: N802 - the RPC's name
         self, request: instance_pb2.GetInstanceRequest, context: Any
@@ -125,6 +128,11 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
                     continue  # Another change came first: judge this one by what that left.
                 record = following
             return instance_pb2.UpdateInstanceResponse(instance=_to_wire(record))
+
+    async def ExamineProcess(  # noqa: N802 - the RPC's name
+        self, request: instance_pb2.ExamineProcessRequest, context: Any
+    ) -> instance_pb2.ExamineProcessResponse:
+        return await self._examiner.examine()
 
     async def _latest(self) -> InstanceRecord:
         record = await self._records.latest()

@@ -12,6 +12,7 @@ import grpc.aio
 from libs.access.audit import Act
 from libs.serving.access import open_without, service_tls, tls_environment
 from libs.serving.events.servicer import EventsServicer
+from libs.serving.examination import Examiner
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance_servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
@@ -179,6 +180,7 @@ class Service(Generic[C]):
                 self.channels,
                 self._config,
                 open_without(self._config),
+                Examiner(self.name, self._root, self._config, lambda: self.database),
             ),
             TopologyServicer(self.directory),
         ]

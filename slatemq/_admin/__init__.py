@@ -11,6 +11,8 @@ In reading order; a file imports only files above it:
 `watching`     Watching the delayed messages of a queue: a stream that resumes where it broke
 `entries`      Listing, finding and changing entries, messages in their queues; reading messages
 `instance`     The processes of an instance: their status, their events, their common settings
+`examining`    Examining the processes, and who the caller is
+`expiries`     When certificates expire
 `janitor`      Runs of the janitor's jobs: beginning, watching and cancelling them
 `outbox`       Pushes that have not arrived: those that wait, and those that were refused
                permanently

@@ -116,6 +116,11 @@ _COMMANDS = (
         "Show every service and shard, the lag of routing, and the depth of the queues.",
     ),
     (
+        "doctor",
+        "monitor.doctor",
+        "Examine the instance: processes, clocks, store, certificates; say what to do.",
+    ),
+    (
         "top",
         "monitor.top",
         "Show the queues live: rates, depth, age of the oldest message, lag of routing.",

@@ -94,12 +94,13 @@ class Session:
     def connect(self) -> Client:
         """A client of the server; entering it raises Unavailable when nothing answers there."""
         address = self.address
-        credentials = self._credentials()
+        credentials = self.credentials()
         self.has_keys = credentials.encryption_keys is not None
         # Loads gRPC only now: that takes longer than a command that needs no server.
         return slatemq.connect(address, call_timeout=self.timeout, credentials=credentials)
 
-    def _credentials(self) -> slatemq.Credentials:
+    def credentials(self) -> slatemq.Credentials:
+        """Those of the options, the environment and the profile. Raises UsageError."""
         given = {name: getattr(self, name) for name in CREDENTIALS if name != "profile"}
         try:
             return slatemq.Credentials.load(given, profile=self.profile)

@@ -21,6 +21,51 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class GetCallerRequest(_message.Message):
+    """Asks who the caller is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallerRequest: _TypeAlias = GetCallerRequest  # noqa: Y015
+
+@_typing.final
+class GetCallerResponse(_message.Message):
+    """Who the caller is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    VERBS_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """The principal's name; empty where the process has no policy."""
+    @_builtins.property
+    def verbs(self) -> _containers.RepeatedScalarFieldContainer[_access_pb2.Verb.ValueType]:
+        """What it may do on at least one queue, or for VERB_OPERATE at all; every verb where there is no policy."""
+
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        verbs: _abc.Iterable[_access_pb2.Verb.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "verbs", b"verbs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallerResponse: _TypeAlias = GetCallerResponse  # noqa: Y015
+
+@_typing.final
 class CheckAccessRequest(_message.Message):
     """What a principal would do."""
 

@@ -40,6 +40,11 @@ class AccessServiceStub:
                 request_serializer=slatemq_dot_v1_dot_access__check__pb2.CheckAccessRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_access__check__pb2.CheckAccessResponse.FromString,
                 _registered_method=True)
+        self.GetCaller = channel.unary_unary(
+                '/slatemq.v1.AccessService/GetCaller',
+                request_serializer=slatemq_dot_v1_dot_access__check__pb2.GetCallerRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_access__check__pb2.GetCallerResponse.FromString,
+                _registered_method=True)
 
 
 class AccessServiceServicer:
@@ -56,6 +61,13 @@ class AccessServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCaller(self, request, context):
+        """Returns who the caller is, and what it may do somewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AccessServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +75,11 @@ def add_AccessServiceServicer_to_server(servicer, server):
                     servicer.CheckAccess,
                     request_deserializer=slatemq_dot_v1_dot_access__check__pb2.CheckAccessRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_access__check__pb2.CheckAccessResponse.SerializeToString,
+            ),
+            'GetCaller': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCaller,
+                    request_deserializer=slatemq_dot_v1_dot_access__check__pb2.GetCallerRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_access__check__pb2.GetCallerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -93,6 +110,33 @@ class AccessService:
             '/slatemq.v1.AccessService/CheckAccess',
             slatemq_dot_v1_dot_access__check__pb2.CheckAccessRequest.SerializeToString,
             slatemq_dot_v1_dot_access__check__pb2.CheckAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCaller(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.AccessService/GetCaller',
+            slatemq_dot_v1_dot_access__check__pb2.GetCallerRequest.SerializeToString,
+            slatemq_dot_v1_dot_access__check__pb2.GetCallerResponse.FromString,
             options,
             channel_credentials,
             insecure,

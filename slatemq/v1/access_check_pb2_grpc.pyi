@@ -39,6 +39,8 @@ class AccessServiceStub:
     Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
     queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
     """
+    GetCaller: _grpc.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]
+    """Returns who the caller is, and what it may do somewhere."""
 
 @_typing.type_check_only
 class AccessServiceAsyncStub(AccessServiceStub):
@@ -51,6 +53,8 @@ class AccessServiceAsyncStub(AccessServiceStub):
     Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
     queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
     """
+    GetCaller: _aio.UnaryUnaryMultiCallable[_access_check_pb2.GetCallerRequest, _access_check_pb2.GetCallerResponse]  # type: ignore[assignment]
+    """Returns who the caller is, and what it may do somewhere."""
 
 class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
     """Explains what the policy permits. Served by every process, for the policy that this process has loaded."""
@@ -66,5 +70,13 @@ class AccessServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT (no or an unknown verb; no principal, or too long; more than 64 attributes; headers without VERB_PUBLISH; a
         queue with VERB_OPERATE), FAILED_PRECONDITION (NO_POLICY: the process runs without one, so every caller may do everything).
         """
+
+    @_abc_1.abstractmethod
+    def GetCaller(
+        self,
+        request: _access_check_pb2.GetCallerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_access_check_pb2.GetCallerResponse, _abc.Awaitable[_access_check_pb2.GetCallerResponse]]:
+        """Returns who the caller is, and what it may do somewhere."""
 
 def add_AccessServiceServicer_to_server(servicer: AccessServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

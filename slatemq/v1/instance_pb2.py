@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/instance.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xfa\x02\n\x10InstanceSettings\x12\x1e\n\x11payload_bytes_max\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12!\n\x14max_message_delay_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64\x65\x64upe_window_s\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12 \n\x13request_id_window_s\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1c\n\x0freplay_window_s\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x1a\n\rpurge_grace_s\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\x14\n\x12_payload_bytes_maxB\x0e\n\x0c_retention_sB\x17\n\x15_max_message_delay_msB\x12\n\x10_dedupe_window_sB\x16\n\x14_request_id_window_sB\x12\n\x10_replay_window_sB\x10\n\x0e_purge_grace_s\"a\n\x08Instance\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rwritten_at_ms\x18\x02 \x01(\x03\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\"\x14\n\x12GetInstanceRequest\"k\n\x13GetInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\x12\x16\n\x0erunning_number\x18\x02 \x01(\x03\x12\x14\n\x0copen_without\x18\x03 \x03(\t\"\\\n\x15UpdateInstanceRequest\x12.\n\x08settings\x18\x01 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\x12\x13\n\x0b\x61\x63\x63\x65pt_loss\x18\x02 \x01(\x08\"@\n\x16UpdateInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance2\xca\x01\n\x0fInstanceService\x12V\n\x0bGetInstance\x12\x1e.slatemq.v1.GetInstanceRequest\x1a\x1f.slatemq.v1.GetInstanceResponse\"\x06\xca\xbd\x18\x02\x10\x01\x12_\n\x0eUpdateInstance\x12!.slatemq.v1.UpdateInstanceRequest\x1a\".slatemq.v1.UpdateInstanceResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/instance.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xfa\x02\n\x10InstanceSettings\x12\x1e\n\x11payload_bytes_max\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12!\n\x14max_message_delay_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64\x65\x64upe_window_s\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12 \n\x13request_id_window_s\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1c\n\x0freplay_window_s\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x1a\n\rpurge_grace_s\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\x14\n\x12_payload_bytes_maxB\x0e\n\x0c_retention_sB\x17\n\x15_max_message_delay_msB\x12\n\x10_dedupe_window_sB\x16\n\x14_request_id_window_sB\x12\n\x10_replay_window_sB\x10\n\x0e_purge_grace_s\"a\n\x08Instance\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rwritten_at_ms\x18\x02 \x01(\x03\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\"\x14\n\x12GetInstanceRequest\"k\n\x13GetInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\x12\x16\n\x0erunning_number\x18\x02 \x01(\x03\x12\x14\n\x0copen_without\x18\x03 \x03(\t\"\\\n\x15UpdateInstanceRequest\x12.\n\x08settings\x18\x01 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\x12\x13\n\x0b\x61\x63\x63\x65pt_loss\x18\x02 \x01(\x08\"@\n\x16UpdateInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\"\x17\n\x15\x45xamineProcessRequest\"I\n\x11\x43\x65rtificateExpiry\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x15\n\rexpires_at_ms\x18\x03 \x01(\x03\"\xc2\x03\n\x16\x45xamineProcessResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06now_ms\x18\x04 \x01(\x03\x12\x15\n\rstarted_at_ms\x18\x05 \x01(\x03\x12\x15\n\rstore_problem\x18\x06 \x01(\t\x12\x1a\n\rstore_test_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12!\n\x14store_clock_ahead_ms\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0f\x64isk_free_bytes\x18\t \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64isk_size_bytes\x18\n \x01(\x03H\x03\x88\x01\x01\x12\x1f\n\x12uncompacted_tables\x18\x0b \x01(\x03H\x04\x88\x01\x01\x12\x33\n\x0c\x63\x65rtificates\x18\x0c \x03(\x0b\x32\x1d.slatemq.v1.CertificateExpiryB\x10\n\x0e_store_test_msB\x17\n\x15_store_clock_ahead_msB\x12\n\x10_disk_free_bytesB\x12\n\x10_disk_size_bytesB\x15\n\x13_uncompacted_tables2\xab\x02\n\x0fInstanceService\x12V\n\x0bGetInstance\x12\x1e.slatemq.v1.GetInstanceRequest\x1a\x1f.slatemq.v1.GetInstanceResponse\"\x06\xca\xbd\x18\x02\x10\x01\x12_\n\x0eUpdateInstance\x12!.slatemq.v1.UpdateInstanceRequest\x1a\".slatemq.v1.UpdateInstanceResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12_\n\x0e\x45xamineProcess\x12!.slatemq.v1.ExamineProcessRequest\x1a\".slatemq.v1.ExamineProcessResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSTANCESERVICE'].methods_by_name['GetInstance']._serialized_options = b'\312\275\030\002\020\001'
   _globals['_INSTANCESERVICE'].methods_by_name['UpdateInstance']._loaded_options = None
   _globals['_INSTANCESERVICE'].methods_by_name['UpdateInstance']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_INSTANCESERVICE'].methods_by_name['ExamineProcess']._loaded_options = None
+  _globals['_INSTANCESERVICE'].methods_by_name['ExamineProcess']._serialized_options = b'\312\275\030\002\030\006'
   _globals['_INSTANCESETTINGS']._serialized_start=67
   _globals['_INSTANCESETTINGS']._serialized_end=445
   _globals['_INSTANCE']._serialized_start=447
@@ -49,6 +51,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATEINSTANCEREQUEST']._serialized_end=769
   _globals['_UPDATEINSTANCERESPONSE']._serialized_start=771
   _globals['_UPDATEINSTANCERESPONSE']._serialized_end=835
-  _globals['_INSTANCESERVICE']._serialized_start=838
-  _globals['_INSTANCESERVICE']._serialized_end=1040
+  _globals['_EXAMINEPROCESSREQUEST']._serialized_start=837
+  _globals['_EXAMINEPROCESSREQUEST']._serialized_end=860
+  _globals['_CERTIFICATEEXPIRY']._serialized_start=862
+  _globals['_CERTIFICATEEXPIRY']._serialized_end=935
+  _globals['_EXAMINEPROCESSRESPONSE']._serialized_start=938
+  _globals['_EXAMINEPROCESSRESPONSE']._serialized_end=1388
+  _globals['_INSTANCESERVICE']._serialized_start=1391
+  _globals['_INSTANCESERVICE']._serialized_end=1690
 # @@protoc_insertion_point(module_scope)

@@ -231,3 +231,139 @@ class UpdateInstanceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateInstanceResponse: _TypeAlias = UpdateInstanceResponse  # noqa: Y015
+
+@_typing.final
+class ExamineProcessRequest(_message.Message):
+    """Asks a process to examine itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExamineProcessRequest: _TypeAlias = ExamineProcessRequest  # noqa: Y015
+
+@_typing.final
+class CertificateExpiry(_message.Message):
+    """The end of a certificate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """The file, as the process names it."""
+    subject: _builtins.str
+    """The name that the certificate is for."""
+    expires_at_ms: _builtins.int
+    """When it expires, in milliseconds since the Unix epoch. Of several in the file, the first one that does."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        expires_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at_ms", b"expires_at_ms", "file", b"file", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CertificateExpiry: _TypeAlias = CertificateExpiry  # noqa: Y015
+
+@_typing.final
+class ExamineProcessResponse(_message.Message):
+    """What a process has found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    STARTED_AT_MS_FIELD_NUMBER: _builtins.int
+    STORE_PROBLEM_FIELD_NUMBER: _builtins.int
+    STORE_TEST_MS_FIELD_NUMBER: _builtins.int
+    STORE_CLOCK_AHEAD_MS_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    UNCOMPACTED_TABLES_FIELD_NUMBER: _builtins.int
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
+    service: _builtins.str
+    """What it is: `ingest`, `router`, `broker` or `janitor`."""
+    shard: _builtins.int
+    """Its shard; of routers and janitors, the number that distinguishes them."""
+    version: _builtins.str
+    """The version of SlateMQ that it runs."""
+    now_ms: _builtins.int
+    """Its clock, in milliseconds since the Unix epoch."""
+    started_at_ms: _builtins.int
+    """When it started, in milliseconds since the Unix epoch."""
+    store_problem: _builtins.str
+    """What is wrong with the store; empty = nothing, or the process owns no shard and has not tested it."""
+    store_test_ms: _builtins.int
+    """How long the test of the store took, in milliseconds: a write, two refused ones, a read, a removal. Absent = not tested, or it failed."""
+    store_clock_ahead_ms: _builtins.int
+    """How far the clock of the process is ahead of the store's, in milliseconds; negative = behind. Stores may round times down to seconds.
+    Absent = not tested, or it failed.
+    """
+    disk_free_bytes: _builtins.int
+    """Bytes free on the disk with the data; absent where the store is no folder."""
+    disk_size_bytes: _builtins.int
+    """Bytes that this disk has."""
+    uncompacted_tables: _builtins.int
+    """Sorted tables of its database that wait to be compacted; writes wait from 32 on. Absent where it owns no shard."""
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CertificateExpiry]:
+        """Of its certificate and of the authorities that it trusts, by file; empty without TLS."""
+
+    def __init__(
+        self,
+        *,
+        service: _builtins.str = ...,
+        shard: _builtins.int = ...,
+        version: _builtins.str = ...,
+        now_ms: _builtins.int = ...,
+        started_at_ms: _builtins.int = ...,
+        store_problem: _builtins.str = ...,
+        store_test_ms: _builtins.int | None = ...,
+        store_clock_ahead_ms: _builtins.int | None = ...,
+        disk_free_bytes: _builtins.int | None = ...,
+        disk_size_bytes: _builtins.int | None = ...,
+        uncompacted_tables: _builtins.int | None = ...,
+        certificates: _abc.Iterable[Global___CertificateExpiry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__disk_size_bytes: _TypeAlias = _typing.Literal["disk_size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_size_bytes: _TypeAlias = _typing.Literal["_disk_size_bytes", b"_disk_size_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__store_clock_ahead_ms: _TypeAlias = _typing.Literal["store_clock_ahead_ms"]  # noqa: Y015
+    _WhichOneofArgType__store_clock_ahead_ms: _TypeAlias = _typing.Literal["_store_clock_ahead_ms", b"_store_clock_ahead_ms"]  # noqa: Y015
+    _WhichOneofReturnType__store_test_ms: _TypeAlias = _typing.Literal["store_test_ms"]  # noqa: Y015
+    _WhichOneofArgType__store_test_ms: _TypeAlias = _typing.Literal["_store_test_ms", b"_store_test_ms"]  # noqa: Y015
+    _WhichOneofReturnType__uncompacted_tables: _TypeAlias = _typing.Literal["uncompacted_tables"]  # noqa: Y015
+    _WhichOneofArgType__uncompacted_tables: _TypeAlias = _typing.Literal["_uncompacted_tables", b"_uncompacted_tables"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_bytes) -> _WhichOneofReturnType__disk_free_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_size_bytes) -> _WhichOneofReturnType__disk_size_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__store_clock_ahead_ms) -> _WhichOneofReturnType__store_clock_ahead_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__store_test_ms) -> _WhichOneofReturnType__store_test_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__uncompacted_tables) -> _WhichOneofReturnType__uncompacted_tables | None: ...
+
+Global___ExamineProcessResponse: _TypeAlias = ExamineProcessResponse  # noqa: Y015

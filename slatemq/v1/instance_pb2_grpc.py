@@ -48,6 +48,11 @@ class InstanceServiceStub:
                 request_serializer=slatemq_dot_v1_dot_instance__pb2.UpdateInstanceRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_instance__pb2.UpdateInstanceResponse.FromString,
                 _registered_method=True)
+        self.ExamineProcess = channel.unary_unary(
+                '/slatemq.v1.InstanceService/ExamineProcess',
+                request_serializer=slatemq_dot_v1_dot_instance__pb2.ExamineProcessRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_instance__pb2.ExamineProcessResponse.FromString,
+                _registered_method=True)
 
 
 class InstanceServiceServicer:
@@ -80,6 +85,15 @@ class InstanceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExamineProcess(self, request, context):
+        """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
+        a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
+        error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InstanceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +106,11 @@ def add_InstanceServiceServicer_to_server(servicer, server):
                     servicer.UpdateInstance,
                     request_deserializer=slatemq_dot_v1_dot_instance__pb2.UpdateInstanceRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_instance__pb2.UpdateInstanceResponse.SerializeToString,
+            ),
+            'ExamineProcess': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExamineProcess,
+                    request_deserializer=slatemq_dot_v1_dot_instance__pb2.ExamineProcessRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_instance__pb2.ExamineProcessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -152,6 +171,33 @@ class InstanceService:
             '/slatemq.v1.InstanceService/UpdateInstance',
             slatemq_dot_v1_dot_instance__pb2.UpdateInstanceRequest.SerializeToString,
             slatemq_dot_v1_dot_instance__pb2.UpdateInstanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExamineProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.InstanceService/ExamineProcess',
+            slatemq_dot_v1_dot_instance__pb2.ExamineProcessRequest.SerializeToString,
+            slatemq_dot_v1_dot_instance__pb2.ExamineProcessResponse.FromString,
             options,
             channel_credentials,
             insecure,

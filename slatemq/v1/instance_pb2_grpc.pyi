@@ -52,6 +52,11 @@ class InstanceServiceStub:
     undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
     whose queues must be checked), DATA_LOSS (the record is damaged).
     """
+    ExamineProcess: _grpc.UnaryUnaryMultiCallable[_instance_pb2.ExamineProcessRequest, _instance_pb2.ExamineProcessResponse]
+    """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
+    a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
+    error.
+    """
 
 @_typing.type_check_only
 class InstanceServiceAsyncStub(InstanceServiceStub):
@@ -76,6 +81,11 @@ class InstanceServiceAsyncStub(InstanceServiceStub):
     CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
     undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
     whose queues must be checked), DATA_LOSS (the record is damaged).
+    """
+    ExamineProcess: _aio.UnaryUnaryMultiCallable[_instance_pb2.ExamineProcessRequest, _instance_pb2.ExamineProcessResponse]  # type: ignore[assignment]
+    """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
+    a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
+    error.
     """
 
 class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -110,6 +120,17 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
         undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
         whose queues must be checked), DATA_LOSS (the record is damaged).
+        """
+
+    @_abc_1.abstractmethod
+    def ExamineProcess(
+        self,
+        request: _instance_pb2.ExamineProcessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_instance_pb2.ExamineProcessResponse, _abc.Awaitable[_instance_pb2.ExamineProcessResponse]]:
+        """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
+        a shard writes an object of a random name below `probe/`, as at its start, and removes it. What is wrong is in the response, not an
+        error.
         """
 
 def add_InstanceServiceServicer_to_server(servicer: InstanceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

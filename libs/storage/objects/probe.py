@@ -18,11 +18,12 @@ MAX_AHEAD_MS: Final = 60_000
 """The clock of records never goes back, so one further ahead than this is refused."""
 
 
-async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -> None:
-    """Raise UnsafeStore or ClockAhead (do not start), or StoreUnavailable.
+async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -> int:
+    """By how many ms our clock is ahead of the store's; stores round down to whole seconds.
 
-    Removes what it writes, which is random, so that an object left by an attempt whose response was
-    lost is recognized as our own. `wall` returns seconds since the epoch.
+    Raises UnsafeStore or ClockAhead (do not start), or StoreUnavailable. Removes what it writes,
+    which is random, so that an object left by an attempt whose response was lost is recognized as
+    our own. `wall` returns seconds since the epoch.
     """
     path = f"probe/{secrets.token_hex(16)}"
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
@@ -41,5 +42,6 @@ async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -
         # Stores round times down to whole seconds, so we seem ahead by up to one.
         if ahead_ms > MAX_AHEAD_MS:
             raise ClockAhead(ahead_ms)
+        return ahead_ms
     finally:
         await objects.delete(path)

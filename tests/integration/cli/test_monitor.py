@@ -168,3 +168,28 @@ def test_a_stack_that_does_not_answer_is_an_error_at_the_start(cli: Cli, tmp_pat
     missing = cli.run("top", "--once", environ={"SLATEMQ_ENDPOINT": "127.0.0.1:1"})
 
     assert (missing.code, missing.out) == (3, b"")
+
+
+def test_a_stack_that_is_well_is_found_so(cli: Cli) -> None:
+    found = cli.ok("--json", "doctor").objects
+    shown = cli.ok("doctor").out.decode()
+
+    # The disk is that of the machine on which the tests run.
+    assert {one["level"] for one in found if one["check"] != "disk"} == {"ok"}
+    assert {one["check"] for one in found} >= {"processes", "clocks", "store", "compaction", "disk"}
+    assert "conditional writes hold" in shown
+    assert not list((cli.stack.folder / "data" / "probe").iterdir())
+
+
+def test_a_process_that_does_not_answer_is_a_problem(cli: Cli) -> None:
+    broker = cli.stack.pids["broker"]
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        sick = cli.run("--json", "doctor")
+    finally:
+        os.kill(broker, signal.SIGCONT)
+
+    problems = {one["check"]: one for one in sick.objects if one["level"] == "problem"}
+    assert sick.code == 1
+    assert "broker 0" in problems["processes"]["text"]
+    assert "log" in problems["topology"]["advice"]

@@ -251,6 +251,7 @@ def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         "WatchQueues": [(queue_pb2.WatchQueuesRequest(), OK)],
         "GetTopology": [],
         "GetInstance": [],
+        "GetCaller": [],
         # Methods whose queues a field names, but whose answers might show more
         "FindMessage": [(entry_pb2.FindMessageRequest(message_id=prey.message_id), OK)],
         "ListRedrives": [(entry_pb2.ListRedrivesRequest(), OK)],

@@ -454,6 +454,15 @@ def test_the_command_takes_files_and_the_environment(
     refused = run("queue", "ls")
     assert refused.returncode == 1
     assert "needs a token" in refused.stderr
+    assert "--token-file" in refused.stderr
+    sick = run("--json", "doctor", SLATEMQ_TOKEN=made.tokens["shop"].token)
+    ones = {one["check"]: one for one in map(json.loads, sick.stdout.splitlines())}
+    assert "'shop' may not operate" in ones["permissions"]["text"]
+    assert "clocks" not in ones
+    well = run("--token-file", str(token), "--json", "doctor")
+    ones = {one["check"]: one for one in map(json.loads, well.stdout.splitlines())}
+    assert ones["permissions"]["text"].startswith("'ops' may publish, consume,")
+    assert ones["certificates"]["level"] == "ok"
 
 
 async def test_a_stream_ends_when_the_policy_takes_its_queue_away(

@@ -1,0 +1,92 @@
+"""What a process finds when it examines itself, for `slatemq doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from libs.serving.process.config import ServingConfig
+from libs.storage.database.roots import Root
+from libs.storage.database.slate import Database
+from libs.storage.errors import ClockAhead, StorageError
+from libs.storage.objects.probe import probe_store
+from slatemq import __version__
+from slatemq._secrets import redacted
+from slatemq.v1 import instance_pb2
+
+if TYPE_CHECKING:
+    from slatemq._admin.examining import CertificateExpiry
+
+STORE_S: Final = 5.0
+"""How long the store may take to pass its test: callers wait for the answer."""
+
+
+class Examiner:
+    """Examines the process that it is in."""
+
+    def __init__(
+        self,
+        name: str,
+        root: Root,
+        config: ServingConfig,
+        database: Callable[[], Database | None],
+    ) -> None:
+        """`name` is such as `broker-3`; `database` gives that which it owns, once it is open."""
+        self._service, _, shard = name.rpartition("-")
+        self._shard = int(shard)
+        self._root = root
+        self._certificates = [Path(file) for file in (config.tls_cert, config.tls_ca) if file]
+        self._database = database
+        self._started_at_ms = _now_ms()
+
+    async def examine(self) -> instance_pb2.ExamineProcessResponse:
+        found = instance_pb2.ExamineProcessResponse(
+            service=self._service,
+            shard=self._shard,
+            version=__version__,
+            started_at_ms=self._started_at_ms,
+        )
+        database = self._database()
+        if database is not None:
+            await self._test_store(found)
+            statistics = await asyncio.to_thread(database.statistics)
+            found.uncompacted_tables = statistics.uncompacted_tables
+        folder = self._root.address.folder
+        if folder is not None:
+            usage = await asyncio.to_thread(shutil.disk_usage, folder)
+            found.disk_free_bytes, found.disk_size_bytes = usage.free, usage.total
+        if self._certificates:
+            for one in await asyncio.to_thread(_expiries, self._certificates):
+                found.certificates.add(**one._asdict())
+        found.now_ms = _now_ms()  # last, so that the caller knows how old it can be at most
+        return found
+
+    async def _test_store(self, found: instance_pb2.ExamineProcessResponse) -> None:
+        begun_s = time.monotonic()
+        try:
+            async with asyncio.timeout(STORE_S):
+                found.store_clock_ahead_ms = await probe_store(self._root.objects)
+        except ClockAhead as error:
+            found.store_clock_ahead_ms = error.ahead_ms
+        except StorageError as error:
+            found.store_problem = redacted(str(error))
+            return
+        except TimeoutError:
+            found.store_problem = f"the store has not answered within {STORE_S:g} s"
+            return
+        found.store_test_ms = round((time.monotonic() - begun_s) * 1000)
+
+
+def _expiries(files: Sequence[Path]) -> Sequence[CertificateExpiry]:
+    module: Any = import_module("slatemq._admin.expiries")  # loaded where there is TLS
+    found: Sequence[CertificateExpiry] = module.expiries_of(files)
+    return found
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,116 @@
+"""Examining the processes of the instance, and who the caller is: for `slatemq doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import grpc
+
+from slatemq._admin.instance import ANSWER_S, InstanceCalls
+from slatemq._checks import fields_of
+from slatemq._rpc.rpc_status import from_rpc_error
+from slatemq.v1 import access_check_pb2, access_pb2, instance_pb2
+from slatemq.v1.access_check_pb2_grpc import AccessServiceStub
+from slatemq.v1.instance_pb2_grpc import InstanceServiceStub
+
+
+class CertificateExpiry(NamedTuple):
+    """When the first certificate of a file expires, in ms since the Unix epoch."""
+
+    file: str
+    subject: str
+    expires_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What one process has found; instance.proto has the fields.
+
+    Attributes:
+        asked: The service and the shard whose address the topology has.
+        address: Where it was asked.
+        skew_ms: By how much at least its clock is ahead of this machine's; negative: behind.
+        problem: Why it did not answer, with the kind of the error; empty when it did.
+    """
+
+    asked: tuple[str, int]
+    address: str
+    service: str = ""
+    shard: int = 0
+    version: str = ""
+    started_at_ms: int = 0
+    skew_ms: int = 0
+    store_problem: str = ""
+    store_test_ms: int | None = None
+    store_clock_ahead_ms: int | None = None
+    disk_free_bytes: int | None = None
+    disk_size_bytes: int | None = None
+    uncompacted_tables: int | None = None
+    certificates: tuple[CertificateExpiry, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who this client is to the instance.
+
+    Attributes:
+        principal: The name; empty where there is no policy.
+        verbs: What it may do on some queue, or at all.
+    """
+
+    principal: str
+    verbs: Sequence[str]
+
+
+class ExaminingCalls(InstanceCalls):
+    """Examining an instance; a part of the client."""
+
+    async def get_caller(self) -> Caller:
+        """Who this client is, and what it may do. Raises Unauthenticated, Unavailable."""
+        found = await self._peers.ask(
+            self._any_process,
+            lambda channel: AccessServiceStub(channel).GetCaller,
+            access_check_pb2.GetCallerRequest(),
+        )
+        names = [access_pb2.Verb.Name(verb).removeprefix("VERB_").lower() for verb in found.verbs]
+        return Caller(found.principal, names)
+
+    async def examine(self) -> list[Examination]:
+        """Have every process examine itself; takes the verb `operate`.
+
+        A process that does not answer within some seconds has a `problem`.
+        """
+        return list(await asyncio.gather(*(self._examine(*one) for one in await self._processes())))
+
+    async def _examine(self, service: str, shard: int, address: str) -> Examination:
+        asked = (service, shard)
+        stub = InstanceServiceStub(self._peers.at(address))
+        sent_ms = _now_ms()
+        try:
+            found = await stub.ExamineProcess(
+                instance_pb2.ExamineProcessRequest(), timeout=ANSWER_S
+            )
+        except grpc.RpcError as error:
+            return Examination(asked, address, problem=from_rpc_error(error).message)
+        # The process has read its clock at some time between these two.
+        skew_ms = min(found.now_ms - sent_ms, 0) or max(found.now_ms - _now_ms(), 0)
+        certificates = tuple(
+            CertificateExpiry(one.file, one.subject, one.expires_at_ms)
+            for one in found.certificates
+        )
+        return Examination(
+            asked,
+            address,
+            **fields_of(found, Examination),
+            skew_ms=skew_ms,
+            certificates=certificates,
+        )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,200 @@
+"""`slatemq doctor`: each thing that can be wrong is found, named, and comes with advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slatemq._admin.examining import Caller, CertificateExpiry, Examination
+from slatemq._admin.instance import Status
+from slatemq._admin.queue_models import queue_of
+from slatemq.cli.monitor.findings import DAY_MS, Answers, Finding, Level, findings_of, is_well
+from slatemq.models import ServiceStatus
+from slatemq.v1 import queue_pb2
+
+NOW_MS = 1_767_225_600_000
+KINDS = ("ingest", "router", "broker", "janitor")
+VERBS = ("publish", "consume", "inspect", "edit", "administer", "operate")
+GIB = 1 << 30
+
+
+def examination(kind: str, **values: Any) -> Examination:
+    usual: dict[str, Any] = {
+        "service": kind,
+        "version": "0.1.0",
+        "store_test_ms": 5,
+        "store_clock_ahead_ms": 700,
+        "disk_free_bytes": 50 * GIB,
+        "disk_size_bytes": 100 * GIB,
+        "uncompacted_tables": 2,
+        "certificates": (CertificateExpiry("cert.pem", "CN=x", NOW_MS + 90 * DAY_MS),),
+    }
+    return Examination((kind, 0), "127.0.0.1:1", **{**usual, **values})
+
+
+def answers(**values: Any) -> Answers:
+    services = [ServiceStatus(kind, 0, "127.0.0.1:1", True, "", 3) for kind in KINDS]
+    return replace(
+        Answers(
+            Status(services, [], [], [], 3),
+            Caller("ops", VERBS),
+            [examination(kind) for kind in KINDS],
+            [],
+            "0.1.0",
+            NOW_MS,
+        ),
+        **values,
+    )
+
+
+def of_broker(**values: Any) -> Answers:
+    return answers(
+        examined=[examination(kind, **(values if kind == "broker" else {})) for kind in KINDS]
+    )
+
+
+def with_status(**values: Any) -> Answers:
+    return answers(status=replace(answers().status, **values))
+
+
+def bad(given: Answers) -> list[Finding]:
+    return [one for one in findings_of(given) if one.level is not Level.OK]
+
+
+def test_of_what_is_well_each_check_says_so_in_one_line() -> None:
+    found = findings_of(answers())
+
+    assert {one.level for one in found} == {Level.OK}
+    assert len({one.check for one in found}) == len(found) == 11
+    assert not any(one.advice for one in found)
+    assert is_well(found)
+
+
+def broken(name: str, **values: Any) -> list[ServiceStatus]:
+    return [
+        replace(one, **values) if one.service == name else one for one in answers().status.services
+    ]
+
+
+QUARANTINED = queue_pb2.Queue(queue_id="slow", filter="true")
+QUARANTINED.quarantine.reason = "its filter took 3 s"
+
+CASES = {
+    "down": (
+        with_status(services=broken("broker", serving=False, detail="waits for the store")),
+        ("processes", Level.PROBLEM, "waits for the store"),
+    ),
+    "no router": (
+        with_status(services=[one for one in answers().status.services if one.service != "router"]),
+        ("processes", Level.PROBLEM, "there is no router: nothing is routed"),
+    ),
+    "no janitor": (
+        with_status(services=answers().status.services[:3]),
+        ("processes", Level.WARNING, "there is no janitor"),
+    ),
+    "no right to look": (
+        answers(caller=Caller("shop", ["publish", "inspect"]), examined=[]),
+        ("permissions", Level.WARNING, "'shop' may not operate"),
+    ),
+    "older settings": (
+        with_status(services=broken("ingest", instance_number=2)),
+        ("settings", Level.WARNING, "ingest 0 runs with instance record 2, not 3"),
+    ),
+    "open": (
+        with_status(services=broken("ingest", open_without=("TLS", "policy"))),
+        ("settings", Level.PROBLEM, "without TLS and policy"),
+    ),
+    "another version": (
+        of_broker(version="0.2.0"),
+        ("versions", Level.WARNING, "0.2.0: broker 0"),
+    ),
+    "another process at the address": (
+        of_broker(service="ingest", shard=4),
+        ("topology", Level.PROBLEM, "as broker 0, where ingest 4 answers"),
+    ),
+    "no answer": (
+        of_broker(problem="deadline exceeded"),
+        ("topology", Level.PROBLEM, "broker 0 at 127.0.0.1:1 did not answer"),
+    ),
+    "queues not listed": (
+        with_status(unlisted_brokers=[7]),
+        ("topology", Level.PROBLEM, "broker 7 did not list its queues"),
+    ),
+    "a clock ahead": (
+        of_broker(skew_ms=2_500),
+        ("clocks", Level.WARNING, "broker 0 is 2s500ms ahead of this machine's"),
+    ),
+    "a clock far behind": (
+        of_broker(skew_ms=-31_000),
+        ("clocks", Level.PROBLEM, "31s behind this machine's"),
+    ),
+    "ahead of the store": (
+        of_broker(store_clock_ahead_ms=45_000),
+        ("clocks", Level.PROBLEM, "45s ahead of the store's"),
+    ),
+    "a store that overwrites": (
+        of_broker(store_problem="it ignores If-None-Match", store_test_ms=None),
+        ("store", Level.PROBLEM, "broker 0: it ignores If-None-Match"),
+    ),
+    "a slow store": (
+        of_broker(store_test_ms=4_000),
+        ("store", Level.WARNING, "took 4000 ms"),
+    ),
+    "a backlog of compaction": (
+        of_broker(uncompacted_tables=16),
+        ("compaction", Level.WARNING, "16 tables of broker 0"),
+    ),
+    "writes that wait for compaction": (
+        of_broker(uncompacted_tables=32),
+        ("compaction", Level.PROBLEM, "32 tables of broker 0"),
+    ),
+    "a disk that fills": (
+        of_broker(disk_free_bytes=14 * GIB),
+        ("disk", Level.WARNING, "14 % of the disk of broker 0 are free, 14.0 GiB"),
+    ),
+    "a full disk": (
+        of_broker(disk_free_bytes=4 * GIB),
+        ("disk", Level.PROBLEM, "4 % of the disk"),
+    ),
+    "a certificate that expires": (
+        of_broker(certificates=(CertificateExpiry("c.pem", "CN=b", NOW_MS + 9 * DAY_MS),)),
+        ("certificates", Level.WARNING, "c.pem of broker 0 (CN=b) expires in 9 days"),
+    ),
+    "a certificate that has expired": (
+        answers(own=[CertificateExpiry("own.pem", "CN=me", NOW_MS - 1)]),
+        ("certificates", Level.PROBLEM, "own.pem of this command (CN=me) has expired"),
+    ),
+    "a queue in quarantine": (
+        with_status(queues=[queue_of(QUARANTINED)]),
+        ("queues", Level.WARNING, "queue slow is in quarantine: its filter took 3 s"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "wanted"), CASES.values(), ids=CASES)
+def test_what_is_wrong_is_named_with_what_to_do(
+    given: Answers, wanted: tuple[str, Level, str]
+) -> None:
+    (found,) = bad(given)
+
+    check, level, text = wanted
+    assert (found.check, found.level) == (check, level)
+    assert text in found.text
+    assert found.advice
+    assert is_well(findings_of(given)) == (level is Level.WARNING)
+
+
+def test_without_the_right_to_examine_nothing_is_said_of_what_was_not_seen() -> None:
+    found = findings_of(answers(caller=Caller("shop", ["inspect"]), examined=[]))
+
+    assert {one.check for one in found} == {"processes", "permissions", "settings", "queues"}
+
+
+def test_processes_that_own_no_shard_have_no_store_to_be_well() -> None:
+    routers = examination("router", store_test_ms=None, uncompacted_tables=None)
+
+    found = findings_of(answers(examined=[replace(routers, certificates=())]))
+
+    assert not {one.check for one in found} & {"store", "compaction", "certificates"}
