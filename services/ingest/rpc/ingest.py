@@ -28,7 +28,7 @@ from libs.serving import telemetry as conventions
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.requests.budget import SMALL_BYTES, AnswerBudget
 from libs.serving.requests.guard import encoded, status_of
-from libs.serving.telemetry import Telemetry
+from libs.serving.telemetry import Telemetry, extract
 from libs.storage.layout.ids import message_id
 from services.ingest import wire
 from services.ingest.batches import Accepted
@@ -353,7 +353,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
                 return published(first)
         count = len(accepted.payloads)
         complete = wire.carry_trace if self._telemetry.traces else None
-        with self._publish_span(count):
+        with self._publish_span(count, accepted):
             answered = await publisher.publish(accepted, complete)
         self._count_sent(count)
         return published(answered)
@@ -361,12 +361,20 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     def _count_sent(self, count: int) -> None:
         self._sent_count += count
 
-    def _publish_span(self, count: int) -> AbstractContextManager[object]:
-        """With traces on, a current span for a publish of `count` messages."""
+    def _publish_span(self, count: int, accepted: Accepted) -> AbstractContextManager[object]:
+        """With traces on, a current span for a publish of `count` messages.
+
+        It is below that of the call; in a stream, whose call has many publishes, below the one that
+        made the first message.
+        """
         if not self._telemetry.traces:
             return nullcontext()
+        context = None
+        if not trace.get_current_span().get_span_context().is_valid:
+            context = extract(next(iter(accepted.columns.headers), {}))
         return self._telemetry.tracer.start_as_current_span(
             "publish",
+            context,
             kind=trace.SpanKind.PRODUCER,
             attributes={**SPAN, conventions.MESSAGING_BATCH_MESSAGE_COUNT: count},
         )

@@ -82,7 +82,7 @@ class QueuedServicer(IngestServicer):
         if all(map(self._is_of_backend, accepted.columns.headers)):
             return await super()._publish(accepted)
         count = len(accepted.payloads)
-        with self._counted(accepted.size_bytes), self._publish_span(count):
+        with self._counted(accepted.size_bytes), self._publish_span(count, accepted):
             answer = await self._publish_task(accepted, wait_s)
         self._count_sent(count)
         return answer

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from opentelemetry import trace
+from opentelemetry.context import Context, get_current
 
 from libs.serving.peers.calls import Backoff
 from libs.storage.errors import ObjectNotFound, StorageError
@@ -69,6 +70,7 @@ class Active:
         stored: What was last written of `run`.
         changed: Set, and replaced, with each change.
         why: Why it is to end early.
+        context: The trace of the call that began it; empty where the schedule did.
     """
 
     stored: Stored
@@ -78,6 +80,7 @@ class Active:
     why: State | None = None
     replaced: bool = False
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    context: Context = field(default_factory=get_current)
 
     def update(self, **changes: Any) -> None:
         """Change these fields of the run, and wake its watchers."""
@@ -316,7 +319,8 @@ class Runner:
         try:
             run = active.run
             facts = {"slatemq.run": run.run_id}
-            with self._tracer.start_as_current_span(f"janitor {run.ask.job}", attributes=facts):
+            name = f"janitor {run.ask.job}"
+            with self._tracer.start_as_current_span(name, active.context, attributes=facts):
                 end = await active.child.work(self._task_of(run))
         except OSError as error:
             return {"end": "failed", "error": f"Spark's process could not be started: {error}"}

@@ -1,0 +1,175 @@
+"""What a real stack sends to a collector: one trace from a publish to the janitor's run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc.aio
+import pytest
+from opentelemetry import trace
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+
+import slatemq
+from tests.acceptance.local_stack import LocalStack
+from tests.forms import proof
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+WAIT_S = 60.0
+
+
+class Exported(NamedTuple):
+    """A span as the collector got it."""
+
+    service: str
+    name: str
+    span_id: bytes
+    parent_id: bytes
+
+
+class Collector(
+    trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer
+):
+    """Takes traces and metrics over OTLP, and keeps the spans by trace."""
+
+    def __init__(self) -> None:
+        self.spans: dict[bytes, list[Exported]] = {}
+        self.metrics: set[str] = set()
+
+    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - both services have it
+        if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
+            self.metrics.update(
+                metric.name
+                for resource in request.resource_metrics
+                for scope in resource.scope_metrics
+                for metric in scope.metrics
+            )
+            return metrics_service_pb2.ExportMetricsServiceResponse()
+        for resource in request.resource_spans:
+            facts = {one.key: one.value.string_value for one in resource.resource.attributes}
+            service = facts["service.name"].removeprefix("slatemq-")
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    found = Exported(service, span.name, span.span_id, span.parent_span_id)
+                    self.spans.setdefault(span.trace_id, []).append(found)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@asynccontextmanager
+async def collecting() -> AsyncIterator[tuple[Collector, str]]:
+    """A collector, and its URL."""
+    collector, server = Collector(), grpc.aio.server()
+    adders: list[Any] = [
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server,
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server,
+    ]
+    for add in adders:
+        add(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield collector, f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.Tracer]:
+    """The program's own."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    yield provider.get_tracer("program")
+    provider.shutdown()
+
+
+@pytest.mark.parametrize("whole_run", [False, proof(True)])
+async def test_one_trace_shows_publish_route_assign_claim_ack_and_the_janitors_run(
+    tmp_path: Path, tracer: trace.Tracer, monkeypatch: pytest.MonkeyPatch, whole_run: bool
+) -> None:
+    # Given a stack that sends its spans to a collector
+    async with collecting() as (collector, url):
+        monkeypatch.setenv("SLATEMQ_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1000")
+        stack = await asyncio.to_thread(LocalStack, tmp_path, ready=True)
+        try:
+            # When a program does all that within one span
+            with tracer.start_as_current_span("order") as span:
+                await _work(stack.endpoint, whole_run)
+            trace_id = span.get_span_context().trace_id.to_bytes(16, "big")
+
+            # Then the services' spans are in its trace, each below the one that caused it
+            wanted = {
+                ("ingest", "publish"),
+                ("router", "route"),
+                ("broker", "slatemq.v1.AssignmentService/Assign"),
+                ("broker", "slatemq.v1.ConsumerService/Claim"),
+                ("broker", "slatemq.v1.ConsumerService/Ack"),
+                ("janitor", "slatemq.v1.JanitorService/RunJob"),
+                ("janitor", "janitor report"),
+            }
+            if whole_run:  # What its child process, which has Spark, asks of the owners.
+                wanted |= {("ingest", SNAPSHOT), ("broker", SNAPSHOT)}
+            end_s = time.monotonic() + WAIT_S
+            while missing := wanted - _names(collector.spans.get(trace_id, ())):
+                assert time.monotonic() < end_s, (missing, sorted(_names(_all(collector))))
+                await asyncio.sleep(0.1)
+            spans = collector.spans[trace_id]
+            # (what is published and what is routed, below the program's own span of the publish)
+            made = {one.parent_id for one in spans if one.name in ("publish", "route")}
+            assert len(made) == 1
+            assert _parent(spans, "broker", "slatemq.v1.AssignmentService/Assign") == (
+                "router",
+                "route",
+            )
+            assert _parent(spans, "janitor", "janitor report") == (
+                "janitor",
+                "slatemq.v1.JanitorService/RunJob",
+            )
+            # And metrics come the same way
+            async with asyncio.timeout(WAIT_S):
+                while "slatemq.commit.duration" not in collector.metrics:
+                    await asyncio.sleep(0.1)
+        finally:
+            await asyncio.to_thread(stack.close)
+
+
+SNAPSHOT = "slatemq.v1.SnapshotService/CreateSnapshot"
+
+
+async def _work(endpoint: str, whole_run: bool) -> None:
+    async with slatemq.connect(endpoint, tracing=True) as client:
+        await client.create_queue("orders")
+        await client.publish("x", {"queue": "orders"})
+        (message,) = await client.claim("orders", wait=30)
+        assert await client.ack([message.lease_token]) == [None]
+        run = await client.run_job("report")
+        async for seen in client.watch_job_run(run.run_id):
+            if seen.progress is not None and not whole_run:
+                await client.cancel_job_run(run.run_id)
+            run = seen
+        assert run.state == ("done" if whole_run else "cancelled"), run.error
+
+
+def _all(collector: Collector) -> list[Exported]:
+    return [span for spans in collector.spans.values() for span in spans]
+
+
+def _names(spans: Sequence[Exported]) -> set[tuple[str, str]]:
+    return {(span.service, span.name) for span in spans}
+
+
+def _parent(spans: Sequence[Exported], service: str, name: str) -> tuple[str, str]:
+    (child,) = [one for one in spans if (one.service, one.name) == (service, name)]
+    (parent,) = [one for one in spans if one.span_id == child.parent_id]
+    return parent.service, parent.name
