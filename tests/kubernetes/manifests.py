@@ -1,0 +1,55 @@
+"""What `kubectl kustomize` makes of the base and the overlays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+
+Manifest = dict[str, Any]
+
+
+def rendered(overlay: str) -> list[Manifest]:
+    """The manifests of an overlay, or of `base`. Skips where there is no kubectl, except in CI."""
+    if shutil.which("kubectl") is None:
+        why = "kubectl is not installed: nothing can render deploy/kubernetes"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    return _rendered(overlay)
+
+
+@cache
+def _rendered(overlay: str) -> list[Manifest]:
+    folder = FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}")
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [one for one in manifests if one["kind"] in kinds]
+
+
+def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    (found,) = (one for one in of_kind(manifests, kind) if one["metadata"]["name"] == name)
+    return found
+
+
+def workloads(manifests: list[Manifest]) -> list[Manifest]:
+    return of_kind(manifests, "StatefulSet", "Deployment")
+
+
+def containers(workload: Manifest) -> Iterator[Manifest]:
+    spec = workload["spec"]["template"]["spec"]
+    yield from (*spec.get("initContainers", ()), *spec["containers"])

@@ -1,0 +1,290 @@
+"""deploy/kubernetes: valid for Kubernetes, true to the services, and as restricted as they may be.
+
+The schemas are those of Kubernetes itself. cert-manager's kinds are not among them: of those, only
+what is tested here is known to be right.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from libs.access.policy import Policy
+from libs.documents import Document
+from libs.serving.process.config import ServingConfig, load
+from libs.serving.process.process_config import load_own
+from services.broker.config import BrokerConfig
+from services.console.config import ConsoleConfig
+from services.ingest.config import IngestConfig
+from services.janitor.config import JanitorConfig
+from services.router.config import RouterConfig
+from slatemq.variables import KNOWN
+from tests.kubernetes.manifests import (
+    FOLDER,
+    OVERLAYS,
+    Manifest,
+    containers,
+    named,
+    of_kind,
+    rendered,
+    workloads,
+)
+from tests.kubernetes.pods import Pod, pods_of
+
+VERSIONS = ("1.28", kubernetes_validate.latest_version())
+"""The oldest that labels pods with their ordinal, and the newest whose schemas are here."""
+
+CERTIFICATES = "cert-manager.io/v1"
+
+CONFIGS: dict[str, type[ServingConfig]] = {
+    "broker": BrokerConfig,
+    "ingest": IngestConfig,
+    "janitor": JanitorConfig,
+    "router": RouterConfig,
+}
+
+MADE_BY_OPERATORS = {"slatemq-tokens"}
+MADE_BY_CERT_MANAGER = {"slatemq-service-tls", "slatemq-console-tls"}
+
+OTHERS = {"POD_NAME", "POD_NAMESPACE", "AZURE_STORAGE_ACCOUNT_NAME"}
+"""Variables that are not SlateMQ's."""
+
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+@pytest.fixture(params=OVERLAYS)
+def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
+    return rendered(request.param)
+
+
+def pods(manifests: list[Manifest]) -> list[Pod]:
+    return [pod for workload in workloads(manifests) for pod in pods_of(manifests, workload)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
+def test_every_manifest_is_valid_for_kubernetes(overlay: str, version: str) -> None:
+    for manifest in rendered(overlay):
+        if manifest["apiVersion"] != CERTIFICATES:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_misspelt_field_and_a_wrong_type_are_found() -> None:
+    for path, value in (("replica", 1), ("replicas", "one")):
+        broker = yaml.safe_load(
+            yaml.safe_dump(named(rendered("base"), "StatefulSet", "slatemq-broker"))
+        )
+        broker["spec"][path] = value
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(broker, VERSIONS[-1], strict=True)
+
+
+def test_every_container_is_restricted(manifests: list[Manifest]) -> None:
+    for workload in workloads(manifests):
+        spec = workload["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 1000
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        for container in containers(workload):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+    (namespace,) = of_kind(manifests, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_every_container_has_probes_resources_and_an_image_of_a_version(
+    manifests: list[Manifest],
+) -> None:
+    for workload in workloads(manifests):
+        for container in containers(workload):
+            assert set(PROBES) <= set(container)
+            assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+            assert set(container["resources"]["limits"]) == {"memory"}
+            name, _, tag = container["image"].partition(":")
+            assert name == f"slatemq-{container['name']}"
+            assert re.fullmatch(r"\d+\.\d+\.\d+", tag)
+            assert (FOLDER.parents[1] / "requirements" / f"{container['name']}.txt").exists()
+
+
+def test_no_recovery_is_killed_and_no_client_can_have_a_pod_killed(
+    manifests: list[Manifest],
+) -> None:
+    for pod in pods(manifests):
+        if pod.service == "console":
+            continue
+        for kind in ("startupProbe", "livenessProbe"):
+            *_, alive, address = pod.probe(kind)
+            assert alive == "--alive"
+            assert address == f"127.0.0.1:{pod.ports['services']}"
+        assert "--alive" not in pod.probe("readinessProbe")
+        assert pod.probe("readinessProbe")[-1] == f"127.0.0.1:{pod.ports['clients']}"
+
+
+def test_each_service_accepts_its_settings(manifests: list[Manifest]) -> None:
+    for pod in pods(manifests):
+        assert {*pod.environ} <= KNOWN | OTHERS
+        assert pod.container["command"] == ["python", "-m", f"services.{pod.service}"]
+        arguments = pod.container.get("args", [])
+        if pod.service == "console":
+            console = load_own(ConsoleConfig, "console", arguments, pod.environ)
+            assert console.port == pod.ports["pages"]
+            continue
+        config: Any = load(CONFIGS[pod.service], pod.service, arguments, pod.environ)
+        assert config.stated == ()
+        assert (config.port, config.peer_port) == (pod.ports["clients"], pod.ports["services"])
+        assert pod.spec["terminationGracePeriodSeconds"] >= config.drain_ms / 1000 + 15
+        assert not config.insecure
+        if pod.service in ("ingest", "broker"):
+            assert config.shard == int(pod.name.rpartition("-")[2])
+            assert config.owner_name == pod.environ["SLATEMQ_OWNER_NAME"] != ""
+
+
+def test_a_pod_without_its_ordinal_does_not_take_a_shard(
+    manifests: list[Manifest], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = next(pod for pod in pods(manifests) if pod.service == "broker")
+    with pytest.raises(SystemExit) as ended:
+        load(BrokerConfig, "broker", [], {**broker.environ, "SLATEMQ_SHARD": ""})
+    assert ended.value.code == 2
+    assert "SLATEMQ_SHARD" in capsys.readouterr().err
+
+
+def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]) -> None:
+    for pod in pods(manifests):
+        if pod.service == "console":
+            continue
+        for setting, door in (("ADVERTISED_ADDRESS", "clients"), ("PEER_ADDRESS", "services")):
+            host, _, port = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")
+            *first, name, namespace, svc = host.split(".")
+            service = named(manifests, "Service", name)
+            assert (namespace, svc) == (service["metadata"]["namespace"], "svc")
+            assert first == ([pod.name] if service["spec"].get("clusterIP") == "None" else [])
+            ports = {one["name"]: one["port"] for one in service["spec"]["ports"]}
+            assert ports[door] == int(port)
+
+
+def test_selectors_select_the_pods_that_they_mean(manifests: list[Manifest]) -> None:
+    labels = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
+        for one in workloads(manifests)
+    }
+
+    def selected(selector: dict[str, str]) -> set[str]:
+        return {name for name, has in labels.items() if selector.items() <= has.items()}
+
+    for one in workloads(manifests):
+        name = one["metadata"]["name"]
+        assert selected(one["spec"]["selector"]["matchLabels"]) == {name}
+        for constraint in one["spec"]["template"]["spec"]["topologySpreadConstraints"]:
+            assert selected(constraint["labelSelector"]["matchLabels"]) == {name}
+        if one["kind"] == "StatefulSet":
+            assert named(manifests, "Service", one["spec"]["serviceName"])
+    for one in of_kind(manifests, "Service"):
+        assert selected(one["spec"]["selector"]) == {one["metadata"]["name"]}
+    for one in of_kind(manifests, "PodDisruptionBudget"):
+        assert selected(one["spec"]["selector"]["matchLabels"]) == {one["metadata"]["name"]}
+    budgets = {one["metadata"]["name"] for one in of_kind(manifests, "PodDisruptionBudget")}
+    assert budgets == {"slatemq-ingest", "slatemq-broker", "slatemq-router"}
+
+
+def test_the_two_doors_are_open_to_whom_they_are_for(manifests: list[Manifest]) -> None:
+    ours = {"app.kubernetes.io/part-of": "slatemq"}
+    for one in workloads(manifests):
+        assert ours.items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    closed = named(manifests, "NetworkPolicy", "slatemq-closed")["spec"]
+    assert closed == {"podSelector": {"matchLabels": ours}, "policyTypes": ["Ingress"]}
+    (door,) = named(manifests, "NetworkPolicy", "slatemq-services")["spec"]["ingress"]
+    assert door["from"] == [{"podSelector": {"matchLabels": ours}}]
+    opened = {
+        port["port"]
+        for one in of_kind(manifests, "NetworkPolicy")
+        for rule in one["spec"].get("ingress", ())
+        for port in rule["ports"]
+    }
+    assert opened == {"clients", "services", "pages"}
+
+
+def test_what_pods_refer_to_exists(manifests: list[Manifest]) -> None:
+    secrets = MADE_BY_OPERATORS | {
+        one["spec"]["secretName"] for one in of_kind(manifests, "Certificate")
+    }
+    if not of_kind(manifests, "Certificate"):
+        secrets |= MADE_BY_CERT_MANAGER  # By hand, on a laptop.
+    for workload in workloads(manifests):
+        spec = workload["spec"]["template"]["spec"]
+        assert named(manifests, "ServiceAccount", spec["serviceAccountName"])
+        volumes = {one["name"]: one for one in spec["volumes"]}
+        (container,) = spec["containers"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+        for volume in volumes.values():
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] in secrets
+                assert volume["secret"]["defaultMode"] == 0o440  # not readable by all users
+            if "configMap" in volume:
+                assert named(manifests, "ConfigMap", volume["configMap"]["name"])
+            if "persistentVolumeClaim" in volume:
+                assert named(
+                    manifests, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
+                )
+
+
+def test_the_policy_can_be_read(manifests: list[Manifest]) -> None:
+    text = named(manifests, "ConfigMap", "slatemq-policy")["data"]["policy.yaml"]
+    assert Policy(Document("policy.yaml", text))
+
+
+def test_the_certificates_have_the_names_that_pods_advertise(manifests: list[Manifest]) -> None:
+    certificates = {
+        one["spec"]["secretName"]: one["spec"] for one in of_kind(manifests, "Certificate")
+    }
+    if not certificates:
+        return
+    names = certificates["slatemq-service-tls"]["dnsNames"]
+    assert "slatemq-service" in names
+    assert "slatemq-service" not in certificates["slatemq-console-tls"]["dnsNames"]
+    for pod in pods(manifests):
+        if pod.service == "console":
+            identity = pod.environ["SLATEMQ_SERVICE_IDENTITY"]
+            assert identity in certificates["slatemq-console-tls"]["dnsNames"]
+            continue
+        for setting in ("ADVERTISED_ADDRESS", "PEER_ADDRESS"):
+            host = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")[0]
+            assert {host, "*." + host.partition(".")[2]} & set(names)
+    issuers = {one["metadata"]["name"] for one in of_kind(manifests, "Issuer")}
+    for spec in certificates.values():
+        assert set(spec) <= {
+            "commonName",
+            "dnsNames",
+            "duration",
+            "isCA",
+            "issuerRef",
+            "privateKey",
+            "renewBefore",
+            "secretName",
+            "usages",
+        }
+        assert spec["issuerRef"] == {"kind": "Issuer", "name": spec["issuerRef"]["name"]}
+        assert spec["issuerRef"]["name"] in issuers
+        if "usages" in spec:
+            assert {"server auth", "client auth"} <= set(spec["usages"])
+
+
+def test_the_pod_to_try_it_from_is_a_restricted_client() -> None:
+    pod = yaml.safe_load((FOLDER / "examples" / "client.yaml").read_text())
+    kubernetes_validate.validate(pod, VERSIONS[-1], strict=True)
+    (container,) = pod["spec"]["containers"]
+    environ = {one["name"]: one["value"] for one in container["env"]}
+    assert set(environ) <= KNOWN
+    assert pod["metadata"]["labels"] == {"slatemq-client": "true"}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    ingest = next(pod for pod in pods(rendered("laptop")) if pod.service == "ingest")
+    assert environ["SLATEMQ_ENDPOINT"] == ingest.environ["SLATEMQ_ADVERTISED_ADDRESS"]
