@@ -171,7 +171,7 @@ def cluster(
 
 def test_all_probes_pass_once_the_pods_serve(cluster: Cluster) -> None:
     for pod in cluster.pods:
-        wait_until(lambda pod=pod: pod.probe("readinessProbe"), 120)  # type: ignore[misc]
+        wait_until(lambda pod=pod: pod.probe("readinessProbe"), 120)
         assert pod.probe("startupProbe")
         assert pod.probe("livenessProbe")
         assert "unknown environment variables" not in pod.said
