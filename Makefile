@@ -17,7 +17,7 @@ SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 # Tests start hundreds of processes: what one has compiled the others load.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup spark demo up test proofs lint types protos lock faults bench bench-page compose-test clean
+.PHONY: help setup spark demo up test proofs lint types protos lock faults simulate bench bench-page compose-test clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ lock: ## Pin all dependencies with hashes into requirements/
 
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --quiet
+
+simulate: setup ## Run worlds with all services in one process, each from a seed (SEEDS=20)
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20) $(ARGS)
 
 faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, histories, killed jobs, zombies, event queues, hostile clients
 	$(BIN)/python -m tests.faults kills --command $(ARGS)

@@ -1,0 +1,78 @@
+"""`python -m tests.simulation`: simulated worlds, each the consequence of its seed.
+
+    python -m tests.simulation --seeds 20         worlds 1 to 20, as many at a time as processors
+    python -m tests.simulation --seed 7 --story   one of them, with all that happened
+
+A world that breaks a rule is run again with ever fewer mishaps; what is left is printed with its
+story, and the command that shows it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import logging
+import os
+import sys
+
+from tests.simulation import chance
+from tests.simulation.seeds import Settings, run_seeds
+
+HASHES = "PYTHONHASHSEED"
+ADDR_NO_RANDOMIZE = 0x0040000
+"""Of personality(2): memory begins at the same addresses in every process."""
+
+
+def begin_again() -> None:
+    """Run this program in a process in which sets give their elements in the same order each time.
+
+    It follows from the hashes of texts, and of addresses.
+    """
+    if os.environ.get(HASHES) != "0":
+        ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, HASHES: "0"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=int, help="Run worlds 1 to this.")
+    parser.add_argument("--first", type=int, default=1, help="Begin with this one instead.")
+    parser.add_argument("--seed", help="Run this world alone.")
+    parser.add_argument("--messages", type=int, default=100, help="Messages of each producer.")
+    parser.add_argument("--mishaps", type=float, default=1.0, help="Mishaps a second.")
+    parser.add_argument("--without", default="", help="Mishaps to leave out, such as 3,8.")
+    parser.add_argument("--story", action="store_true", help="Print what happened.")
+    parser.add_argument("--log", default="CRITICAL", help="Level of the services' logs.")
+    options = parser.parse_args()
+    settings = Settings(options.messages, options.mishaps)
+    if options.seed is None:
+        seeds = range(options.first, options.first + (options.seeds or 1))
+        sys.exit(run_seeds([str(seed) for seed in seeds], settings))
+    logging.basicConfig(level=options.log, format="%(name)s %(message)s")
+    without = [int(number) for number in options.without.split(",") if number]
+    _run(options.seed, settings, without, is_told=options.story)
+
+
+def _run(seed: str, settings: Settings, without: list[int], *, is_told: bool) -> None:
+    chance.install(seed)
+    # A collection would free what ended with its machine, and run its `finally`.
+    gc.disable()
+    from tests.simulation.run import World  # What it loads takes its clocks from `chance`.
+
+    verdict = World(seed, settings.messages, settings.mishaps, without).run()
+    if is_told:
+        print("\n".join(verdict.story))
+    print(verdict.line())
+    sys.stdout.flush()
+    # Without the end of a process: what is left of tasks must not run now.
+    os._exit(1 if verdict.violation else 0)
+
+
+if __name__ == "__main__":
+    begin_again()
+    main()

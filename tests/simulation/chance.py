@@ -1,0 +1,80 @@
+"""Time and chance of a simulated world, in place of the machine's.
+
+`install` replaces the functions of `time`, `os` and `random` that the services read clocks and
+draw chances with. Call it before anything of the services is imported: default arguments such as
+`clock=time.monotonic` are bound then. It cannot be undone: a simulation has a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+BEGIN_S: Final = 1_750_000_000.0
+"""The wall clock of a world that begins, in seconds since the epoch."""
+
+READING_NS: Final = 2_000
+"""What reading the processor's clock takes: work that looks at it sees time pass."""
+
+
+class Clock(Protocol):
+    """The clocks of one machine."""
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch; may jump."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since the world began."""
+
+
+class _NoMachine:
+    """The clocks of code that runs on no machine of the world."""
+
+    def wall_s(self) -> float:
+        return BEGIN_S
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+CLOCK: Final[ContextVar[Clock]] = ContextVar("clock")
+"""The clocks of the machine that the running code is on."""
+
+_NO_MACHINE: Final = _NoMachine()
+
+_work_ns = 0
+
+
+def _work_clock_ns() -> int:
+    """Time that the running code has taken: it grows with each look, as no loop's time does."""
+    global _work_ns
+    _work_ns += READING_NS
+    return _work_ns
+
+
+def install(seed: str) -> None:
+    """Give this process the clocks of `CLOCK`, and chances that follow from `seed`."""
+    random.seed(f"{seed}/services")
+    drawn = random.Random(f"{seed}/secrets")
+
+    def urandom(size: int, /) -> bytes:
+        return drawn.randbytes(size)
+
+    replaced: dict[str, Callable[..., object]] = {
+        "time": lambda: CLOCK.get(_NO_MACHINE).wall_s(),
+        "time_ns": lambda: int(CLOCK.get(_NO_MACHINE).wall_s() * 1e9),
+        "monotonic": lambda: CLOCK.get(_NO_MACHINE).monotonic_s(),
+        "monotonic_ns": lambda: int(CLOCK.get(_NO_MACHINE).monotonic_s() * 1e9),
+        "clock_gettime": lambda _: CLOCK.get(_NO_MACHINE).monotonic_s(),
+        "perf_counter": lambda: _work_clock_ns() / 1e9,
+        "perf_counter_ns": _work_clock_ns,
+    }
+    for name, function in replaced.items():
+        setattr(time, name, function)
+    os.urandom = urandom
+    # What `secrets` and SystemRandom draw from.
+    random._urandom = urandom  # type: ignore[attr-defined]

@@ -1,0 +1,206 @@
+"""The processes of an instance in a simulated world, each on a machine of its own.
+
+A process runs the code that `python -m services.…` runs behind its settings: it joins the
+instance, serves by `run_service`, and is started again after it ended, unless it was fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from libs.serving.process import ownership
+from libs.serving.process.config import ServingConfig
+from libs.serving.process.exits import EXIT_FENCED
+from libs.serving.process.instance import join_instance
+from libs.serving.requests import arrivals
+from libs.serving.server import run_service
+from libs.serving.service import Service
+from libs.serving.telemetry import Telemetry
+from libs.storage.objects.instance_records import InstanceRecords
+from services.broker.config import BrokerConfig
+from services.broker.service import BrokerService
+from services.ingest.config import IngestConfig
+from services.ingest.service import IngestProcess
+from services.router.config import RouterConfig
+from services.router.service import RouterProcess
+from tests.simulation import servers
+from tests.simulation import store as stores
+from tests.simulation.loop import Machine, WorldLoop
+from tests.simulation.network import Network
+from tests.simulation.store import SimulatedRoot, SimulatedStore
+
+log = logging.getLogger(__name__)
+
+RESTART_S: Final = 0.5
+"""Between the end of a process and its next life, in the mean."""
+
+_SERVICES: Final[Mapping[str, tuple[Callable[..., ServingConfig], Callable[..., Service[Any]]]]] = {
+    "ingest": (IngestConfig, IngestProcess),
+    "broker": (BrokerConfig, BrokerService),
+    "router": (RouterConfig, RouterProcess),
+}
+
+
+@dataclass(eq=False)
+class Process:
+    """One service of the instance through its lives.
+
+    Attributes:
+        port: Where clients reach it, in every life.
+        lives: How often it was started.
+        exits: The codes with which it ended by itself.
+        machine: Of its present life.
+        is_replaced: Another process has its shard: it stays down.
+    """
+
+    kind: str
+    shard: int
+    port: int
+    lives: int = 0
+    exits: list[int] = field(default_factory=list)
+    machine: Machine | None = None
+    is_replaced: bool = False
+    running: asyncio.Task[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.shard}"
+
+
+class Cluster:
+    """All that an instance consists of.
+
+    Attributes:
+        processes: Those that are to run.
+        story: What happened, a line each; with its time.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self.loop = WorldLoop(seed)
+        self.network = Network(self.loop, seed)
+        self.store = SimulatedStore(self.loop, seed)
+        self.processes: list[Process] = []
+        self.story: list[str] = []
+        self._chance = random.Random(f"{seed}/cluster")
+        self._machines = 0
+        _install(self.network)
+
+    def tell(self, line: str) -> None:
+        self.story.append(f"{self.loop.time():10.6f} {line}")
+        log.info("%s", self.story[-1])
+
+    def machine(self, name: str) -> Machine:
+        """A new machine; its name gets a number, so that links to an earlier one are others."""
+        self._machines += 1
+        return Machine(self.loop, f"{name}.{self._machines}")
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{process.port}" for process in self.processes]
+
+    def add(self, kind: str, shard: int) -> Process:
+        process = Process(kind, shard, self.network.free_port())
+        self.processes.append(process)
+        self.start(process)
+        return process
+
+    def start(self, process: Process) -> None:
+        process.lives += 1
+        machine = process.machine = self.machine(process.name)
+        self.tell(f"{machine.name} starts")
+        process.running = machine.run(self._live(process), process.name)
+        process.running.add_done_callback(
+            lambda done: self._ended(process, machine, done), context=self.loop.world.context
+        )
+
+    async def _live(self, process: Process) -> int:
+        config_type, build = _SERVICES[process.kind]
+        root = SimulatedRoot(self.store)
+        config: Any = config_type(root=stores.ADDRESS.url, port=process.port, shard=process.shard)
+        try:
+            instance = await join_instance(InstanceRecords(root.objects), ())
+        except Exception as error:
+            self.tell(f"{process.name} could not join: {error}")
+            return 1
+        config = replace(config, instance=instance.settings, instance_number=instance.number)
+        telemetry = Telemetry()
+        cause = await run_service(build(config, telemetry, root), config, telemetry)
+        self.tell(f"{process.name} ends: {cause.event}: {cause.message}")
+        return cause.code
+
+    def _ended(self, process: Process, machine: Machine, done: asyncio.Future[int]) -> None:
+        """A life has ended by itself."""
+        if done.cancelled() or not machine.is_alive:
+            return
+        error = done.exception()
+        if error is not None:
+            self.loop.faults.append(f"{machine.name} raised {error!r}")
+        process.exits.append(1 if error is not None else done.result())
+        machine.crash()
+        self.network.machine_ended(machine)
+        if process.exits[-1] == EXIT_FENCED and self._others(process):
+            process.is_replaced = True
+            self.processes.remove(process)
+            self.tell(f"{machine.name} was fenced, and stays down")
+            return
+        self._start_later(process)
+
+    def crash(self, process: Process) -> None:
+        """End its present life between two steps, as by SIGKILL; it starts again."""
+        machine = process.machine
+        if machine is None or not machine.is_alive:
+            return
+        self.tell(f"{machine.name} crashes")
+        machine.crash()
+        self.network.machine_ended(machine)
+        self._start_later(process)
+
+    def replace(self, process: Process) -> Process:
+        """Start another process for the same shard while this one runs, perhaps standing still."""
+        self.tell(f"another process takes {process.name}")
+        return self.add(process.kind, process.shard)
+
+    def _others(self, process: Process) -> list[Process]:
+        """Other processes for its shard that run, or stand still."""
+        return [
+            one
+            for one in self.processes
+            if one is not process
+            and one.name == process.name
+            and one.machine is not None
+            and one.machine.is_alive
+        ]
+
+    def _start_later(self, process: Process) -> None:
+        self.loop.call_later(
+            self._chance.uniform(0.2, 2.0) * RESTART_S,
+            self._start_again,
+            process,
+            context=self.loop.world.context,
+        )
+
+    def _start_again(self, process: Process) -> None:
+        if self._others(process):
+            self.processes.remove(process)  # A supervisor for each shard, and no more.
+        elif process.machine is None or not process.machine.is_alive:
+            self.start(process)
+
+
+def _install(network: Network) -> None:
+    servers.install(network)
+    stores.install()
+    # The memory of this process says nothing of the world's processes.
+    initialize: Any = arrivals.Arrivals.__init__
+    initialize.__defaults__ = (lambda: 0, *initialize.__defaults__[1:])
+
+    def probe(address: str, _: object) -> str:
+        server = network.servers.get(address)
+        return "" if server is not None and server.is_listening else f"{address}: refused"
+
+    public: Any = ownership
+    public.probe = probe

@@ -1,0 +1,210 @@
+"""One run of a simulated world: from its seed to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+import traceback
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Final
+
+from tests.simulation.cluster import Cluster, Process
+from tests.simulation.judge import Judge, Violated
+from tests.simulation.loop import Machine
+from tests.simulation.workload import Workload, failed
+
+DRAIN_S: Final = 180.0
+"""How long all that was published may take to be consumed once nothing is at fault."""
+
+TROUBLED_S: Final = 1800.0
+"""How long clients may need for their publishes while there are mishaps."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run came to.
+
+    Attributes:
+        violation: The rule that was broken; empty: none.
+        trace: A hash over all steps: two runs of a seed have the same.
+        mishaps: The numbers of those that happened.
+    """
+
+    seed: str
+    violation: str
+    trace: str
+    steps: int
+    seconds: float
+    published: int
+    delivered: int
+    redelivered: int
+    crashes: int
+    mishaps: list[int]
+    faults: list[str]
+    story: list[str]
+
+    def line(self) -> str:
+        """All but the story, as JSON."""
+        return json.dumps({**asdict(self), "story": len(self.story)})
+
+
+class World:
+    def __init__(
+        self, seed: str, messages: int, mishaps: float = 1.0, without: Collection[int] = ()
+    ) -> None:
+        """`messages` by each producer; `mishaps` a second, in the mean.
+
+        The mishaps numbered in `without` are left out.
+        """
+        self.cluster = Cluster(seed)
+        self.judge = Judge()
+        self.workload = Workload(self.cluster, self.judge, seed)
+        self.crashes = 0
+        self.mishaps: list[int] = []
+        self._seed = seed
+        self._messages = messages
+        self._mishaps = mishaps
+        self._without = without
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def run(self) -> Verdict:
+        loop = self.cluster.loop
+        logging.getLogger().addHandler(_Tracebacks(loop.faults))
+        loop.on_step = self._note_step
+        asyncio.set_event_loop(loop)
+        violation = ""
+        try:
+            loop.run_until_complete(loop.world.run(self._run(), "world"))
+        except Violated as error:
+            violation = str(error)
+        except TimeoutError:
+            violation = f"the queues are not created after {TROUBLED_S:.0f} s"
+        return Verdict(
+            self._seed,
+            violation,
+            self._hash.hexdigest(),
+            loop.steps,
+            loop.time(),
+            sum(sent.answered for sent in self.judge.sent.values()),
+            self.judge.delivered,
+            self.judge.redelivered,
+            self.crashes,
+            self.mishaps,
+            loop.faults,
+            self.cluster.story,
+        )
+
+    def _note_step(self, machine: Machine) -> None:
+        self._hash.update(f"{machine.name} {self.cluster.loop.time():.9f}\n".encode())
+
+    async def _run(self) -> None:
+        cluster, workload = self.cluster, self.workload
+        for kind, shards in (("ingest", 2), ("broker", 2), ("router", 1)):
+            for shard in range(shards):
+                cluster.add(kind, shard)
+        admin = cluster.machine("admin")
+        async with asyncio.timeout(TROUBLED_S):
+            await admin.run(workload.create_queues())
+        workload.begin(producers=3, consumers=8, messages=self._messages)
+        mishaps = asyncio.create_task(self._mishap())
+        while not all(task.done() for task in workload.publish_tasks):
+            await asyncio.sleep(0.5)
+            self._check()
+            if cluster.loop.time() > TROUBLED_S:
+                raise Violated(f"publishing is not over after {TROUBLED_S:.0f} s")
+        mishaps.cancel()
+        self._make_peace()
+        until_s = cluster.loop.time() + DRAIN_S
+        while (missing := self.judge.missing()) and cluster.loop.time() < until_s:
+            await asyncio.sleep(0.5)
+            self._check()
+        if missing:
+            raise Violated(f"{len(missing)} messages were lost, such as {missing[:3]}")
+        workload.stopping = True
+
+    def _check(self) -> None:
+        if self.cluster.loop.faults:
+            raise Violated(self.cluster.loop.faults[0])
+        error = failed([*self.workload.publish_tasks, *self.workload.consume_tasks])
+        if error is not None:
+            raise error
+
+    # --- Mishaps ------------------------------------------------------------
+
+    async def _mishap(self) -> None:
+        mishaps = (self._crash, self._stop, self._cut, self._take_store_away, self._lose_requests)
+        for number in count():
+            # Of its own, so that the others stay what they are without it.
+            chance = random.Random(f"{self._seed}/mishap/{number}")
+            await asyncio.sleep(chance.expovariate(self._mishaps))
+            mishap = chance.choice(mishaps)
+            process = chance.choice(self.cluster.processes)
+            if number not in self._without:
+                self.mishaps.append(number)
+                self.cluster.tell(f"mishap {number}")
+                mishap(process, chance)
+
+    def _crash(self, process: Process, chance: random.Random) -> None:
+        self.crashes += 1
+        self.cluster.crash(process)
+
+    def _stop(self, process: Process, chance: random.Random) -> None:
+        """It stands still for a while; another may take its shard meanwhile."""
+        machine = process.machine
+        if machine is None or not machine.is_alive or machine.is_still:
+            return
+        seconds = chance.choice((0.3, 2.0, 8.0))
+        self.cluster.tell(f"{machine.name} stands still for {seconds} s")
+        loop = self.cluster.loop
+        loop.pause(machine)
+        loop.call_later(seconds, loop.resume, machine)
+        if process.kind != "router" and seconds > 1 and chance.random() < 0.5:
+            self.cluster.replace(process)
+
+    def _cut(self, process: Process, chance: random.Random) -> None:
+        others = [one for one in self.cluster.processes if one is not process]
+        other = chance.choice(others)
+        if process.machine is None or other.machine is None:
+            return
+        one, two = process.machine.name, other.machine.name
+        seconds = chance.choice((0.5, 3.0, 15.0))
+        self.cluster.tell(f"{one} and {two} are cut off for {seconds} s")
+        self.cluster.network.cut(one, two)
+        self.cluster.loop.call_later(seconds, self.cluster.network.heal, one, two)
+
+    def _take_store_away(self, process: Process, chance: random.Random) -> None:
+        seconds = chance.choice((0.5, 3.0, 20.0))
+        self.cluster.tell(f"the store is away for {seconds} s")
+        self.cluster.store.faults.down_until_s = self.cluster.loop.time() + seconds
+
+    def _lose_requests(self, process: Process, chance: random.Random) -> None:
+        faults = self.cluster.store.faults
+        faults.lost_answers = chance.choice((0.0, 0.05, 0.2))
+        faults.lost_requests = chance.choice((0.0, 0.05))
+
+    def _make_peace(self) -> None:
+        self.cluster.tell("no mishaps from here on")
+        self.cluster.network.heal_all()
+        faults = self.cluster.store.faults
+        faults.lost_answers = faults.lost_requests = faults.down_until_s = 0.0
+        for process in self.cluster.processes:
+            if process.machine is not None and process.machine.is_still:
+                self.cluster.loop.resume(process.machine)
+
+
+class _Tracebacks(logging.Handler):
+    """Takes an error that a service has not expected, which it logs with its traceback, as one."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._faults = faults
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            text = "".join(traceback.format_exception(record.exc_info[1]))
+            self._faults.append(f"{record.getMessage()}: {text}")
