@@ -17,7 +17,6 @@ from libs.serving.process import ownership
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FENCED
 from libs.serving.process.instance import join_instance
-from libs.serving.requests import arrivals
 from libs.serving.server import run_service
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
@@ -194,9 +193,6 @@ class Cluster:
 def _install(network: Network) -> None:
     servers.install(network)
     stores.install()
-    # The memory of this process says nothing of the world's processes.
-    initialize: Any = arrivals.Arrivals.__init__
-    initialize.__defaults__ = (lambda: 0, *initialize.__defaults__[1:])
 
     def probe(address: str, _: object) -> str:
         server = network.servers.get(address)

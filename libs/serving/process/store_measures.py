@@ -6,7 +6,6 @@ instruments that have it.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from libs.serving.process.exits import ExitCause, FatalError
+from libs.serving.process.memory import resident_bytes
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.slate import Database
 from libs.storage.database.statistics import Statistics
@@ -222,7 +222,7 @@ def measure_memory(meter: Meter, parts: Callable[[], Mapping[str, int]]) -> None
     )
     meter.create_observable_up_down_counter(
         "process.memory.usage",
-        callbacks=[_observe(lambda: [(_resident_bytes(), {})])],
+        callbacks=[_observe(lambda: [(resident_bytes(), {})])],
         unit="By",
         description="Physical memory that the process takes",
     )
@@ -256,7 +256,6 @@ def measure_caches(
 
 
 PART: Final = "slatemq.memory.part"
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def _lookup(name: str, is_hit: bool) -> Labels:
@@ -275,12 +274,3 @@ def _observe(read: Callable[[], Reading]) -> Callable[[CallbackOptions], Iterabl
         return [Observation(value, dict[str, Any](labels)) for value, labels in read()]
 
     return observe
-
-
-def _resident_bytes() -> int:
-    """Zero where there is no /proc, as on macOS."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except FileNotFoundError:
-        return 0
-    return pages * PAGE_BYTES

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import Any, Final
 import grpc.aio
 
 from libs.serving.limits import SILENT_CALLS_MAX
+from libs.serving.process.memory import resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +49,6 @@ LINE_S: Final = 2.0
 
 STALLED_S: Final = 5.0
 """A request may take so long to arrive, and longer while no others wait."""
-
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes() -> int:
-    """The resident memory of this process; 0 where it is unknown."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return 0
 
 
 class Arrival:
