@@ -54,7 +54,6 @@ class Process:
         lives: How often it was started.
         exits: The codes with which it ended by itself.
         machine: Of its present life.
-        is_replaced: Another process has its shard: it stays down.
     """
 
     kind: str
@@ -63,7 +62,6 @@ class Process:
     lives: int = 0
     exits: list[int] = field(default_factory=list)
     machine: Machine | None = None
-    is_replaced: bool = False
     running: asyncio.Task[Any] | None = None
 
     @property
@@ -143,7 +141,6 @@ class Cluster:
         machine.crash()
         self.network.machine_ended(machine)
         if process.exits[-1] == EXIT_FENCED and self._others(process):
-            process.is_replaced = True
             self.processes.remove(process)
             self.tell(f"{machine.name} was fenced, and stays down")
             return

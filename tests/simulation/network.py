@@ -202,7 +202,9 @@ class Call:
         decode: Callable[[bytes], Any],
         metadata: Metadata,
         timeout: float | None,
+        requests: Any,
     ) -> None:
+        """Send `requests`, as they come; None: those of `write`."""
         self.network = channel.network
         self.client = channel.machine
         self.host: Machine = channel.machine
@@ -225,6 +227,8 @@ class Call:
         if timeout is not None:
             self._timer = loop.call_later(max(0.0, timeout), self._run_out)
         self._connecting = loop.create_task(self._connect())
+        if requests is not None:
+            self._sending = loop.create_task(self._send_all(requests))
 
     # --- Beginning ----------------------------------------------------------
 
@@ -393,7 +397,7 @@ class Call:
 
     # --- Messages -----------------------------------------------------------
 
-    async def _send(self, request: Any) -> None:
+    async def write(self, request: Any) -> None:
         if not await asyncio.shield(self._begun):
             await self._raise()
         if self._status is not None:
@@ -406,13 +410,13 @@ class Call:
         with suppress(grpc.aio.AioRpcError, asyncio.CancelledError, asyncio.InvalidStateError):
             if hasattr(requests, "__aiter__"):
                 async for request in requests:
-                    await self._send(request)
+                    await self.write(request)
             else:
                 for request in requests:
-                    await self._send(request)
-            await self._half_close()
+                    await self.write(request)
+            await self.done_writing()
 
-    async def _half_close(self) -> None:
+    async def done_writing(self) -> None:
         if await asyncio.shield(self._begun) and self._status is None:
             assert self.requests is not None, "begun"
             self.requests.send(HALF_CLOSED)
@@ -437,14 +441,6 @@ class Call:
 class UnaryCall(Call):
     """A call with one response."""
 
-    def __init__(self, *args: Any, requests: Any, is_stream: bool) -> None:
-        super().__init__(*args)
-        self._sending: asyncio.Task[None] | None = None
-        if not is_stream:
-            requests = [requests]
-        if requests is not None:
-            self._sending = self.network.loop.create_task(self._send_all(requests))
-
     def __await__(self) -> Any:
         return self._answer().__await__()
 
@@ -457,32 +453,12 @@ class UnaryCall(Call):
             raise AssertionError("a second response of a unary call")
         return answer
 
-    async def write(self, request: Any) -> None:
-        await self._send(request)
-
-    async def done_writing(self) -> None:
-        await self._half_close()
-
 
 class StreamCall(Call):
     """A call with a stream of responses."""
 
-    def __init__(self, *args: Any, requests: Any, is_stream: bool) -> None:
-        super().__init__(*args)
-        self._sending: asyncio.Task[None] | None = None
-        if not is_stream:
-            requests = [requests]
-        if requests is not None:
-            self._sending = self.network.loop.create_task(self._send_all(requests))
-
     async def read(self) -> Any:
         return await self._receive()
-
-    async def write(self, request: Any) -> None:
-        await self._send(request)
-
-    async def done_writing(self) -> None:
-        await self._half_close()
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._each()
@@ -609,8 +585,7 @@ class Channel:
                 decode,
                 tuple(metadata or ()),
                 timeout,
-                requests=requests,
-                is_stream=is_stream,
+                requests if is_stream else [requests],
             )
 
         return begin

@@ -49,8 +49,8 @@ class Verdict:
     story: list[str]
 
     def line(self) -> str:
-        """All but the story, as JSON."""
-        return json.dumps({**asdict(self), "story": len(self.story)})
+        """All of it as JSON, without the story of a world that broke no rule."""
+        return json.dumps({**asdict(self), "story": self.story if self.violation else []})
 
 
 class World:
