@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from slatemq import connect
+from slatemq import Backoff, connect
 from slatemq.client import Client
 from slatemq.errors import AlreadyExists, SlateMQError, Unavailable
 from tests.simulation.cluster import Cluster
@@ -16,6 +16,9 @@ from tests.simulation.judge import Judge
 
 COLORS: Final = ("red", "green", "blue")
 LEASE_S: Final = 3.0
+
+BACKOFF: Final = Backoff.exponential(0.5, max=5, jitter=0.5)
+"""By default an attempt may come ten minutes after the one before: no world is watched so long."""
 
 
 def now_ms() -> int:
@@ -42,7 +45,11 @@ class Workload:
                 while True:
                     try:
                         await client.create_queue(
-                            name, filter=filter_text, lease=LEASE_S, max_attempts=1000
+                            name,
+                            filter=filter_text,
+                            lease=LEASE_S,
+                            max_attempts=1000,
+                            backoff=BACKOFF,
                         )
                     except AlreadyExists:
                         pass
