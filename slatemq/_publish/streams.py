@@ -69,7 +69,7 @@ class PublishStreams:
         self._shards = shards
         self._streams: dict[int, PublishStream] = {}
         self._avoided: dict[int, float] = {}
-        self._alive: set[PublishStream] = set()
+        self._alive: dict[PublishStream, None] = {}
 
     def for_shard(self, shard: int | None) -> PublishStream | None:
         """The stream to this shard; for None that to any, an idle one where there is one.
@@ -105,8 +105,8 @@ class PublishStreams:
         stream = self._streams[shard] = PublishStream(
             channel, shard, self._on_ended, shards.liveness(shard), lambda: shards.are_several
         )
-        self._alive.add(stream)
-        stream.reading.add_done_callback(lambda _: self._alive.discard(stream))
+        self._alive[stream] = None
+        stream.reading.add_done_callback(lambda _: self._alive.pop(stream, None))
         return stream
 
     def _on_ended(self, stream: PublishStream, error: SlateMQError | None) -> None:

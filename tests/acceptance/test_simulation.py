@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.simulation.judge import Judge, Violated
@@ -30,6 +32,21 @@ def test_a_mishap_can_be_left_out() -> None:
     left = run_seed("5", settings, whole[:1])["mishaps"]
     assert whole[:2] == [0, 1]
     assert left[0] == 1
+
+
+def test_a_seed_takes_the_same_way_by_another_command_line_and_in_other_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What shrinking rests on: a mishap that is left out must be all that differs."""
+    settings = Settings(messages=30, mishaps=2.0)
+    first = run_seed("5", settings)
+    # Other arguments and variables move all of a process's memory, beside what the system moves.
+    monkeypatch.setenv("MOVES_MEMORY", "x" * 5000)
+    trace = tmp_path / "trace"
+    options = ["--log", "ERROR", "--trace", str(trace)]
+    second = run_seed("5", settings, [9999], options)
+    assert first == second
+    assert len(trace.read_text().splitlines()) == first["steps"]
 
 
 def test_a_world_that_breaks_no_rule_is_not_shrunk() -> None:

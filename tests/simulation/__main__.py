@@ -10,27 +10,24 @@ story, and the command that shows it again.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import logging
 import os
 import sys
+from pathlib import Path
 
 from tests.simulation import chance
 from tests.simulation.seeds import Settings, run_seeds
 
 HASHES = "PYTHONHASHSEED"
-ADDR_NO_RANDOMIZE = 0x0040000
-"""Of personality(2): memory begins at the same addresses in every process."""
 
 
 def begin_again() -> None:
-    """Run this program in a process in which sets give their elements in the same order each time.
+    """Run this program in a process in which sets of texts have the same order each time.
 
-    It follows from the hashes of texts, and of addresses.
+    Sets of objects must have none that matters: it follows from their addresses, which differ.
     """
     if os.environ.get(HASHES) != "0":
-        ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
         os.execve(sys.executable, sys.orig_argv, {**os.environ, HASHES: "0"})
 
 
@@ -47,6 +44,7 @@ def main() -> None:
     parser.add_argument("--mishaps", type=float, default=1.0, help="Mishaps a second.")
     parser.add_argument("--without", default="", help="Mishaps to leave out, such as 3,8.")
     parser.add_argument("--story", action="store_true", help="Print what happened.")
+    parser.add_argument("--trace", type=Path, help="Write each step to this file.")
     parser.add_argument("--log", default="CRITICAL", help="Level of the services' logs.")
     options = parser.parse_args()
     settings = Settings(options.messages, options.mishaps)
@@ -55,20 +53,27 @@ def main() -> None:
         sys.exit(run_seeds([str(seed) for seed in seeds], settings))
     logging.basicConfig(level=options.log, format="%(name)s %(message)s")
     without = [int(number) for number in options.without.split(",") if number]
-    _run(options.seed, settings, without, is_told=options.story)
+    _run(options.seed, settings, without, is_told=options.story, trace=options.trace)
 
 
-def _run(seed: str, settings: Settings, without: list[int], *, is_told: bool) -> None:
+def _run(
+    seed: str, settings: Settings, without: list[int], *, is_told: bool, trace: Path | None
+) -> None:
     chance.install(seed)
     # A collection would free what ended with its machine, and run its `finally`.
     gc.disable()
     from tests.simulation.run import World  # What it loads takes its clocks from `chance`.
 
-    verdict = World(seed, settings.messages, settings.mishaps, without).run()
+    world = World(seed, settings.messages, settings.mishaps, without)
+    if trace is not None:
+        world.trace = trace.open("w")
+    verdict = world.run()
     if is_told:
         print("\n".join(verdict.story))
     print(verdict.line())
     sys.stdout.flush()
+    if world.trace is not None:
+        world.trace.close()
     # Without the end of a process: what is left of tasks must not run now.
     os._exit(1 if verdict.violation else 0)
 

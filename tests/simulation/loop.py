@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import logging
 import random
 from asyncio import base_events, events
@@ -29,6 +30,29 @@ BURST: Final = 6
 """How many steps of one machine may follow each other without any of another."""
 
 log = logging.getLogger(__name__)
+
+
+class _Numbered:
+    """Has its place in sets by its number, not by its address, which follows from all of memory."""
+
+    _numbers = itertools.count()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made: Any = super().__new__(cls, *args, **kwargs)
+        made._number = next(_Numbered._numbers)
+        return made
+
+    def __hash__(self) -> int:
+        number: int = self._number  # type: ignore[attr-defined]
+        return number
+
+
+class _Future(_Numbered, asyncio.Future[Any]):
+    """What waits for something; asyncio and services have sets of these."""
+
+
+class _Task(_Numbered, asyncio.Task[Any]):
+    """The same of tasks."""
 
 
 class Stalled(Exception):
@@ -106,7 +130,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         world: The machine of the simulation itself: supervisors, links and the store.
         graves: Machines that have ended, and what they would have run.
         faults: What nobody caught.
-        on_step: Called after each step with the machine.
+        on_step: Called after each step with the machine and the callback that ran.
     """
 
     def __init__(self, seed: str) -> None:
@@ -119,7 +143,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         self.steps = 0
         self.graves: list[Any] = []
         self.faults: list[str] = []
-        self.on_step: Callable[[Machine], None] | None = None
+        self.on_step: Callable[[Machine, asyncio.Handle], None] | None = None
         self.world = Machine(self, "world")
         self.set_exception_handler(_note_fault)
         self.set_task_factory(_held_task)
@@ -182,6 +206,9 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         self.call_later(self._chance.uniform(1e-5, 2e-3), work)
         return future
 
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Sockets lead out of the world; who asks why gRPC had no answer learns nothing here."""
         raise ConnectionRefusedError("there are no sockets in the world")
@@ -238,7 +265,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
             self.steps += 1
             handle._run()
             if self.on_step is not None:
-                self.on_step(machine)
+                self.on_step(machine, handle)
             if self._stopping:
                 break
         if not ready and machine in busy:
@@ -261,7 +288,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
 
 
 def _held_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+    task = _Task(work, loop=loop, **options)
     context: Context | None = options.get("context")
     machine = context.get(MACHINE) if context is not None else MACHINE.get(None)
     if machine is not None:

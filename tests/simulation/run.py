@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from itertools import count
-from typing import Final
+from typing import Any, Final, TextIO
 
 from tests.simulation.cluster import Cluster, Process
 from tests.simulation.judge import Judge, Violated
@@ -70,6 +70,7 @@ class World:
         self._messages = messages
         self._mishaps = mishaps
         self._without = without
+        self.trace: TextIO | None = None
         self._hash = hashlib.blake2b(digest_size=16)
 
     def run(self) -> Verdict:
@@ -99,8 +100,11 @@ class World:
             self.cluster.story,
         )
 
-    def _note_step(self, machine: Machine) -> None:
-        self._hash.update(f"{machine.name} {self.cluster.loop.time():.9f}\n".encode())
+    def _note_step(self, machine: Machine, handle: Any) -> None:
+        step = f"{self.cluster.loop.time():.9f} {machine.name}"
+        self._hash.update(f"{step}\n".encode())
+        if self.trace is not None:
+            self.trace.write(f"{step} {_place(handle)}\n")
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
@@ -195,6 +199,18 @@ class World:
         for process in self.cluster.processes:
             if process.machine is not None and process.machine.is_still:
                 self.cluster.loop.resume(process.machine)
+
+
+def _place(handle: Any) -> str:
+    """What has run: of a task, where it stands now."""
+    callback = handle._callback
+    work = getattr(callback, "__self__", None)
+    if not isinstance(work, asyncio.Task):
+        return getattr(callback, "__qualname__", type(callback).__name__)
+    coroutine: Any = work.get_coro()
+    frame = getattr(coroutine, "cr_frame", None)
+    name = getattr(coroutine, "__qualname__", type(coroutine).__name__)
+    return f"{name}:{frame.f_lineno if frame is not None else 'ended'}"
 
 
 class _Tracebacks(logging.Handler):

@@ -37,11 +37,13 @@ def command_of(seed: str, settings: Settings, without: Iterable[int] = ()) -> li
     ]
 
 
-def run_seed(seed: str, settings: Settings, without: Iterable[int] = ()) -> dict[str, Any]:
+def run_seed(
+    seed: str, settings: Settings, without: Iterable[int] = (), options: Sequence[str] = ()
+) -> dict[str, Any]:
     """The facts of one world, as `Verdict.line` prints them; `violation` where it did not end."""
     try:
         ended = subprocess.run(
-            command_of(seed, settings, without),
+            [*command_of(seed, settings, without), *options],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -70,8 +70,8 @@ class Notes:
 
     to_commit: dict[Queue, None] = field(default_factory=dict)
     """Queues whose records the next commit must write, in the order in which they changed."""
-    to_serve: set[Queue] = field(default_factory=set)
-    """Queues that may have something for a waiting claim now."""
+    to_serve: dict[Queue, None] = field(default_factory=dict)
+    """Queues that may have something for a waiting claim now, in the same order."""
 
 
 class Queue:
@@ -138,7 +138,7 @@ class Queue:
     def touch(self) -> None:
         """Notes that the queue's state changed."""
         self._notes.to_commit[self] = None
-        self._notes.to_serve.add(self)
+        self._notes.to_serve[self] = None
 
     def _touch_lists(self) -> None:
         self._lists = None

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -118,7 +118,7 @@ class Dispatcher:
         """Ends a waiter with what the next look finds, if it is still in line."""
         waiter_line = self._waiter_lines.get(queue)
         if waiter_line is not None and waiter in waiter_line.line:
-            waiter_line.impatient.add(waiter)
+            waiter_line.impatient[waiter] = None
             self._kick(waiter_line)
 
     def remove(self, queue: Queue, waiter: Waiter) -> None:
@@ -177,11 +177,11 @@ class Dispatcher:
 
     # --- Serving ------------------------------------------------------------
 
-    def _changed(self, queues: Set[Queue]) -> None:
+    def _changed(self, queues: Iterable[Queue]) -> None:
         self.in_flight.go_on()
-        for queue in self._waiter_lines.keys() & queues:
-            waiter_line = self._waiter_lines[queue]
-            if waiter_line.line:
+        for queue in queues:
+            waiter_line = self._waiter_lines.get(queue)
+            if waiter_line is not None and waiter_line.line:
                 self._kick(waiter_line)
 
     def _kick(self, waiter_line: WaiterLine) -> None:
@@ -426,7 +426,7 @@ class Dispatcher:
             waiter_line.line.move_to_end(waiter)
             if waiter.has_begun:
                 waiter_line.cut = True
-                waiter_line.impatient.add(waiter)
+                waiter_line.impatient[waiter] = None
         return claimed
 
     def _claim(

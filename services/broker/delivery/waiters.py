@@ -299,7 +299,7 @@ class WaiterLine:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.line: OrderedDict[Waiter, None] = OrderedDict()
-        self.impatient: set[Waiter] = set()
+        self.impatient: dict[Waiter, None] = {}
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.again = False
@@ -314,7 +314,7 @@ class WaiterLine:
         self.line[waiter] = None
         self.has_awaiting |= bool(waiter.awaited_shards)
         if not waiter.patient:
-            self.impatient.add(waiter)
+            self.impatient[waiter] = None
 
     def await_ingests(self, shards: Set[int]) -> None:
         """Notes with those in line for which ingests messages of the queue wait."""
@@ -328,7 +328,7 @@ class WaiterLine:
 
     def leave(self, waiter: Waiter) -> None:
         del self.line[waiter]
-        self.impatient.discard(waiter)
+        self.impatient.pop(waiter, None)
 
     def wanted(self) -> int:
         """How many messages to examine for the waiters in line."""

@@ -96,7 +96,7 @@ class DelayedWatches:
         self._reader = reader
         self._streams_max = streams_max
         self._heartbeat_s = heartbeat_s
-        self._streams: set[_Stream] = set()
+        self._streams: dict[_Stream, None] = {}
         self._closed = False
         owner.commits.on_durable(self._durable)
 
@@ -128,7 +128,7 @@ class DelayedWatches:
         if len(self._streams) >= self._streams_max:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         stream = _Stream(queue, begin)
-        self._streams.add(stream)
+        self._streams[stream] = None
         sent_s, loop = -math.inf, asyncio.get_running_loop()
         try:
             while True:
@@ -148,7 +148,7 @@ class DelayedWatches:
                         async with asyncio.timeout_at(sent_s + self._heartbeat_s):
                             await stream.wake.wait()
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
 
     async def _check(self, stream: _Stream) -> None:
         if self._closed:

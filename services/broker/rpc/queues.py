@@ -78,7 +78,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._shard = config.shard
         self._max_delay_ms = config.instance.max_message_delay_ms
         self._pace = ChangePace(config.queue_changes_per_s)
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, None] = {}
         self.draining = False
         self._owner = owner
         self._names = names
@@ -312,7 +312,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         if len(self._watchers) >= WATCHERS_MAX:
             raise ResourceExhausted("too many open streams", reason="TOO_MANY_STREAMS")
         wake = asyncio.Event()
-        self._watchers.add(wake)
+        self._watchers[wake] = None
         try:
             first = True
             while True:
@@ -328,7 +328,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
                     raise Unavailable("the broker is stopping", reason="DRAINING")
                 await wake.wait()
         finally:
-            self._watchers.discard(wake)
+            self._watchers.pop(wake, None)
 
     def _pages(self, after: int) -> Iterator[queue_pb2.WatchQueuesResponse]:
         """What changed after a revision and the caller may see, in answers that can be sent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Final, NamedTuple, TypeVar
@@ -78,7 +78,7 @@ class ShardOwner:
         self.clock = clock
         self.commits = GroupCommit(database, clock, self, interval_ms)
         self.commits.on_durable(self._durable)
-        self.on_change: Callable[[Set[Queue]], None] = lambda queues: None
+        self.on_change: Callable[[Iterable[Queue]], None] = lambda queues: None
         """Called with the queues that may now have messages for a waiting claim."""
         self.durable_revision = shard.revision
         self.durable_cursors: Mapping[int, int] = dict(shard.cursors)
@@ -174,7 +174,7 @@ class ShardOwner:
             self.commits.mark_dirty(size_bytes)
         if not self.shard.notes.to_serve:
             return
-        served, self.shard.notes.to_serve = self.shard.notes.to_serve, set()
+        served, self.shard.notes.to_serve = self.shard.notes.to_serve, {}
         self.on_change(served)
 
     def write_rows(self, rows: Iterable[Row]) -> None:

@@ -285,7 +285,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
         )
         # Each request has a span then.
         self._publishes_all = telemetry.traces
-        self._streams: set[_Stream] = set()
+        self._streams: dict[_Stream, None] = {}
         self._is_draining = False
 
     def drain(self) -> None:
@@ -316,7 +316,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             self._count_sent,
             publishes_all=self._publishes_all,
         )
-        self._streams.add(stream)
+        self._streams[stream] = None
         stream.begin(cast("Requests", request_iterator))
         try:
             while answers := await stream.next():
@@ -325,7 +325,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             if stream.error is not None:
                 raise stream.error
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
             stream.close()
 
     def _accept(self, request: ingest_pb2.PublishRequest) -> Accepted:
