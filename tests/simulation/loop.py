@@ -207,7 +207,8 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         return future
 
     def create_future(self) -> asyncio.Future[Any]:
-        return _Future(loop=self)
+        future: asyncio.Future[Any] = _Future(loop=self)
+        return future
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Sockets lead out of the world; who asks why gRPC had no answer learns nothing here."""
@@ -288,7 +289,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
 
 
 def _held_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    task = _Task(work, loop=loop, **options)
+    task: asyncio.Task[Any] = _Task(work, loop=loop, **options)
     context: Context | None = options.get("context")
     machine = context.get(MACHINE) if context is not None else MACHINE.get(None)
     if machine is not None:
