@@ -130,7 +130,7 @@ class SnapshotNotFound(StorageError):
 
 
 class ForeignUri(StorageError):
-    """A payload URI points outside this instance's root; it is not followed. `uri` names it."""
+    """A payload URI is not that of a payload below the root; it is not followed. `uri` names it."""
 
     def __init__(self, uri: str, root: str) -> None:
         super().__init__(f"{uri} is not a payload object below {root}")

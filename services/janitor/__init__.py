@@ -1,6 +1,7 @@
 """The janitor: runs jobs over snapshots of all shards with Spark, and answers questions in SQL.
 
-It writes no database. What it reads it reads straight from the object store, in Spark's executors.
+It writes no database, except those that the restore of a backup makes. What it reads it reads
+straight from the object store, in Spark's executors.
 The process that serves never loads Spark: each run has a child for that.
 
 Its rooms, from the ground up; a room imports only rooms above it:
@@ -9,6 +10,7 @@ Its rooms, from the ground up; a room imports only rooms above it:
 `spark`    sessions, snapshots, the tables of an instance
 `jobs`     what the jobs do
 `runs`     runs of jobs, their processes, their history
+`backup`   backups in another store, and instances made from them
 `events`   the events of runs, where event queues are on
 `rpc`      JanitorService, and archived dead letters read back
 

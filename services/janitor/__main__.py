@@ -1,4 +1,7 @@
-"""`python -m services.janitor`: one janitor process; `… sql 'SELECT …'`: a question, answered."""
+"""`python -m services.janitor`: one janitor process.
+
+`… sql 'SELECT …'`: a question, answered; `… backup`: backups, and instances made from them.
+"""
 
 from __future__ import annotations
 
@@ -14,4 +17,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
         sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
+    if sys.argv[1:2] == ["backup"]:
+        sys.exit(import_module("services.janitor.backup.command").main(sys.argv[1:], os.environ))
     main("janitor", JanitorConfig, JanitorProcess)

@@ -43,6 +43,21 @@ class JanitorConfig(ServingConfig):
         "When to move old dead letters into the archive; as above.", default=""
     )
     report_schedule: str = setting("When to write the report; as above.", default="")
+    backup_schedule: str = setting(
+        "When to take a backup; as above. It needs `backup_root`.", default=""
+    )
+    backup_root: str = setting(
+        "URL of the root that backups are written to, in another bucket or folder than the "
+        "instance: file:///path, s3://bucket/prefix?…, gs://…, az://…; empty: none are taken. "
+        "Credentials come from the environment.",
+        default="",
+    )
+    backups_kept: int = setting(
+        "Backups kept, the newest; the others go after the next one was taken.",
+        default=14,
+        minimum=1,
+        maximum=10_000,
+    )
     schedule_jitter_s: int = setting(
         "The longest random delay of a scheduled job, in seconds, so that janitors and "
         "instances do not all begin together; a job with an interval is delayed by a quarter of it "

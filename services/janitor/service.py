@@ -17,7 +17,7 @@ from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import Root
+from libs.storage.database.roots import Root, overlap, parse_root
 from libs.storage.errors import StorageError
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
@@ -29,6 +29,7 @@ from services.janitor.runs.history import Run, RunEvents, RunStore
 from services.janitor.runs.runner import HistoryLimits, Runner
 from services.janitor.runs.timetable import Schedule, Timetable, parse_schedule
 from services.janitor.spark.packages import check_installed, lacking_temporary_folder, missing
+from slatemq.errors import FailedPrecondition
 
 if TYPE_CHECKING:
     from services.janitor.events import JanitorRelay
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 RELEASE_S: Final = 5.0
 
 WORKER: Final = (sys.executable, "-m", "services.janitor.runs.worker")
+BACKUP_WORKER: Final = (sys.executable, "-m", "services.janitor.backup.worker")
 
 _MASTER: Final = re.compile(
     r"local(\[(\*|[1-9]\d{0,3})(,[1-9]\d{0,3})?\])?"
@@ -64,7 +66,7 @@ class JanitorProcess(Service[JanitorConfig]):
         root: Root,
         worker: Sequence[str] = WORKER,
     ) -> None:
-        """`worker` is the command that does the jobs. Raises FatalError for wrong settings."""
+        """`worker` is the command of the jobs of Spark. Raises FatalError for wrong settings."""
         super().__init__(config, config.shard, telemetry, root)
         objects = root.objects
         self._store = RunStore(objects)
@@ -80,12 +82,12 @@ class JanitorProcess(Service[JanitorConfig]):
         self.runner = Runner(
             self._store,
             config.shard,
-            worker,
+            lambda job: BACKUP_WORKER if job == "backup" else worker,
             self._task_of,
             self._release,
             HistoryLimits(config.runs_kept, config.run_retention_s * 1000),
             _now_ms,
-            check_installed,
+            self._check_job,
             telemetry.tracer,
             self._relay.events if self._relay is not None else RunEvents(),
             RunMeasures(telemetry).ended,
@@ -155,6 +157,16 @@ class JanitorProcess(Service[JanitorConfig]):
             await self._relay.stop()
         await super().stop()
 
+    def _check_job(self, job: str) -> None:
+        """Raise FailedPrecondition where a job cannot run."""
+        check_installed()
+        if job == "backup" and not self._config.backup_root:
+            raise FailedPrecondition(
+                "NO_BACKUP_ROOT",
+                "this janitor has nowhere to put a backup: start it with `--backup-root URL`, of "
+                "another bucket or folder than the instance's root",
+            )
+
     def _task_of(self, run: Run) -> Mapping[str, Any]:
         """The task that the child gets."""
         config, ask = self._config, run.ask
@@ -176,6 +188,8 @@ class JanitorProcess(Service[JanitorConfig]):
                 "replay_window_s": config.instance.replay_window_s,
                 "older_than_s": older_than_s,
                 "reports_kept": config.reports_kept,
+                "backup_root": config.backup_root,
+                "backups_kept": config.backups_kept,
                 "master": config.spark_master,
                 "memory": config.spark_memory,
             },
@@ -190,6 +204,26 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _check_backup_root(config: JanitorConfig) -> None:
+    """Raises FatalError for a backup root that cannot be one."""
+    if not config.backup_root:
+        if config.backup_schedule:
+            raise FatalError(
+                ExitCause.usage(
+                    "backup_schedule: set backup_root too, where backups are written to"
+                )
+            )
+        return
+    try:
+        backups, root = parse_root(config.backup_root), parse_root(config.root)
+    except ValueError as error:
+        raise FatalError(ExitCause.usage(f"backup_root: {error}")) from error
+    if overlap(backups, root):
+        raise FatalError(
+            ExitCause.usage("backup_root: must be neither below the instance's root nor above it")
+        )
+
+
 def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
     """The schedules of the settings. Raises FatalError for wrong settings."""
     found: dict[str, Schedule] = {}
@@ -201,6 +235,7 @@ def _schedules(config: JanitorConfig) -> dict[str, Schedule]:
             raise FatalError(ExitCause.usage(f"{name}: {error}")) from error
         if schedule is not None:
             found[job] = schedule
+    _check_backup_root(config)
     if not _MASTER.fullmatch(config.spark_master):
         raise FatalError(
             ExitCause.usage(f"spark_master: {config.spark_master!r} is not a Spark master")

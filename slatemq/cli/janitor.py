@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from slatemq._admin.janitor import JobRun
     from slatemq.client import Client
 
-JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
+JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore", "backup")
 
 COLUMNS = ("{task.description}", "BarColumn", "{task.fields[tasks]}", "TimeElapsedColumn")
 """Of a progress bar."""
@@ -65,14 +65,15 @@ def run_job(
 ) -> None:
     """Run JOB, and wait for its end.
 
-    JOB is retention, unreferenced, done, dead-letters, report or restore. --id
-    selects messages of restore.
+    JOB is retention, unreferenced, done, dead-letters, report, restore or
+    backup. --id selects messages of restore.
 
     Examples:
       slatemq janitor run retention --dry-run
       slatemq janitor run dead-letters --older-than 30d --queue orders
       slatemq janitor run unreferenced --no-wait
       slatemq janitor run restore --queue orders --into orders-restored
+      slatemq janitor run backup
 
     The janitor executes the run, and continues when this command ends: Ctrl-C
     asks whether to cancel it, `janitor show RUN --follow` follows it again, and

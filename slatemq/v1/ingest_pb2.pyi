@@ -673,7 +673,7 @@ class PushedMessage(_message.Message):
     queue_id: _builtins.str
     """The queue that alone gets it; 1–255 bytes."""
     payload_uri: _builtins.str
-    """Set in place of `payload` where the payload is already stored as an object: its URI below the root."""
+    """Set in place of `payload` where the payload is already stored as an object: its URI, relative to the root."""
     payload_bytes: _builtins.int
     """The payload's length when `payload_uri` is set."""
     retention_deadline_ms: _builtins.int

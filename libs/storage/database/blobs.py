@@ -1,7 +1,8 @@
 """Payloads too large for a record: an object each, below `blobs/`, under a random name.
 
 A blob is durable before `put` returns its URI, which the payload record then holds:
-`<root URL>/blobs/<2 hex>/<30 hex>`, without options or credentials.
+`blobs/<2 hex>/<30 hex>`, relative to the root. So an instance can be copied to another root, and
+its processes may reach one root by different URLs.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class Blobs:
 
     def __init__(self, root: Root) -> None:
         self._objects = root.objects
-        self._base = root.url if root.url.endswith("/") else f"{root.url}/"
+        self._root_url = root.url
 
     async def put(self, payload: bytes) -> str:
         """Store `payload` under a new name, durably, and return its URI."""
         name = secrets.token_hex(_NAME_BYTES)
         # 256 folders: a local folder with millions of entries is slow.
-        path = f"{FOLDER}/{name[:2]}/{name[2:]}"
-        await self._objects.put(path, payload)
-        return self.uri_of(path)
+        uri = f"{FOLDER}/{name[:2]}/{name[2:]}"
+        await self._objects.put(uri, payload)
+        return uri
 
     async def get(self, uri: str) -> bytes:
-        """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for one outside this root."""
+        """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for what is no payload's."""
         return await self._objects.get(self._path(uri))
 
     async def get_slowly(self, uri: str, silence_s: float) -> bytes:
@@ -50,11 +51,8 @@ class Blobs:
         """Remove the payload; no error if it is gone. Raises ForeignUri."""
         await self._objects.delete(self._path(uri))
 
-    def uri_of(self, path: str) -> str:
-        return self._base + path
-
     def owns(self, uri: str) -> bool:
-        """Whether `put` of this root may have returned the URI."""
+        """Whether `put` may have returned the URI."""
         try:
             self._path(uri)
         except ForeignUri:
@@ -62,9 +60,8 @@ class Blobs:
         return True
 
     def _path(self, uri: str) -> str:
-        path = uri.removeprefix(self._base)
-        parts = path.split("/")
-        ours = path != uri and len(parts) == 3 and parts[0] == FOLDER
+        parts = uri.split("/")
+        ours = len(parts) == 3 and parts[0] == FOLDER
         if not ours or not all(set(part) <= _HEX and part for part in parts[1:]):
-            raise ForeignUri(uri, self._base)
-        return path
+            raise ForeignUri(uri, self._root_url)
+        return uri

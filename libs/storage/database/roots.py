@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from obstore.exceptions import BaseError
 from slatedb.uniffi import (
+    Admin,
     AdminBuilder,
     DbBuilder,
     DbCache,
@@ -33,12 +34,13 @@ from slatedb.uniffi import (
     ReaderMode,
 )
 
+from libs.storage.database.files import SnapshotFiles, files_of
 from libs.storage.database.formats import check_format, settle_format
 from libs.storage.database.opening import Opening
 from libs.storage.database.settings import Kind, Tuning, slatedb_settings, tuning_of
 from libs.storage.database.slate import Database, translate, translated
 from libs.storage.database.snapshots import READER_OPTIONS, SnapshotReader, Snapshots
-from libs.storage.errors import StoreUnavailable, readable
+from libs.storage.errors import SnapshotNotFound, StoreUnavailable, readable
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import Durability, durability_of
 from libs.storage.objects.small_objects import Objects, open_objects
@@ -126,6 +128,16 @@ def parse_root(url: str) -> Address:
     return Address(scheme, parts.netloc, "/".join(segments), None, tuple(options))
 
 
+def overlap(one: Address, other: Address) -> bool:
+    """Whether one of two roots is the other, or lies below it."""
+    if (one.scheme, one.bucket) != (other.scheme, other.bucket):
+        return False
+    if one.folder is not None and other.folder is not None:
+        return one.folder.is_relative_to(other.folder) or other.folder.is_relative_to(one.folder)
+    first, second = (f"{part}/" if part else "" for part in (one.prefix, other.prefix))
+    return first.startswith(second) or second.startswith(first)
+
+
 class Root:
     """The place of an instance in a store: its databases and small objects. See `open_root`."""
 
@@ -158,7 +170,7 @@ class Root:
         builder = DbBuilder(self._path(name), self._store)
         builder.with_settings(slatedb_settings(chosen))
         builder.with_db_cache(_cache(chosen), 0)
-        admin = AdminBuilder(self._path(name), self._store).build()
+        admin = self._admin(name)
         opening = Opening(builder, admin, self.objects, name)
         try:
             await self.objects.check(self._timeout_s)
@@ -174,7 +186,7 @@ class Root:
         return database
 
     def snapshots(self, database: Database) -> Snapshots:
-        return Snapshots(database, AdminBuilder(self._path(database.name), self._store).build())
+        return Snapshots(database, self._admin(database.name))
 
     async def open_snapshot(self, name: str, snapshot_id: str) -> SnapshotReader:
         """Open a snapshot of the database `name` for reading; needs no owner.
@@ -198,6 +210,40 @@ class Root:
             await reader.shutdown()
             raise
         return SnapshotReader(reader, name)
+
+    async def snapshot_files(self, name: str, snapshot_id: str) -> SnapshotFiles:
+        """The objects that a snapshot of the database `name` consists of; needs no owner.
+
+        Raises SnapshotNotFound, StoreUnavailable.
+        """
+        admin = self._admin(name)
+        what = f"reading the manifest of {name} below {self.url}"
+        try:
+            with translated(what):
+                async with asyncio.timeout(self._timeout_s):
+                    found = await admin.list_checkpoints(None)
+                    number = next((one.manifest_id for one in found if one.id == snapshot_id), None)
+                    manifest = None if number is None else await admin.read_manifest(number)
+        except TimeoutError:
+            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+        if manifest is None:
+            raise SnapshotNotFound(snapshot_id)
+        return files_of(name, manifest)
+
+    async def forget_snapshots(self, name: str) -> None:
+        """Drop all snapshots of the database `name`, which no process has open."""
+        admin = self._admin(name)
+        what = f"dropping the snapshots of {name} below {self.url}"
+        try:
+            with translated(what):
+                async with asyncio.timeout(self._timeout_s):
+                    for checkpoint in await admin.list_checkpoints(None):
+                        await admin.delete_checkpoint(checkpoint.id)
+        except TimeoutError:
+            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+
+    def _admin(self, name: str) -> Admin:
+        return AdminBuilder(self._path(name), self._store).build()
 
     def _path(self, name: str) -> str:
         prefix = self.address.prefix

@@ -59,6 +59,11 @@ class CountedStore:
         self._counts.written_bytes += len(data)
         return written
 
+    async def put_pieces(self, path: str, pieces: AsyncIterator[Any], size_bytes: int) -> None:
+        """Put an object that arrives in pieces, and has this size; counts as one request."""
+        await self._count("put", self.store.put_async(path, pieces))
+        self._counts.written_bytes += size_bytes
+
     async def delete_async(self, path: str) -> None:
         await self._count("delete", self.store.delete_async(path))
 

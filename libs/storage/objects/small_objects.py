@@ -28,6 +28,13 @@ _PATIENT_S: Final = 3600
 _PIECE_BYTES: Final = 64 << 10
 """The size of a piece of an object that is read slowly."""
 
+_COPIED_PIECE_BYTES: Final = 8 << 20
+"""The size of a piece of an object that is copied; what is smaller is copied whole."""
+
+_COPY_S: Final = 60
+_COPIED_BYTES_A_S: Final = 256 << 10
+"""A copy may take a minute, and longer for large objects: as long as at 256 KiB a second."""
+
 
 class ObjectInfo(NamedTuple):
     """An object in a listing; when it was last written, by the store's clock."""
@@ -83,6 +90,27 @@ class Objects:
             raise ObjectNotFound(path) from None
         except BaseError as error:
             raise self._unavailable("reading", path, error) from error
+
+    async def copy_to(self, path: str, target: Objects, target_path: str) -> int:
+        """Copy an object to another root, durably; gives its size. Raises ObjectNotFound."""
+        with self._finding("reading", path):
+            found = await self._patient.get_async(path)
+        size_bytes = int(found.meta["size"])
+        try:
+            async with asyncio.timeout(_COPY_S + size_bytes / _COPIED_BYTES_A_S):
+                if size_bytes <= _COPIED_PIECE_BYTES:
+                    with self._finding("reading", path):
+                        data = bytes(await found.bytes_async())
+                    await target._patient.put_async(target_path, data)
+                else:
+                    pieces = found.stream(min_chunk_size=_COPIED_PIECE_BYTES)
+                    await target._patient.put_pieces(target_path, aiter(pieces), size_bytes)
+            await target._sync(target_path)
+        except TimeoutError:
+            raise StoreUnavailable(f"copying {path}: too slow") from None
+        except (BaseError, OSError) as error:
+            raise target._unavailable("writing", target_path, error) from error
+        return size_bytes
 
     async def put(self, path: str, data: bytes) -> None:
         """Write or replace the object, durably."""

@@ -14,7 +14,7 @@ from slatemq.client import Client
 
 RUNS_SHOWN: Final = 50
 
-JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report")
+JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "backup")
 """Those that need no more than their name; `slatemq janitor run` has all, with their options."""
 
 REPORT_POLICY: Final = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "restore")
+JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "restore", "backup")
 """The names of all jobs."""
 
 ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
@@ -44,6 +44,8 @@ class JobOptions:
         failed_until_ms: `restore`: what failed before.
         days: `report`: how many days back from today.
         reports_kept: `report`: how many stay, this one included.
+        backup_root: `backup`: the URL of the root that gets it.
+        backups_kept: `backup`: how many stay, this one included.
         memory: Heap of the Spark driver.
         spark: Spark's own settings, in place of ours.
         cancelled: Set it to end the job soon.
@@ -62,6 +64,8 @@ class JobOptions:
     failed_until_ms: int | None = None
     days: int = 30
     reports_kept: int = 100
+    backup_root: str = ""
+    backups_kept: int = 14
     master: str = "local[*]"
     memory: str = "1g"
     spark: dict[str, str] = field(default_factory=dict)

@@ -97,12 +97,12 @@ class _Listing:
                 infos = asyncio.run(root.objects.describe(f"{FOLDER}/{folder}"))
                 found = [
                     {
-                        "uri": uri,
+                        "uri": info.path,
                         "modified_at": info.modified_ms * 1000,
                         "size_bytes": info.size_bytes,
                     }
                     for info in infos
-                    if blobs.owns(uri := blobs.uri_of(info.path))
+                    if blobs.owns(info.path)
                 ]
                 yield pa.RecordBatch.from_pylist(found, schema=_OBJECTS)
 
@@ -134,7 +134,7 @@ class _PushUris:
     async def _read(self, name: SnapshotName) -> list[str]:
         root = open_root(self.root)
         async with opened(root, name) as reader:
-            return [Blobs(root).uri_of(path) async for path in _pushed_paths(reader)]
+            return [path async for path in _pushed_paths(reader)]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
         _only(field, bool(getattr(request, field)), job, "restore")
     if job == "unreferenced" and request.queue_ids:
         raise InvalidArgument("queue_ids", "unreferenced is about messages of no queue")
+    if job == "backup" and request.queue_ids:
+        raise InvalidArgument("queue_ids", "a backup is of all queues")
     _check_count("queue_ids", len(request.queue_ids), QUEUES_MAX)
     for place, queue_id in enumerate(request.queue_ids):
         _check_queue(f"queue_ids[{place}]", queue_id)

@@ -33,7 +33,7 @@ from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 
-SCHEDULED: Final = ("retention", "unreferenced", "done", "dead-letters", "report")
+SCHEDULED: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "backup")
 """The jobs that may have a schedule."""
 
 AGES_MS: Final = 86_400_000
@@ -89,6 +89,9 @@ class ChangeDetector:
                 return await self._dead_letters_due(now_ms, archive=True)
             case "report":
                 return {**await self._logs(), **await self._states()}
+            case "backup":
+                # What is new is only known by copying it.
+                return {"time": now_ms}
         raise ValueError(f"{job} has no schedule")
 
     async def _logs(self, before_ms: int | None = None) -> Evidence:

@@ -36,7 +36,7 @@ from slatemq.errors import FailedPrecondition, NotFound, ResourceExhausted, Unav
 log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 16
-"""There are six jobs, and two runs of one never wait at the same time."""
+"""There are seven jobs, and two runs of one never wait at the same time."""
 
 HEARTBEAT_S: Final = STALE_MS / 6 / 1000
 
@@ -91,20 +91,21 @@ class Active:
 
 @dataclass(eq=False)
 class Runner:
-    """Runs `command` for each run, with the task that `task_of` makes; `release`s snapshots left.
+    """Runs a job's command for each run, with the task that `task_of` makes.
 
-    `check_job` raises FailedPrecondition where jobs cannot run. `events` gets each run that has
+    `release` gets the snapshots that are left. `check_job` raises FailedPrecondition where a job
+    cannot run. `events` gets each run that has
     begun or ended, `measure` each that has ended.
     """
 
     _store: RunStore
     _number: int
-    _command: Sequence[str]
+    _command_of: Callable[[str], Sequence[str]]
     _task_of: Callable[[Run], Mapping[str, Any]]
     _release: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]
     _kept: HistoryLimits
     _now_ms: Callable[[], int]
-    _check_job: Callable[[], None]
+    _check_job: Callable[[str], None]
     _tracer: trace.Tracer
     _events: RunEvents
     _measure: Callable[[Run], None]
@@ -155,7 +156,7 @@ class Runner:
                         subject=run.run_id,
                         metadata={"run_id": run.run_id},
                     )
-            self._check_job()
+            self._check_job(ask.job)
             if len(self._waiting) >= WAITING_MAX:
                 raise ResourceExhausted(
                     f"{WAITING_MAX} runs wait", reason="TOO_MANY_RUNS", retry_after_ms=10_000
@@ -315,7 +316,8 @@ class Runner:
     async def _have_done(self, active: Active) -> Mapping[str, Any]:
         if active.why is not None:
             return {"end": "cancelled"}
-        active.child = Child(self._command, lambda value: self._hear(active, value))
+        command = self._command_of(active.run.ask.job)
+        active.child = Child(command, lambda value: self._hear(active, value))
         try:
             run = active.run
             facts = {"slatemq.run": run.run_id}

@@ -23,7 +23,7 @@ async def test_a_payload_comes_back_from_its_uri(root: Root, size: int) -> None:
 
     uri = await blobs.put(payload)
 
-    assert uri.startswith(f"{root.url.rstrip('/')}/" if root.address.folder else "memory:///blobs/")
+    assert uri.startswith("blobs/")
     assert await blobs.get(uri) == payload
     await blobs.delete(uri)
     with pytest.raises(ObjectNotFound):
@@ -36,20 +36,19 @@ async def test_each_payload_has_a_name_of_its_own(root: Root) -> None:
     assert len({await blobs.put(b"same") for _ in range(50)}) == 50
 
 
-async def test_a_uri_outside_the_root_is_refused(root: Root) -> None:
+async def test_a_uri_that_is_no_payloads_is_refused(root: Root) -> None:
     blobs = Blobs(root)
-    base = (await blobs.put(b"x")).partition("blobs/")[0]
     outside = [
         "",
         "file:///etc/passwd",
         "s3://other/blobs/00/11",
-        "blobs/00/11",
-        f"{base}topology/00/11",
-        f"{base}blobs/../secret",
-        f"{base}blobs/00/../../x",
-        f"{base}blobs/00/",
-        f"{base}blobs/00/11/22",
-        f"{base}blobs/00/11?x=1",
+        "topology/00/11",
+        "blobs/../secret",
+        "blobs/00/../../x",
+        "/blobs/00/11",
+        "blobs/00/",
+        "blobs/00/11/22",
+        "blobs/00/11?x=1",
     ]
     for uri in outside:
         with pytest.raises(ForeignUri):
@@ -76,7 +75,7 @@ async def test_a_blob_on_a_disk_is_synced_before_its_uri_is_given(
     monkeypatch.setattr(FolderSync, "sync", watching)
     uri = await Blobs(open_root(tmp_path.as_uri())).put(b"payload")
 
-    assert synced == [Path(uri.removeprefix("file://"))]
+    assert synced == [tmp_path / uri]
 
 
 async def test_a_folder_that_is_gone_is_reported_not_swallowed(tmp_path: Path) -> None:

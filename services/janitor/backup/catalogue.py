@@ -1,0 +1,195 @@
+"""What a backup has, and which backups there are.
+
+::
+
+    <backup root>/backups/<ID>/backup.json    written last: a backup without it is none
+                              /tables.gz      a line for each object that the backup needs
+                              /objects.gz     the same for payloads and archived dead letters
+                              /ingest/0.manifest
+                 /objects/…                   the objects themselves, shared by all backups
+
+Objects are written once by SlateMQ and never changed; each is stored under its path below the
+instance's root, so the next backup copies only those that are new. Parts of the archive are
+numbered, and an instance that was restored may use a number again: the time of writing is a part of
+their names here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from libs.storage.database.formats import FORMAT
+from libs.storage.errors import ObjectNotFound
+from libs.storage.objects.small_objects import ObjectInfo, Objects
+from services.janitor.jobs.archive import FOLDER as ARCHIVE_FOLDER
+from slatemq.errors import FailedPrecondition, NotFound
+
+BACKUPS: Final = "backups"
+OBJECTS: Final = "objects"
+_RECORD: Final = "backup.json"
+_LISTS: Final = ("tables", "objects")
+
+
+class StoredObject(NamedTuple):
+    """An object of an instance: its path below the instance's root, and in the backup root."""
+
+    path: str
+    stored: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class SavedDatabase:
+    """One database of a backup.
+
+    Attributes:
+        taken_at_ms: By its owner's clock; all that it had answered before is in the backup.
+        manifest: The path of its manifest below the instance's root.
+    """
+
+    database: str
+    taken_at_ms: int
+    manifest: str
+
+    @property
+    def service(self) -> str:
+        return self.database.partition("/")[0]
+
+    @property
+    def shard(self) -> int:
+        return int(self.database.partition("/")[2])
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A backup that is complete.
+
+    Attributes:
+        source: URL of the instance's root.
+        taken_at_ms: All that the instance had answered before is in the backup.
+        format: Of the databases.
+        instance: The records of the instance's settings: path and content.
+        objects_bytes: Of all objects, those that earlier backups have copied included.
+        copied_bytes: Of those that this one has copied.
+    """
+
+    backup_id: str
+    source: str
+    taken_at_ms: int
+    ended_at_ms: int
+    databases: tuple[SavedDatabase, ...]
+    instance: Mapping[str, str] = field(repr=False)
+    objects_count: int
+    objects_bytes: int
+    copied_count: int
+    copied_bytes: int
+    format: int = FORMAT
+
+    @property
+    def folder(self) -> str:
+        return f"{BACKUPS}/{self.backup_id}"
+
+
+def new_backup_id(now_ms: int) -> str:
+    """An ID that sorts by time."""
+    return f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%d-%H%M%S}-{now_ms % 1000:03d}"
+
+
+def stored_path(info: ObjectInfo) -> str:
+    """Where an object of an instance is stored in the backup root."""
+    suffix = f".{info.modified_ms}" if info.path.startswith(f"{ARCHIVE_FOLDER}/") else ""
+    return f"{OBJECTS}/{info.path}{suffix}"
+
+
+def stored_manifest(folder: str, database: str) -> str:
+    return f"{folder}/{database}.manifest"
+
+
+class Catalogue:
+    """The backups below one root. Every method raises StoreUnavailable."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+
+    async def ids(self) -> list[str]:
+        """The IDs of all complete backups, the newest first."""
+        paths = await self.objects.list(BACKUPS)
+        return sorted(
+            (path.split("/")[1] for path in paths if path.endswith(f"/{_RECORD}")), reverse=True
+        )
+
+    async def get(self, backup_id: str = "") -> Backup:
+        """A backup, or the newest. Raises NotFound, and FailedPrecondition for a damaged one."""
+        found = await self.ids() if not backup_id else [backup_id]
+        if not found:
+            raise NotFound("backup", "the newest")
+        path = f"{BACKUPS}/{found[0]}/{_RECORD}"
+        try:
+            return _decode(path, await self.objects.get(path))
+        except ObjectNotFound:
+            raise NotFound("backup", found[0]) from None
+
+    async def stored(self, backup: Backup) -> list[StoredObject]:
+        """All objects that the backup needs."""
+        return [
+            one
+            for name in _LISTS
+            for one in _decode_list(await self.objects.get(f"{backup.folder}/{name}.gz"))
+        ]
+
+    async def add(
+        self, backup: Backup, tables: Sequence[StoredObject], objects: Sequence[StoredObject]
+    ) -> None:
+        """Write down a backup whose objects and manifests are stored."""
+        for name, some in zip(_LISTS, (tables, objects), strict=True):
+            await self.objects.put(f"{backup.folder}/{name}.gz", _encode_list(some))
+        if not await self.objects.put_if_absent(f"{backup.folder}/{_RECORD}", _encode(backup)):
+            raise FailedPrecondition("BACKUP_EXISTS", f"there is a backup {backup.backup_id}")
+
+    async def prune(self, kept: int) -> int:
+        """Remove the oldest backups over `kept`, and what no other one needs; gives their count."""
+        ids = await self.ids()
+        for backup_id in reversed(ids[kept:]):
+            # The record first: what loses its objects is no backup any more.
+            await self.objects.delete(f"{BACKUPS}/{backup_id}/{_RECORD}")
+            for path in await self.objects.list(f"{BACKUPS}/{backup_id}"):
+                await self.objects.delete(path)
+        if len(ids) > kept:
+            needed = {
+                one.stored
+                for backup_id in await self.ids()
+                for one in await self.stored(await self.get(backup_id))
+            }
+            for path in await self.objects.list(OBJECTS):
+                if path not in needed:
+                    await self.objects.delete(path)
+        return len(ids[kept:])
+
+
+def _encode(backup: Backup) -> bytes:
+    return json.dumps(asdict(backup), indent=1).encode()
+
+
+def _decode(path: str, data: bytes) -> Backup:
+    try:
+        values: dict[str, Any] = json.loads(data)
+        databases = tuple(SavedDatabase(**one) for one in values.pop("databases"))
+        return Backup(databases=databases, **values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FailedPrecondition(
+            "BACKUP_DAMAGED", f"{path} is not the record of a backup: {error!r}"
+        ) from error
+
+
+def _encode_list(objects: Iterable[StoredObject]) -> bytes:
+    text = "".join(f"{json.dumps(one)}\n" for one in objects)
+    return gzip.compress(text.encode(), compresslevel=1)
+
+
+def _decode_list(data: bytes) -> list[StoredObject]:
+    return [StoredObject(*json.loads(line)) for line in gzip.decompress(data).splitlines()]

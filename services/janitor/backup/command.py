@@ -1,0 +1,212 @@
+"""`python -m services.janitor backup`: create, ls, restore.
+
+For operators, with credentials for both stores; no service needs to run. Progress and messages go
+to stderr, answers to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from libs.storage.database.roots import Root, open_root, overlap
+from libs.storage.errors import StorageError
+from services.janitor.backup.catalogue import Backup, Catalogue
+from services.janitor.backup.restoring import Restoring
+from services.janitor.backup.shards import snapshots_of_stopped
+from services.janitor.backup.taking import BackupSource, Taking
+from services.janitor.jobs.contract import Progress
+from services.janitor.runs.history import RunStore
+from slatemq.errors import SlateMQError
+
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
+
+SAY_S: Final = 5.0
+"""Between two lines of progress where stderr is no terminal."""
+
+EPILOG: Final = """\
+examples:
+  python -m services.janitor backup ls --backups s3://backups/orders
+  python -m services.janitor backup restore --backups s3://backups/orders --root s3://new/slatemq
+  python -m services.janitor backup create --root s3://old/slatemq --backups s3://backups/orders
+
+An instance that serves is backed up by its janitor: `slatemq janitor run backup`, or the
+setting backup_schedule. SLATEMQ_ROOT and SLATEMQ_BACKUP_ROOT stand in for --root and
+--backups. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C."""
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
+    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    backup = parser.add_subparsers(dest="command", required=True).add_parser(
+        "backup",
+        description="Backups of an instance, and instances made from them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = backup.add_subparsers(dest="what", required=True)
+
+    def command(name: str, help_: str, description: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help_, description=description)
+        added.add_argument(
+            "--backups",
+            default=environ.get("SLATEMQ_BACKUP_ROOT"),
+            help="URL of the root that backups are in (SLATEMQ_BACKUP_ROOT)",
+        )
+        added.add_argument("--json", action="store_true", help="print JSON, for programs")
+        return added
+
+    create = command(
+        "create",
+        "back up an instance whose processes are stopped",
+        "Back up an instance whose processes are stopped. It takes over all shards: an ingest or a "
+        "broker that still runs ends, and what it has answered is in the backup. For an instance "
+        "that serves, use `slatemq janitor run backup`.",
+    )
+    create.add_argument("--kept", type=int, default=14, help="backups kept (default %(default)s)")
+    command("ls", "list the backups, the newest first", "List the backups, the newest first.")
+    restore = command(
+        "restore",
+        "make an instance from a backup",
+        "Make an instance from a backup, below a root that has none. Start its processes when it "
+        "has ended. A restore that was interrupted goes on when it is repeated.",
+    )
+    restore.add_argument("backup_id", nargs="?", default="", metavar="BACKUP", help="else newest")
+    restore.add_argument(
+        "--prepare",
+        action="store_true",
+        help="only copy objects ahead, so that a later restore takes less time; repeat it at will",
+    )
+    for one in (create, restore):
+        one.add_argument(
+            "--root",
+            default=environ.get("SLATEMQ_ROOT"),
+            help="URL of the instance's root (SLATEMQ_ROOT)",
+        )
+    given = parser.parse_args(argv)
+    if not given.backups:
+        backup.error("--backups or SLATEMQ_BACKUP_ROOT is required")
+    if given.what != "ls" and not given.root:
+        backup.error("--root or SLATEMQ_ROOT is required")
+    if given.what == "create" and given.kept < 1:
+        backup.error("--kept must be at least 1")
+    return given
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what a command line says; returns the exit code."""
+    given = parse(argv, environ)
+    does: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]]
+    does = {"create": _create, "ls": _list, "restore": _restore}
+    try:
+        asyncio.run(does[given.what](given))
+    except (SlateMQError, StorageError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: what is copied stays, and need not be copied again\n")
+        return INTERRUPTED
+    return 0
+
+
+async def _create(given: argparse.Namespace) -> None:
+    root, backups = _two_roots(given)
+    source = BackupSource(
+        root,
+        lambda: snapshots_of_stopped(root, time.time_ns() // 1_000_000),
+        RunStore(root.objects),
+    )
+    taking = Taking(source, backups, given.kept, report=_Teller().say)
+    backup = await taking.take()
+    _show(given, _fields(backup), backup.backup_id)
+
+
+async def _list(given: argparse.Namespace) -> None:
+    catalogue = Catalogue(open_root(given.backups).objects)
+    for backup_id in await catalogue.ids():
+        fields = _fields(await catalogue.get(backup_id))
+        line = "{backup_id}  {taken_at}  {objects_count:>9,} objects {objects_bytes:>17,} bytes"
+        _show(given, fields, f"{line.format(**fields)}  {fields['source']}")
+
+
+async def _restore(given: argparse.Namespace) -> None:
+    root, backups = _two_roots(given)
+    catalogue = Catalogue(backups.objects)
+    backup = await catalogue.get(given.backup_id)
+    restoring = Restoring(catalogue, backup, root, given.prepare, _Teller().say)
+    await restoring.restore()
+    fields = {
+        "backup_id": backup.backup_id,
+        "taken_at": _rfc_3339(backup.taken_at_ms),
+        "root": root.url,
+        "objects_copied": restoring.copied_count,
+        "bytes_copied": restoring.copied_bytes,
+        "databases": len(backup.databases),
+        "queues": restoring.queues_count,
+    }
+    said = f"{root.url} is the instance of {fields['taken_at']}: start its processes"
+    if given.prepare:
+        said = f"{root.url} has the objects of {backup.backup_id}, and is no instance yet"
+    _show(given, fields, said)
+
+
+def _two_roots(given: argparse.Namespace) -> tuple[Root, Root]:
+    """The roots of the instance and of the backups. Raises ValueError where they overlap."""
+    root, backups = open_root(given.root), open_root(given.backups)
+    if overlap(root.address, backups.address):
+        raise ValueError("--root and --backups must not lie one in the other")
+    return root, backups
+
+
+def _fields(backup: Backup) -> dict[str, Any]:
+    return {
+        "backup_id": backup.backup_id,
+        "source": backup.source,
+        "taken_at": _rfc_3339(backup.taken_at_ms),
+        "ended_at": _rfc_3339(backup.ended_at_ms),
+        "databases": [one.database for one in backup.databases],
+        "objects_count": backup.objects_count,
+        "objects_bytes": backup.objects_bytes,
+        "copied_count": backup.copied_count,
+        "copied_bytes": backup.copied_bytes,
+    }
+
+
+def _show(given: argparse.Namespace, fields: Mapping[str, Any], line: str) -> None:
+    sys.stdout.write(f"{json.dumps(fields) if given.json else line}\n")
+    sys.stdout.flush()
+
+
+def _rfc_3339(moment_ms: int) -> str:
+    moment = datetime.fromtimestamp(moment_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+class _Teller:
+    """Progress on stderr: a line that is written again, or one every SAY_S."""
+
+    def __init__(self) -> None:
+        self._phase = 0
+        self._at = float("-inf")
+
+    def say(self, progress: Progress) -> None:
+        is_terminal = sys.stderr.isatty()
+        now = time.monotonic()
+        is_over = progress.tasks_done == progress.tasks_count
+        pause_s = 0.1 if is_terminal else SAY_S
+        if progress.phase_number == self._phase and not is_over and now - self._at < pause_s:
+            return
+        self._phase, self._at = progress.phase_number, now
+        line = f"{progress.phase}: {progress.tasks_done:,} of {progress.tasks_count:,}"
+        if is_terminal:
+            sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if is_over and progress.tasks_count else ""))
+        elif progress.tasks_count:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,203 @@
+"""Makes an instance from a backup, below a root that has none.
+
+::
+
+    restoring.json    names the backup: a restore that was interrupted may go on
+    objects           tables, payloads, archived dead letters; they may be copied ahead
+    manifests         from here on it is an instance
+    each database     opened once, and settled; the queue names as the brokers have them
+    the settings of the instance
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.serving.process.shards import wait_for_clock
+from libs.storage.database.files import manifests_folder, tables_folder
+from libs.storage.database.formats import FORMAT
+from libs.storage.database.roots import Root
+from libs.storage.database.slate import Database
+from libs.storage.errors import ObjectNotFound
+from libs.storage.layout.keys import config_range, parse_config_key
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
+from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
+from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
+from services.janitor.backup.settling import (
+    last_pushes,
+    settle_broker,
+    settle_ingest,
+)
+from services.janitor.backup.shards import KINDS
+from services.janitor.jobs.contract import Progress, Report
+from slatemq.errors import FailedPrecondition
+
+log = logging.getLogger(__name__)
+
+MARKER: Final = "restoring.json"
+
+PHASES: Final = ("objects", "databases", "queue names")
+
+
+@dataclass
+class Restoring:
+    """One restore.
+
+    Attributes:
+        prepare: Only copy objects, so that a later restore has less to copy.
+        report: Called with its progress.
+        cancelled: Set it to end the copying soon: JobCancelled.
+        copied_count: Objects copied.
+        queues_count: Queues found in the brokers' databases.
+    """
+
+    catalogue: Catalogue
+    backup: Backup
+    target: Root
+    prepare: bool = False
+    report: Report = lambda progress: None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    copied_count: int = 0
+    copied_bytes: int = 0
+    queues_count: int = 0
+
+    async def restore(self) -> None:
+        """Make the instance. Raises FailedPrecondition, JobCancelled, the errors of the storage."""
+        if self.backup.format != FORMAT:
+            raise FailedPrecondition(
+                "OTHER_FORMAT",
+                f"the backup {self.backup.backup_id} has format {self.backup.format}, and this "
+                f"version reads format {FORMAT} alone: restore it with the version that made it",
+            )
+        await self._begin()
+        await self._copy()
+        if self.prepare:
+            return
+        self._say("databases", 0, len(self.backup.databases))
+        for one in self.backup.databases:
+            await self._put_manifest(one)
+        await self._settle()
+        for path, text in self.backup.instance.items():
+            if not await self.target.objects.put_if_absent(path, text.encode()):
+                raise self._in_use(path)
+        await self.target.objects.delete(MARKER)
+
+    async def _begin(self) -> None:
+        """Raises FailedPrecondition where the root has anything but this restore."""
+        objects = self.target.objects
+        try:
+            begun = json.loads(await objects.get(MARKER))
+        except ObjectNotFound:
+            if folders := await objects.folders(""):
+                raise FailedPrecondition(
+                    "ROOT_NOT_EMPTY",
+                    f"{self.target.url} has {folders[0]} already: restore to an empty root",
+                ) from None
+            begun = {}
+        backup_id = self.backup.backup_id
+        if begun.get("backup_id", backup_id) != backup_id and await self._has_manifests():
+            raise FailedPrecondition(
+                "OTHER_RESTORE",
+                f"a restore of {begun['backup_id']} to {self.target.url} has not ended: complete "
+                "it, or empty the root",
+            )
+        await objects.put(MARKER, json.dumps({"backup_id": backup_id}).encode())
+
+    async def _has_manifests(self) -> bool:
+        for service in KINDS:
+            for folder in await self.target.objects.folders(service):
+                if await self.target.objects.list(manifests_folder(folder)):
+                    return True
+        return False
+
+    async def _copy(self) -> None:
+        objects = self.target.objects
+        stored = await self.catalogue.stored(self.backup)
+        there: dict[str, int] = {}
+        folders = {tables_folder(one.database) for one in self.backup.databases}
+        for folder in folders | {one.path.partition("/")[0] for one in stored} - {*KINDS}:
+            there |= await sizes_below(objects, folder)
+        copier = Copier(
+            self.catalogue.objects,
+            objects,
+            there,
+            lambda done, count: self._say("objects", done, count),
+            self.cancelled,
+        )
+        copies = [Copy(one.stored, one.path, one.size_bytes) for one in stored]
+        await copier.copy(copies)
+        self.copied_count, self.copied_bytes = copier.copied_count, copier.copied_bytes
+        if lost := missing(copies, there):
+            raise FailedPrecondition(
+                "BACKUP_DAMAGED",
+                f"the backup {self.backup.backup_id} lacks {len(lost)} of {len(copies)} objects, "
+                f"such as {lost[0]}: restore another one",
+            )
+
+    async def _put_manifest(self, one: SavedDatabase) -> None:
+        path = stored_manifest(self.backup.folder, one.database)
+        try:
+            data = await self.catalogue.objects.get(path)
+        except ObjectNotFound:
+            raise FailedPrecondition(
+                "BACKUP_DAMAGED", f"the backup {self.backup.backup_id} lacks {path}"
+            ) from None
+        if not await self.target.objects.put_if_absent(one.manifest, data):
+            raise self._in_use(one.manifest)
+
+    def _in_use(self, path: str) -> FailedPrecondition:
+        return FailedPrecondition(
+            "ROOT_IN_USE",
+            f"{path} was written by another process: stop all processes of {self.target.url}, "
+            "empty it, and restore again",
+        )
+
+    async def _settle(self) -> None:
+        """Open each database once, and put right what must not go on as it was."""
+        age_s = max(self.now_ms() - self.backup.taken_at_ms, 0) / 1000
+        pushes: dict[tuple[int, int], int] = {}
+        brokers_first = sorted(self.backup.databases, key=lambda one: one.service != "broker")
+        for done, one in enumerate(brokers_first, 1):
+            async with self._opened(one) as database:
+                if one.service == "broker":
+                    pushes |= await last_pushes(database, one.shard)
+                    await settle_broker(database)
+                    await self._claim_names(database, one.shard)
+                else:
+                    await settle_ingest(database, one.shard, pushes, age_s)
+            self._say("databases", done, len(self.backup.databases))
+
+    @asynccontextmanager
+    async def _opened(self, one: SavedDatabase) -> AsyncIterator[Database]:
+        # Those of the instance's jobs, whose manifests were not copied.
+        await self.target.forget_snapshots(one.database)
+        database = await self.target.database(one.database, KINDS[one.service])
+        try:
+            await wait_for_clock(database)
+            yield database
+            await database.flush_memtable()
+        finally:
+            await database.close()
+
+    async def _claim_names(self, broker: Database, shard: int) -> None:
+        names = QueueNames(self.target.objects)
+        async for rows in broker.scan(*config_range()):
+            for key, _ in rows:
+                queue_id = parse_config_key(key)
+                claim = await names.get(queue_id)
+                if claim == UNCLAIMED:
+                    await names.claim(queue_id, shard, claim)
+                self.queues_count += 1
+                self._say("queue names", self.queues_count, self.queues_count)
+
+    def _say(self, phase: str, done: int, count: int) -> None:
+        number = PHASES.index(phase) + 1
+        self.report(Progress(phase, number, len(PHASES), done, count))

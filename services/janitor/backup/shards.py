@@ -1,0 +1,116 @@
+"""Snapshots of all shards, for a backup: from their owners, or of an instance that is stopped.
+
+The brokers come first, then the ingests. So whatever a broker's snapshot names, by a message or by
+a position in a log, the ingests' have; what was published or pushed in between is more than the
+brokers know, as if the routers had not come to it yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from libs.serving.access import inherited_tls
+from libs.serving.peers.channels import Channels, inherited
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.shards import open_owned, wait_for_clock
+from libs.storage.database.roots import Root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Database
+from services.janitor.spark.snapshots import taken_snapshots
+from slatemq.errors import FailedPrecondition, Unavailable
+
+ORDER: Final = ("broker", "ingest")
+
+KINDS: Final = {"broker": Kind.BROKER, "ingest": Kind.INGEST}
+
+OWNED_LIFETIME_MS: Final = 86_400_000
+"""Nobody else can let a snapshot of a stopped instance expire."""
+
+
+class ShardSnapshot(NamedTuple):
+    database: str
+    snapshot_id: str
+    taken_at_ms: int
+
+
+@dataclass(frozen=True)
+class ShardSnapshots:
+    """Snapshots that are kept alive; `lost` resolves to what happened once one of them is gone."""
+
+    all: tuple[ShardSnapshot, ...]
+    lost: asyncio.Future[str]
+
+    def check(self) -> None:
+        """Raise Unavailable once one is gone."""
+        if self.lost.done():
+            raise Unavailable(self.lost.result(), reason="SNAPSHOT_LOST")
+
+
+async def databases_of(root: Root) -> list[str]:
+    """The names of all databases below a root, the brokers' first."""
+    return [
+        f"{service}/{shard}"
+        for service in ORDER
+        for folder in await root.objects.folders(service)
+        if (shard := folder.rpartition("/")[2]).isdigit()
+    ]
+
+
+@asynccontextmanager
+async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
+    """Snapshots taken by the processes that own the shards, while they serve.
+
+    Raises Unavailable when a shard is down, and FailedPrecondition for one that nobody announced.
+    """
+    directory = TopologyDirectory(root.objects)
+    channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
+    try:
+        async with taken_snapshots(directory, channels, services=ORDER) as taken:
+            found = tuple(
+                ShardSnapshot(one.name.database, one.name.snapshot_id, one.taken_at_ms)
+                for one in taken.all
+            )
+            if unknown := {*await databases_of(root)} - {one.database for one in found}:
+                raise FailedPrecondition(
+                    "SHARD_UNKNOWN",
+                    f"{min(unknown)} has a database but is not in the topology: start its process",
+                )
+            yield ShardSnapshots(found, taken.lost)
+    finally:
+        await channels.close()
+        await directory.close()
+
+
+@asynccontextmanager
+async def snapshots_of_stopped(root: Root, now_ms: int) -> AsyncIterator[ShardSnapshots]:
+    """Snapshots of an instance whose processes are stopped; owns its shards meanwhile.
+
+    A process that runs on is fenced: it answers nothing that the snapshots lack. Raises
+    FailedPrecondition below an empty root, Fenced, and the errors of `Root.database`.
+    """
+    owner_name = f"backup-{secrets.token_hex(8)}"
+    names = await databases_of(root)
+    if not names:
+        raise FailedPrecondition("NO_INSTANCE", f"there is no database below {root.url}")
+    async with AsyncExitStack() as stack:
+        owned: list[Database] = []
+        for name in names:
+            kind = KINDS[name.partition("/")[0]]
+            database = await open_owned(root, name, kind, owner_name)
+            stack.push_async_callback(database.close)
+            owned.append(database)
+        # Each owner is gone now, and with it whoever could still write to another one.
+        found = []
+        for database in owned:
+            await wait_for_clock(database)
+            snapshots = root.snapshots(database)
+            snapshot_id = await snapshots.take(OWNED_LIFETIME_MS)
+            stack.push_async_callback(snapshots.release, snapshot_id)
+            found.append(ShardSnapshot(database.name, snapshot_id, now_ms))
+        yield ShardSnapshots(tuple(found), asyncio.get_running_loop().create_future())

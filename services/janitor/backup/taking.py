@@ -1,0 +1,265 @@
+"""Takes a backup: what is copied when, so that no shard lacks what another needs.
+
+::
+
+    payloads, archive      all that the backup root lacks: hours, the first time
+    snapshots              of the brokers, then of the ingests: seconds
+    payloads, archive      what came meanwhile, and the list of all: seconds
+    no job has removed?    else once more from the snapshots on
+    tables, manifests      of the snapshots, which are kept alive
+    the record             written last
+
+Nothing but the janitor's jobs removes messages and objects. So if none was at work from the first
+snapshot to the last list, then every message that a broker's snapshot has is in an ingest's, and
+every object that a snapshot names was listed, and copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.storage.database.blobs import FOLDER as BLOBS
+from libs.storage.database.files import tables_folder
+from libs.storage.database.roots import Root
+from libs.storage.objects.instance_records import FOLDER as INSTANCE
+from services.janitor.backup.catalogue import (
+    OBJECTS,
+    Backup,
+    Catalogue,
+    SavedDatabase,
+    StoredObject,
+    new_backup_id,
+    stored_manifest,
+    stored_path,
+)
+from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
+from services.janitor.backup.shards import ShardSnapshots, databases_of
+from services.janitor.jobs.archive import FOLDER as ARCHIVE
+from services.janitor.jobs.contract import JobCancelled, Progress, Report
+from services.janitor.runs.history import ENDED, RunStore, seen_now
+from slatemq.errors import FailedPrecondition, NotFound, Unavailable
+
+log = logging.getLogger(__name__)
+
+REMOVING: Final = ("retention", "unreferenced", "dead-letters", "restore")
+"""The jobs that remove messages from ingests, or objects."""
+
+PHASES: Final = ("payloads", "snapshots", "tables")
+
+ATTEMPTS: Final = 5
+"""Snapshots taken before a backup gives up, because a job removes something each time."""
+
+QUIET_S: Final = 3600.0
+"""How long a backup waits for the jobs of other janitors to end."""
+
+QUIET_LOOK_S: Final = 1.0
+
+TakeSnapshots = Callable[[], AbstractAsyncContextManager[ShardSnapshots]]
+
+
+@dataclass(frozen=True)
+class BackupSource:
+    """What a backup is made of.
+
+    `snapshots` takes those of all shards; `runs` are the runs of the instance's jobs.
+    """
+
+    root: Root
+    snapshots: TakeSnapshots
+    runs: RunStore
+
+
+@dataclass
+class Taking:
+    """One backup.
+
+    Attributes:
+        kept: How many backups stay, this one included.
+        dry_run: Count what would be copied; write nothing, and take no snapshots.
+        cancelled: Set it to end soon: JobCancelled.
+        phases: Those that have ended, with their seconds.
+        removed_count: Older backups that were removed.
+    """
+
+    source: BackupSource
+    target: Root
+    kept: int
+    dry_run: bool = False
+    report: Report = lambda progress: None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    removed_count: int = 0
+
+    async def take(self) -> Backup:
+        """Take the backup, and remove the oldest over `kept`.
+
+        Raises Unavailable where a shard or a store is down, FailedPrecondition, JobCancelled, and
+        the errors of the storage.
+        """
+        objects, catalogue = self.source.root.objects, Catalogue(self.target.objects)
+        await self._refuse_other_source(catalogue)
+        copier = Copier(
+            objects,
+            self.target.objects,
+            await sizes_below(self.target.objects, OBJECTS),
+            cancelled=self.cancelled,
+            dry_run=self.dry_run,
+        )
+        with self._phase("payloads", copier):
+            await copier.copy(map(_copy_of, await self._objects()))
+        if self.dry_run:
+            return await self._counted(copier)
+        for _ in range(ATTEMPTS):
+            started = await self._wait_quiet()
+            async with self.source.snapshots() as taken:
+                with self._phase("snapshots", copier):
+                    listed = await self._objects()
+                    await copier.copy(map(_copy_of, listed))
+                    later = await self._started() - started
+                if later:
+                    log.warning("%s removed while snapshots were taken: again", min(later))
+                    continue
+                with self._phase("tables", copier):
+                    return await self._save(catalogue, copier, taken, listed)
+        raise Unavailable(
+            f"jobs of other janitors removed messages during each of {ATTEMPTS} tries: give "
+            f"{', '.join(REMOVING)} a schedule at another time than `backup`",
+            reason="REMOVED_MEANWHILE",
+        )
+
+    async def _refuse_other_source(self, catalogue: Catalogue) -> None:
+        """Two instances below one backup root would replace each other's objects."""
+        try:
+            latest = await catalogue.get()
+        except NotFound:
+            return
+        if latest.source != self.source.root.url:
+            raise FailedPrecondition(
+                "OTHER_INSTANCE",
+                f"the backups below {self.target.url} are of {latest.source}: give "
+                f"{self.source.root.url} a backup root of its own",
+            )
+
+    async def _objects(self) -> list[StoredObject]:
+        """The payloads and archived dead letters that there are."""
+        objects = self.source.root.objects
+        return [
+            StoredObject(info.path, stored_path(info), info.size_bytes)
+            for folder in (BLOBS, ARCHIVE)
+            for info in await objects.describe(folder)
+        ]
+
+    async def _wait_quiet(self) -> set[str]:
+        """Return once no job removes anything; gives the runs that have begun so far."""
+        until = time.monotonic() + QUIET_S
+        while True:
+            started = await self._started()
+            active = [run_id for run_id in started if not await self._is_ended(run_id)]
+            if not active:
+                return started
+            if time.monotonic() > until:
+                raise Unavailable(f"{active[0]} has not ended within {QUIET_S:g} s")
+            if self.cancelled.is_set():
+                raise JobCancelled("cancelled")
+            await self.sleep(QUIET_LOOK_S)
+
+    async def _started(self) -> set[str]:
+        """The runs, of jobs that remove, that have begun; those that wait are not among them."""
+        return {
+            stored.run.run_id
+            for job in REMOVING
+            for stored in await self.source.runs.latest(job)
+            if stored.run.started_at_ms
+        }
+
+    async def _is_ended(self, run_id: str) -> bool:
+        found = await self.source.runs.read([run_id])
+        return not found or seen_now(found[0].run, self.now_ms()).state in ENDED
+
+    async def _save(
+        self,
+        catalogue: Catalogue,
+        copier: Copier,
+        taken: ShardSnapshots,
+        listed: Sequence[StoredObject],
+    ) -> Backup:
+        root, target = self.source.root, self.target.objects
+        databases, tables = [], []
+        for one in taken.all:
+            files = await root.snapshot_files(one.database, one.snapshot_id)
+            infos = {
+                info.path: info for info in await root.objects.describe(tables_folder(one.database))
+            }
+            if lost := [path for path in files.tables if path not in infos]:
+                raise Unavailable(f"{lost[0]} is named by a snapshot, and not there")
+            tables += [
+                StoredObject(path, stored_path(infos[path]), infos[path].size_bytes)
+                for path in files.tables
+            ]
+            databases.append(SavedDatabase(one.database, one.taken_at_ms, files.manifest))
+        await copier.copy(map(_copy_of, tables))
+        taken.check()
+        wanted = [*map(_copy_of, tables), *map(_copy_of, listed)]
+        if gone := missing(wanted, await sizes_below(target, OBJECTS)):
+            raise Unavailable(f"{gone[0]} is not there: is another backup at work?")
+        now_ms = self.now_ms()
+        backup = Backup(
+            backup_id=new_backup_id(now_ms),
+            source=root.url,
+            taken_at_ms=min(one.taken_at_ms for one in databases),
+            ended_at_ms=now_ms,
+            databases=tuple(sorted(databases, key=lambda one: (one.service, one.shard))),
+            instance={
+                path: (await root.objects.get(path)).decode()
+                for path in await root.objects.list(INSTANCE)
+            },
+            objects_count=len(wanted),
+            objects_bytes=sum(one.size_bytes for one in wanted),
+            copied_count=copier.copied_count,
+            copied_bytes=copier.copied_bytes,
+        )
+        for one in databases:
+            data = await root.objects.get(one.manifest)
+            await target.put(stored_manifest(backup.folder, one.database), data)
+        taken.check()
+        await catalogue.add(backup, tables, listed)
+        self.removed_count = await catalogue.prune(self.kept)
+        return backup
+
+    async def _counted(self, copier: Copier) -> Backup:
+        """What a backup would copy now; its tables would be those of the snapshots."""
+        root = self.source.root
+        for database in await databases_of(root):
+            infos = await root.objects.describe(tables_folder(database))
+            await copier.copy(Copy(info.path, stored_path(info), info.size_bytes) for info in infos)
+        now_ms = self.now_ms()
+        counts = (len(copier.there), sum(copier.there.values()))
+        copied = (copier.copied_count, copier.copied_bytes)
+        return Backup("", root.url, now_ms, now_ms, (), {}, *counts, *copied)
+
+    @contextmanager
+    def _phase(self, name: str, copier: Copier) -> Iterator[None]:
+        def report(done: int, count: int) -> None:
+            number = PHASES.index(name) + 1
+            self.report(Progress(name, number, len(PHASES), done, count))
+
+        report(0, 0)
+        copier.report = report
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases.append((name, round(time.monotonic() - began, 3)))
+
+
+def _copy_of(one: StoredObject) -> Copy:
+    return Copy(one.path, one.stored, one.size_bytes)

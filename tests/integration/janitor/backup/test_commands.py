@@ -1,0 +1,119 @@
+"""Backups as people ask for them: from a janitor, and by `python -m services.janitor backup`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from libs.storage.database.roots import open_root
+from services.janitor.backup.catalogue import Catalogue
+from services.janitor.backup.command import main
+from slatemq.v1 import janitor_pb2
+from tests.integration.janitor.instances import instance
+from tests.integration.janitor.runs.janitors import QUIET, Janitor, Run, janitor
+
+
+async def test_a_janitor_takes_a_backup_of_what_serves_without_spark(tmp_path: Path) -> None:
+    url = (tmp_path / "backups").as_uri()
+    async with instance(tmp_path) as made:
+        await made.client.create_queue("orders", filter='headers.queue == "orders"')
+        await made.publish("orders", 20)
+        await made.routed()
+        settings = (*QUIET, "--backup-root", url)
+        async with janitor(tmp_path, *settings, own_jobs=False) as one:
+            counted = await one.done(await one.run("backup", dry_run=True))
+            run = await one.done(await one.run("backup"))
+            assert one.started("java") == []
+
+    assert counted.state == Run.STATE_DONE, counted
+    assert run.state == Run.STATE_DONE, run
+    assert run.counts["objects_copied"] == run.counts["objects"] > 0
+    assert [phase.name for phase in run.phases] == ["payloads", "snapshots", "tables"]
+    (backup_id,) = await Catalogue(open_root(url).objects).ids()
+    assert [*run.artifacts] == [f"{url}/backups/{backup_id}"]
+
+
+async def test_a_janitor_without_a_backup_root_says_what_to_do(tmp_path: Path) -> None:
+    async with janitor(tmp_path) as one:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await one.run("backup")
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "--backup-root URL" in str(refused.value.details())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await one.stub.RunJob(janitor_pb2.RunJobRequest(job="backup", queue_ids=["orders"]))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("--backup-schedule", "1d"), "set backup_root too"),
+        (("--backup-root", "ftp://x"), "backup_root: root URL: unknown scheme"),
+        (("--backup-root", "{root}/below"), "neither below the instance's root"),
+    ],
+)
+async def test_a_wrong_backup_root_ends_the_janitor(
+    tmp_path: Path, settings: tuple[str, ...], said: str
+) -> None:
+    root = (tmp_path / "data").as_uri()
+    one = Janitor(tmp_path, *(text.format(root=root) for text in settings))
+    try:
+        assert await one.refused() == 2
+        assert said in one.log.read_text()
+    finally:
+        await one.close()
+
+
+async def test_an_instance_is_made_again_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, backups = (tmp_path / "data").as_uri(), (tmp_path / "backups").as_uri()
+    async with instance(tmp_path) as made:
+        await made.client.create_queue("orders", filter='headers.queue == "orders"')
+        published = await made.publish("orders", 20, payload=b"x" * 70_000)
+        await made.routed()
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        assert main(["backup", *arguments, "--json"], {"SLATEMQ_BACKUP_ROOT": backups}) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    (created,) = await asyncio.to_thread(run, "create", "--root", root)
+    assert await asyncio.to_thread(run, "ls") == [created]
+    new = tmp_path / "new"
+    (restored,) = await asyncio.to_thread(run, "restore", "--root", (new / "data").as_uri())
+    assert restored["queues"] == 1
+    assert restored["backup_id"] == created["backup_id"]
+    async with instance(new) as made:
+        assert {one.message_id for one in await made.claim("orders", published)} == published
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("ls",), 2, "--backups or SLATEMQ_BACKUP_ROOT is required"),
+        (("restore", "--backups", "file:///x"), 2, "--root or SLATEMQ_ROOT is required"),
+        (("create", "--backups", "file:///x", "--root", "file:///y", "--kept", "0"), 2, "--kept"),
+        (("restore", "--backups", "file:///x/y", "--root", "file:///x"), 1, "must not lie one in"),
+        (("ls", "--backups", "http://x"), 1, "unknown scheme"),
+        (("restore", "20200101-000000-000", "--backups", "{b}", "--root", "{r}"), 1, "20200101-"),
+    ],
+)
+def test_wrong_usage_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    urls = {"b": (tmp_path / "b").as_uri(), "r": (tmp_path / "r").as_uri()}
+    command = ["backup", *(text.format(**urls) for text in arguments)]
+    try:
+        assert main(command, {}) == code
+    except SystemExit as ended:
+        assert ended.code == code
+    assert said in capsys.readouterr().err

@@ -1,0 +1,278 @@
+"""Backups of databases that no process serves: what is copied, refused, and removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from libs.storage.database.blobs import Blobs
+from libs.storage.database.roots import Root, open_root, overlap, parse_root
+from libs.storage.database.settings import Kind
+from libs.storage.database.slate import Batch
+from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
+from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
+from services.janitor.backup.catalogue import Backup, Catalogue
+from services.janitor.backup.restoring import MARKER, Restoring
+from services.janitor.backup.settling import LEFT_OUT_MIN
+from services.janitor.backup.shards import ShardSnapshots, snapshots_of_stopped
+from services.janitor.backup.taking import ATTEMPTS, BackupSource, Taking
+from services.janitor.jobs.contract import JobCancelled, Progress
+from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
+from slatemq.errors import FailedPrecondition, NotFound, Unavailable
+
+NOW_MS = 1_795_269_141_374
+ROW = b"\x01\x7f"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return open_root((tmp_path / "data").as_uri(), sync=False)
+
+
+@pytest.fixture
+def backups(tmp_path: Path) -> Root:
+    return open_root((tmp_path / "backups").as_uri(), sync=False)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Root:
+    return open_root((tmp_path / "new").as_uri(), sync=False)
+
+
+KINDS = {"ingest/0": Kind.INGEST, "broker/0": Kind.BROKER}
+
+
+async def write(root: Root, value: bytes, block: SeqBlock | None = None) -> None:
+    """Put a row into each of the instance's databases."""
+    for name, kind in KINDS.items():
+        database = await root.database(name, kind)
+        batch = Batch()
+        batch.put(ROW, value)
+        batch.put(CLOCK_KEY, value[:1] * 8)
+        if block is not None and kind is Kind.INGEST:
+            batch.put(ID_BLOCK_KEY, encode_seq_block(block))
+        await database.commit(batch)
+        await database.close()
+
+
+async def read(root: Root, name: str, key: bytes = ROW) -> bytes | None:
+    database = await root.database(name, KINDS[name])
+    try:
+        return await database.get(key)
+    finally:
+        await database.close()
+
+
+def taking(root: Root, backups: Root, kept: int = 5) -> Taking:
+    return Taking(
+        BackupSource(root, lambda: snapshots_of_stopped(root, NOW_MS), RunStore(root.objects)),
+        backups,
+        kept,
+    )
+
+
+async def restored(backups: Root, fresh: Root, backup: Backup | None = None) -> Restoring:
+    catalogue = Catalogue(backups.objects)
+    restoring = Restoring(catalogue, backup or await catalogue.get(), fresh)
+    await restoring.restore()
+    return restoring
+
+
+async def test_each_backup_copies_only_what_is_new_and_can_be_restored_by_itself(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    await write(root, b"first")
+    uri = await Blobs(root).put(os.urandom(100_000))
+    first = await taking(root, backups).take()
+    await write(root, b"second")
+    second = await taking(root, backups).take()
+    third = await taking(root, backups).take()
+
+    assert first.copied_bytes >= 100_000
+    assert 0 < second.copied_bytes < 100_000
+    assert third.copied_bytes < second.copied_bytes  # what SlateDB compacts meanwhile is new
+    await restored(backups, fresh, first)
+    assert await read(fresh, "broker/0") == b"first"
+    again = open_root((tmp_path / "again").as_uri(), sync=False)
+    await restored(backups, again)
+    assert await read(again, "ingest/0") == b"second"
+    assert len(await Blobs(again).get(uri)) == 100_000
+    assert MARKER not in await again.objects.list("")
+
+
+async def test_ids_go_on_behind_all_that_may_have_been_given_out_since(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    await write(root, b"x", SeqBlock(1, 1 << 20))
+    backup = await taking(root, backups).take()
+    ten_days_s = 10 * 86_400
+    catalogue = Catalogue(backups.objects)
+    now_ms = backup.taken_at_ms + ten_days_s * 1000
+    await Restoring(catalogue, backup, fresh, now_ms=lambda: now_ms).restore()
+
+    value = await read(fresh, "ingest/0", ID_BLOCK_KEY)
+    assert value is not None
+    block = decode_seq_block(value)
+    assert block.base == (1 << 20) + 1
+    assert block.end > LEFT_OUT_MIN
+    assert block.size >= ten_days_s * 100_000
+
+
+async def test_the_oldest_go_with_what_no_other_one_needs(root: Root, backups: Root) -> None:
+    catalogue = Catalogue(backups.objects)
+    await write(root, b"first")
+    uri = await Blobs(root).put(b"gone soon")
+    first = await taking(root, backups, kept=2).take()
+    await Blobs(root).delete(uri)
+    kept = [await taking(root, backups, kept=2).take() for _ in range(2)]
+
+    assert await catalogue.ids() == [one.backup_id for one in reversed(kept)]
+    with pytest.raises(NotFound, match=first.backup_id):
+        await catalogue.get(first.backup_id)
+    there = {*await backups.objects.list("objects")}
+    assert f"objects/{uri}" not in there
+    for backup in kept:
+        assert {one.stored for one in await catalogue.stored(backup)} <= there
+
+
+async def test_a_job_that_removes_meanwhile_has_the_snapshots_taken_again(
+    root: Root, backups: Root
+) -> None:
+    await write(root, b"x")
+    store = RunStore(root.objects)
+    taken = 0
+
+    async def run_retention() -> None:
+        run_id = new_run_id("retention", NOW_MS)
+        ask, facts = RunRequest("retention"), {"janitor": 1, "process": "another"}
+        times = {"created_at_ms": NOW_MS, "started_at_ms": NOW_MS, "ended_at_ms": NOW_MS + 1}
+        run = Run(run_id, ask, Trigger.SCHEDULE, State.DONE, **facts, **times)  # type: ignore[arg-type]
+        await store.create(run)
+
+    def snapshots(runs_until: int) -> Callable[[], AsyncIterator[ShardSnapshots]]:
+        @asynccontextmanager
+        async def take() -> AsyncIterator[ShardSnapshots]:
+            nonlocal taken
+            taken += 1
+            async with snapshots_of_stopped(root, NOW_MS) as found:
+                if taken <= runs_until:
+                    await run_retention()
+                yield found
+
+        return take  # type: ignore[return-value]
+
+    one = taking(root, backups)
+    one.source = BackupSource(root, snapshots(1), store)  # type: ignore[arg-type]
+    await one.take()
+    assert taken == 2
+
+    taken = 0
+    one.source = BackupSource(root, snapshots(99), store)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="schedule at another time"):
+        await one.take()
+    assert taken == ATTEMPTS
+
+
+async def test_what_lacks_or_is_in_the_way_is_named(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    with pytest.raises(FailedPrecondition, match="there is no database below"):
+        await taking(root, backups).take()
+    with pytest.raises(NotFound, match="newest"):
+        await Catalogue(backups.objects).get()
+
+    # Another instance below the same backup root
+    await write(root, b"x")
+    uri = await Blobs(root).put(b"y")
+    backup = await taking(root, backups).take()
+    other = open_root((tmp_path / "other").as_uri(), sync=False)
+    await write(other, b"x")
+    with pytest.raises(FailedPrecondition, match="a backup root of its own"):
+        await taking(other, backups).take()
+
+    # An instance where there is one
+    with pytest.raises(FailedPrecondition, match="restore to an empty root"):
+        await restored(backups, other)
+
+    # An object that is lost: found before there is an instance
+    await backups.objects.delete(f"objects/{uri}")
+    with pytest.raises(FailedPrecondition, match=f"lacks 1 of .*such as {uri}"):
+        await restored(backups, fresh)
+    assert not await fresh.objects.list("ingest/0/manifest")
+
+    # A later format
+    newer = Backup(**{**vars(backup), "format": 99})
+    with pytest.raises(FailedPrecondition, match="restore it with the version that made it"):
+        await restored(backups, open_root((tmp_path / "third").as_uri()), newer)
+
+
+async def test_a_restore_that_was_interrupted_goes_on(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    await write(root, b"x")
+    for _ in range(30):
+        await Blobs(root).put(os.urandom(1000))
+    backup = await taking(root, backups).take()
+    catalogue = Catalogue(backups.objects)
+    first = Restoring(catalogue, backup, fresh)
+
+    def stop_at_two(progress: Progress) -> None:
+        if progress.tasks_done == 2:
+            first.cancelled.set()
+
+    first.report = stop_at_two
+    with pytest.raises(JobCancelled):
+        await first.restore()
+
+    second = await restored(backups, fresh, backup)
+    stored = await catalogue.stored(backup)
+    assert 0 < second.copied_count < len(stored)
+    assert await read(fresh, "broker/0") == b"x"
+
+
+async def test_a_prepared_root_takes_a_later_backup_and_no_other_once_it_is_an_instance(
+    root: Root, backups: Root, fresh: Root
+) -> None:
+    await write(root, b"x")
+    await Blobs(root).put(os.urandom(100_000))
+    catalogue = Catalogue(backups.objects)
+    await Restoring(catalogue, await taking(root, backups).take(), fresh, prepare=True).restore()
+    assert not await fresh.objects.list("broker/0/manifest")
+    await write(root, b"later")
+    later = await taking(root, backups).take()
+
+    done = await restored(backups, fresh, later)
+    assert done.copied_bytes < 100_000
+    assert await read(fresh, "ingest/0") == b"later"
+    with pytest.raises(FailedPrecondition, match="restore to an empty root"):
+        await restored(backups, fresh, later)
+
+
+async def test_a_dry_run_counts_and_writes_nothing(root: Root, backups: Root) -> None:
+    await write(root, b"x")
+    await Blobs(root).put(b"y" * 70_000)
+    dry = taking(root, backups)
+    dry.dry_run = True
+    assert (await dry.take()).copied_bytes > 70_000
+    assert await backups.objects.list("") == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("file:///a/b", "file:///a/b/c", True),
+        ("file:///a/bc", "file:///a/b", False),
+        ("s3://x/a", "s3://x", True),
+        ("s3://x/a", "s3://x/ab", False),
+        ("s3://x/a", "s3://y/a", False),
+        ("s3://x/a", "gs://x/a", False),
+        ("s3://x/a?region=b", "s3://x/a", True),
+    ],
+)
+def test_roots_overlap_where_one_lies_below_the_other(one: str, other: str, expected: bool) -> None:
+    assert overlap(parse_root(one), parse_root(other)) is expected
+    assert overlap(parse_root(other), parse_root(one)) is expected
