@@ -37,7 +37,7 @@ class RunJobRequest(_message.Message):
     FAILED_UNTIL_MS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """`retention`, `unreferenced`, `done`, `dead-letters`, `report` or `restore`."""
+    """`retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore` or `backup`."""
     dry_run: _builtins.bool
     """Only count what a run would remove or archive."""
     older_than_s: _builtins.int

@@ -362,7 +362,7 @@ class Reader:
                 damaged.add(message_id)
                 return
             if isinstance(record, PayloadUri) and not self._blobs.owns(record.uri):
-                log.error("the payload of message %d is not below this root", message_id)
+                log.error("the payload of message %d has no payload's URI", message_id)
                 damaged.add(message_id)
                 return
             if records is not None:

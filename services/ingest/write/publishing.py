@@ -247,7 +247,7 @@ class Publisher:
         """
         for at, uri in uris.items():
             if not self._blobs.owns(uri):
-                raise InvalidArgument(f"messages[{at}].payload_uri", "is not below this root")
+                raise InvalidArgument(f"messages[{at}].payload_uri", "is not the URI of a payload")
         waiting = Waiting(accepted, uris, push)
         # For now: `drain` looks again. What is stored is not to be uploaded once more.
         last = self._outboxes.last_number(push.broker_shard)
