@@ -193,7 +193,8 @@ class Taking:
         listed: Sequence[StoredObject],
     ) -> Backup:
         root, target = self.source.root, self.target.objects
-        databases, tables = [], []
+        databases: list[SavedDatabase] = []
+        tables: list[StoredObject] = []
         for one in taken.all:
             files = await root.snapshot_files(one.database, one.snapshot_id)
             infos = {
@@ -227,9 +228,9 @@ class Taking:
             copied_count=copier.copied_count,
             copied_bytes=copier.copied_bytes,
         )
-        for one in databases:
-            data = await root.objects.get(one.manifest)
-            await target.put(stored_manifest(backup.folder, one.database), data)
+        for saved in databases:
+            data = await root.objects.get(saved.manifest)
+            await target.put(stored_manifest(backup.folder, saved.database), data)
         taken.check()
         await catalogue.add(backup, tables, listed)
         self.removed_count = await catalogue.prune(self.kept)
