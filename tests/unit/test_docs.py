@@ -19,6 +19,7 @@ from libs.serving.process.process_config import load_own
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
+from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
 from services.janitor.spark.sql import parse as parse_question
 from services.router.config import RouterConfig
@@ -130,6 +131,8 @@ def test_every_command_that_starts_services_is_understood() -> None:
                 continue
             if words[3:4] == ["sql"]:
                 parse_question(words[3:], {})
+            elif words[3:4] == ["backup"]:
+                parse_backup(words[3:], {})
             elif service == "console":
                 load_own(ConsoleConfig, words[2], words[3:], {})
             elif service:

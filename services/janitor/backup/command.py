@@ -123,7 +123,7 @@ async def _create(given: argparse.Namespace) -> None:
         lambda: snapshots_of_stopped(root, time.time_ns() // 1_000_000),
         RunStore(root.objects),
     )
-    taking = Taking(source, backups, given.kept, report=_Teller().say)
+    taking = Taking(source, backups, given.kept, report=_ProgressLine().say)
     backup = await taking.take()
     _show(given, _fields(backup), backup.backup_id)
 
@@ -140,7 +140,7 @@ async def _restore(given: argparse.Namespace) -> None:
     root, backups = _two_roots(given)
     catalogue = Catalogue(backups.objects)
     backup = await catalogue.get(given.backup_id)
-    restoring = Restoring(catalogue, backup, root, given.prepare, _Teller().say)
+    restoring = Restoring(catalogue, backup, root, given.prepare, _ProgressLine().say)
     await restoring.restore()
     fields = {
         "backup_id": backup.backup_id,
@@ -189,7 +189,7 @@ def _rfc_3339(moment_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-class _Teller:
+class _ProgressLine:
     """Progress on stderr: a line that is written again, or one every SAY_S."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ ORDER: Final = ("broker", "ingest")
 KINDS: Final = {"broker": Kind.BROKER, "ingest": Kind.INGEST}
 
 OWNED_LIFETIME_MS: Final = 86_400_000
-"""Nobody else can let a snapshot of a stopped instance expire."""
+"""Of a snapshot that its taker does not renew; it is released at the end."""
 
 
 class ShardSnapshot(NamedTuple):
@@ -66,7 +66,7 @@ async def databases_of(root: Root) -> list[str]:
 async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
     """Snapshots taken by the processes that own the shards, while they serve.
 
-    Raises Unavailable when a shard is down, and FailedPrecondition for one that nobody announced.
+    Raises Unavailable when a shard is down, and FailedPrecondition for one that is not in the topology.
     """
     directory = TopologyDirectory(root.objects)
     channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
@@ -105,7 +105,7 @@ async def snapshots_of_stopped(root: Root, now_ms: int) -> AsyncIterator[ShardSn
             database = await open_owned(root, name, kind, owner_name)
             stack.push_async_callback(database.close)
             owned.append(database)
-        # Each owner is gone now, and with it whoever could still write to another one.
+        # Each owner is gone now: no commit follows that another shard's snapshot would lack.
         found = []
         for database in owned:
             await wait_for_clock(database)
