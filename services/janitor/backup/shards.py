@@ -66,7 +66,7 @@ async def databases_of(root: Root) -> list[str]:
 async def snapshots_of_owners(root: Root) -> AsyncIterator[ShardSnapshots]:
     """Snapshots taken by the processes that own the shards, while they serve.
 
-    Raises Unavailable when a shard is down, and FailedPrecondition for one that is not in the topology.
+    Raises Unavailable when a shard is down, FailedPrecondition for one that the topology lacks.
     """
     directory = TopologyDirectory(root.objects)
     channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
