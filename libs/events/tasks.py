@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -178,10 +178,32 @@ def read_dead_letter(
 
 
 class HeldTasks(Generic[D]):
-    """Deliveries by task. A task may be delivered again while it is held: each has its own end."""
+    """Deliveries by task. A task may be delivered again while it is held: each has its own end.
+
+    Attributes:
+        unreadable: What is not a task, until it is a dead letter: take it first, since a failure
+            must not hide it.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, list[D]] = {}
+        self.unreadable: D | None = None
+
+    async def take(
+        self, delivery: D, encoded: bytes, bury: Callable[[D, str], Awaitable[None]]
+    ) -> WriteTask | None:
+        """The task of a delivery, which is held from now on; None of what is not a task.
+
+        `bury` makes that a dead letter with the error, and finishes it.
+        """
+        task = read_task(encoded)
+        if isinstance(task, str):
+            self.unreadable = delivery
+            await bury(delivery, task)
+            self.unreadable = None
+            return None
+        self.add(task.task_id, delivery)
+        return task
 
     def add(self, task_id: str, delivery: D) -> None:
         self._held.setdefault(task_id, []).append(delivery)

@@ -20,7 +20,6 @@ from libs.events.tasks import (
     encode_task,
     now_ms,
     read_dead_letter,
-    read_task,
 )
 from slatemq.events.envelope import format_timestamp
 
@@ -40,7 +39,6 @@ class Tasks:
         self._waiting: Receiver | None = None
         self._retrying: Receiver | None = None
         self._held = HeldTasks[Received]()
-        self._unreadable: Received | None = None
 
     async def enqueue(self, task: WriteTask) -> None:
         await self._connection.send(
@@ -50,7 +48,7 @@ class Tasks:
     async def dequeue(self) -> WriteTask | None:
         waiting, retrying = await self._receivers()
         end_ms = now_ms() + round(WAIT_S * 1000)
-        while (message := self._unreadable or await self._due(waiting, retrying)) is None:
+        while (message := self._held.unreadable or await self._due(waiting, retrying)) is None:
             first = retrying.peek()
             until_ms = end_ms if first is None else min(end_ms, _due_ms(first))
             if now_ms() >= end_ms:
@@ -67,15 +65,7 @@ class Tasks:
             finally:
                 for waiter in arriving:
                     waiter.cancel()
-        task = read_task(message.body)
-        if isinstance(task, str):
-            self._unreadable = message  # until it is accepted: a failure must not hide it
-            await self._bury(message.body, "unreadable", task, message.id)
-            message.accept()
-            self._unreadable = None
-            return None
-        self._held.add(task.task_id, message)
-        return task
+        return await self._held.take(message, message.body, self._bury_unreadable)
 
     async def _due(self, waiting: Receiver, retrying: Receiver) -> Received | None:
         first = retrying.peek()
@@ -87,7 +77,6 @@ class Tasks:
         waiting, retrying = self._waiting, self._retrying
         if waiting is None or retrying is None or waiting.is_lost or retrying.is_lost:
             self._held = HeldTasks[Received]()  # others get them
-            self._unreadable = None
             for old in (waiting, retrying):
                 if old is not None and not old.is_lost:
                     await old.close()
@@ -117,6 +106,10 @@ class Tasks:
             await self._bury(encode_failed_task(failed), "task", failed.error, task_id)
         # After a crash here it comes again beside its copy: both have one ID.
         await self.complete(task_id)
+
+    async def _bury_unreadable(self, message: Received, error: str) -> None:
+        await self._bury(message.body, "unreadable", error, message.id)
+        message.accept()
 
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str) -> None:
         at = format_timestamp(now_ms())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.events.backend import QueueBackend
-from libs.events.rabbitmq.connection import Connection, declare_all, translated
+from libs.events.rabbitmq.connection import Connection, close_channel, declare_all, translated
 from libs.events.rabbitmq.events import Events
 from libs.events.rabbitmq.tasks import Tasks
 from libs.events.settings import RabbitmqSettings
@@ -25,7 +25,7 @@ class RabbitmqBackend(QueueBackend):
             with translated():
                 channel = await self._connection.open_channel()
                 await declare_all(channel, config)
-                await channel.close()
+                await close_channel(channel)
         except FailedPrecondition as error:
             raise InvalidArgument("queue.rabbitmq.url", error.message) from error
         except ValueError as error:
@@ -35,5 +35,4 @@ class RabbitmqBackend(QueueBackend):
         await self._connection.close()
 
     async def ping(self) -> None:
-        channel = await self._connection.open_channel()
-        await channel.close()
+        await close_channel(await self._connection.open_channel())

@@ -128,10 +128,16 @@ class Connection:
                 await declare_all(await self.publishing(), self.settings)
             raise
 
+    def deliveries(self, channel: AbstractChannel) -> Deliveries:
+        """What is delivered by a channel that was opened just now."""
+        assert self._connection is not None
+        return Deliveries(channel, self._connection.connected)
+
     async def close(self) -> None:
-        """Close it; what was not acknowledged goes back to its queues."""
+        """Close it; what was not acknowledged goes back to its queues. Raises as `acknowledge`."""
         if self._connection is not None and not self._connection.is_closed:
-            await self._connection.close()
+            async with asyncio.timeout(OPERATION_S):
+                await self._connection.close()
 
 
 def message_of(body: bytes, settings: RabbitmqSettings, **properties: Any) -> aio_pika.Message:
@@ -193,7 +199,7 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
         back |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     await _declare("durable", declare_queue(channel, names.retry, settings, back))
     queue = await _declare("durable", declare_queue(channel, names.dead, settings))
-    await queue.bind(dead, names.dead)
+    await _declare("durable", queue.bind(dead, names.dead))
 
 
 async def declare_queue(
@@ -220,11 +226,17 @@ async def _declare(key: str, declaring: Any) -> Any:
         ) from error
 
 
+WAIT_S: Final = 1.0
+"""How long to wait for a message before the connection is looked at again."""
+
+
 class Deliveries:
     """The messages of a queue, in order, at most the channel's prefetch at a time."""
 
-    def __init__(self, channel: AbstractChannel) -> None:
+    def __init__(self, channel: AbstractChannel, connected: asyncio.Event) -> None:
+        """`connected` is set while the channel's connection is up."""
         self.channel = channel
+        self._connected = connected
         self._arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         self._lost = asyncio.Event()
         channel.close_callbacks.add(self._on_close)
@@ -235,8 +247,11 @@ class Deliveries:
         underlay.on_consumer_cancel_callbacks.add(self._on_close)
         await queue.consume(self._arrive)
 
-    async def next(self, wait_s: float | None = None) -> AbstractIncomingMessage | None:
-        """The next message, or None when none comes in time. Raises ChannelClosed when lost."""
+    async def next(self) -> AbstractIncomingMessage | None:
+        """The next message, or None when none comes within a second: ask again.
+
+        Raises ChannelClosed when what was delivered is lost.
+        """
         if self.is_lost:
             raise exceptions.ChannelClosed("the channel was lost")
         if not self._arrived.empty():
@@ -245,7 +260,7 @@ class Deliveries:
         losing = asyncio.ensure_future(self._lost.wait())
         try:
             await asyncio.wait(
-                [getting, losing], timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                [getting, losing], timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             losing.cancel()
@@ -265,7 +280,8 @@ class Deliveries:
     @property
     def is_lost(self) -> bool:
         """Whether what was delivered is no longer this consumer's."""
-        return self._lost.is_set() or self.channel.is_closed
+        is_up = self._connected.is_set() and not self.channel.is_closed
+        return self._lost.is_set() or not is_up
 
     async def _arrive(self, message: AbstractIncomingMessage) -> None:
         self._arrived.put_nowait(message)

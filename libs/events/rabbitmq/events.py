@@ -60,6 +60,7 @@ class Events(GroupEvents[AbstractIncomingMessage]):
     async def start(self, types: frozenset[str]) -> None:
         """Bind the queue of the group to the types, and consume it."""
         channel = await self._connection.open_channel(self._settings.prefetch_count)
+        deliveries = self._connection.deliveries(channel)
         # A server that is still starting may never answer.
         async with asyncio.timeout(OPERATION_S):
             await declare_all(channel, self._settings)
@@ -67,7 +68,6 @@ class Events(GroupEvents[AbstractIncomingMessage]):
             every = ["#"] if self._settings.exchange_type == "topic" else CATALOGUE
             for key in sorted(types or every):
                 await queue.bind(self._names.exchange, key)
-            deliveries = Deliveries(channel)
             await deliveries.start(queue)
         self._deliveries = deliveries
 
@@ -80,8 +80,8 @@ class Events(GroupEvents[AbstractIncomingMessage]):
             note_up()
             while self._deliveries is not None:
                 message = await self._deliveries.next()
-                assert message is not None
-                await self._deliver_one(message, message.body, types, handler)
+                if message is not None:
+                    await self._deliver_one(message, message.body, types, handler)
         except Exception:
             await self._release()
             raise

@@ -30,11 +30,9 @@ from libs.events.tasks import (
     encode_task,
     now_ms,
     read_dead_letter,
-    read_task,
 )
 from slatemq.events.envelope import format_timestamp
 
-WAIT_S: Final = 1.0
 BACK_LOOKS: Final = 200
 BACK_LOOK_S: Final = 0.02
 
@@ -48,7 +46,6 @@ class Tasks:
         self._names = Names(connection.settings)
         self._deliveries: Deliveries | None = None
         self._held = HeldTasks[AbstractIncomingMessage]()
-        self._unreadable: AbstractIncomingMessage | None = None
         self._dead_turn = asyncio.Lock()
 
     async def enqueue(self, task: WriteTask) -> None:
@@ -59,31 +56,22 @@ class Tasks:
         if self._deliveries is None or self._deliveries.is_lost:
             await self._start()
         assert self._deliveries is not None
-        message = self._unreadable or await self._deliveries.next(WAIT_S)
+        message = self._held.unreadable or await self._deliveries.next()
         if message is None:
             return None
-        task = read_task(message.body)
-        if isinstance(task, str):
-            self._unreadable = message  # until it is acknowledged: a failure must not hide it
-            await self._bury(message.body, "unreadable", task, message.message_id)
-            await acknowledge(message)
-            self._unreadable = None
-            return None
-        self._held.add(task.task_id, message)
-        return task
+        return await self._held.take(message, message.body, self._bury_unreadable)
 
     async def _start(self) -> None:
         lost, self._deliveries = self._deliveries, None
         if lost is not None:
             await close_channel(lost.channel)
         self._held = HeldTasks[AbstractIncomingMessage]()  # they come again
-        self._unreadable = None
         channel = await self._connection.open_channel(self._settings.prefetch_count)
+        deliveries = self._connection.deliveries(channel)
         # A server that is still starting may never answer.
         async with asyncio.timeout(OPERATION_S):
             await declare_all(channel, self._settings)
             queue = await declare_queue(channel, self._names.tasks, self._settings)
-            deliveries = Deliveries(channel)
             await deliveries.start(queue)
         self._deliveries = deliveries
 
@@ -121,6 +109,10 @@ class Tasks:
         # After a crash here it comes again beside its copy: both have one ID.
         await self.complete(task_id)
 
+    async def _bury_unreadable(self, message: AbstractIncomingMessage, error: str) -> None:
+        await self._bury(message.body, "unreadable", error, message.message_id)
+        await acknowledge(message)
+
     async def _bury(self, body: bytes, kind: str, error: str, message_id: str | None) -> None:
         headers = {"kind": kind, "error": error, "failed_at": format_timestamp(now_ms())}
         dead = message_of(body, self._settings, message_id=message_id, headers=headers)
@@ -134,7 +126,7 @@ class Tasks:
         """
         waiting = await self._count(self._names.tasks) + await self._count(self._names.retry)
         arrived = self._deliveries.arrived_count if self._deliveries is not None else 0
-        here = arrived + sum(1 for _ in self._held) + (self._unreadable is not None)
+        here = arrived + sum(1 for _ in self._held) + (self._held.unreadable is not None)
         return waiting + here, await self._count(self._names.dead)
 
     async def stop(self) -> None:
@@ -142,7 +134,8 @@ class Tasks:
 
     async def _count(self, name: str) -> int:
         channel = await self._connection.publishing()
-        queue = await channel.declare_queue(name, passive=True)
+        async with asyncio.timeout(OPERATION_S):
+            queue = await channel.declare_queue(name, passive=True)
         return queue.declaration_result.message_count or 0
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
@@ -183,9 +176,10 @@ class Tasks:
             left = 0
             channel = await self._connection.open_channel()
             try:
-                queue = await channel.get_queue(self._names.dead)
+                async with asyncio.timeout(OPERATION_S):
+                    queue = await channel.get_queue(self._names.dead)
                 for _ in range(queue.declaration_result.message_count or 0):
-                    dead_letter = await queue.get(fail=False)
+                    dead_letter = await queue.get(fail=False, timeout=OPERATION_S)
                     if dead_letter is None:
                         break
                     left += 1

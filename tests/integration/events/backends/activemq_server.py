@@ -10,13 +10,11 @@ import aio_pika
 from libs.events.activemq.connection import Addresses
 from libs.events.settings import ActivemqSettings
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
-from tests.integration.events.backends.servers import Process, free_ports, listens, program
+from tests.integration.events.backends.servers import PortServer, Process, free_ports, program
 
 
-class ActivemqServer:
+class ActivemqServer(PortServer):
     """ActiveMQ 5 as it is by default, but for its ports and its folder."""
-
-    settle_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         """Nothing runs yet."""
@@ -41,18 +39,6 @@ class ActivemqServer:
             max_retries=2,
             retry_delay_ms=200,
         )
-
-    def start(self) -> None:
-        """Start, and wait until it accepts connections."""
-        self._process.start(lambda: listens(self.port))
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """SIGKILL it."""
-        self.kill()
 
 
 class Amqp10Server(RabbitmqServer):

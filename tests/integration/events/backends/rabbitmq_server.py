@@ -8,14 +8,14 @@ from libs.events.settings import RabbitmqSettings
 from tests.integration.events.backends.servers import (
     RABBITMQ_HOME,
     Certificate,
+    PortServer,
     Process,
     free_ports,
-    listens,
     program,
 )
 
 
-class RabbitmqServer:
+class RabbitmqServer(PortServer):
     """rabbitmq-server with its data in a folder."""
 
     # RabbitMQ 3.10 writes the names of quorum queues behind: one that was made just before a kill
@@ -61,15 +61,3 @@ class RabbitmqServer:
             max_retries=2,
             retry_delay_ms=200,
         )
-
-    def start(self) -> None:
-        """Start, and wait until it accepts connections."""
-        self._process.start(lambda: listens(self.port))
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """SIGKILL it."""
-        self.kill()

@@ -8,17 +8,15 @@ from typing import Literal
 from libs.events.settings import RedisSettings
 from tests.integration.events.backends.servers import (
     Certificate,
+    PortServer,
     Process,
     free_ports,
-    listens,
     program,
 )
 
 
-class RedisServer:
+class RedisServer(PortServer):
     """redis-server with an append-only file."""
-
-    settle_s = 0.0
 
     def __init__(
         self,
@@ -54,15 +52,3 @@ class RedisServer:
             retry_delay_ms=200,
             task_structure=self._task_structure,
         )
-
-    def start(self) -> None:
-        """Start, and wait until it answers."""
-        self._process.start(lambda: listens(self.port))
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """SIGKILL it."""
-        self.kill()

@@ -146,6 +146,26 @@ def listens(port: int) -> bool:
     return True
 
 
+class PortServer:
+    """A server of one process, which listens at a port of loopback."""
+
+    settle_s = 0.0
+    port: int
+    _process: Process
+
+    def start(self) -> None:
+        """Start, and wait until it accepts connections."""
+        self._process.start(lambda: listens(self.port))
+
+    def kill(self) -> None:
+        """SIGKILL it and all that it started."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """SIGKILL it."""
+        self.kill()
+
+
 @contextlib.contextmanager
 def running(server: Any) -> Iterator[Any]:
     """The server, started; killed at the end."""

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from libs.events.settings import SlatemqSettings
 from tests.acceptance.local_stack import REPOSITORY
-from tests.integration.events.backends.servers import Process, free_ports
+from tests.integration.events.backends.servers import PortServer, Process, free_ports
 
 
-class SlatemqServer:
+class SlatemqServer(PortServer):
     """`python -m services` on a folder."""
-
-    settle_s = 0.0
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         """Nothing runs yet; `arguments` are those of the stack."""
@@ -46,11 +44,3 @@ class SlatemqServer:
         """Start, and wait until all of it serves."""
         self._ready.unlink(missing_ok=True)
         self._process.start(self._ready.exists)
-
-    def kill(self) -> None:
-        """SIGKILL all of its processes."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """SIGKILL all of its processes."""
-        self.kill()

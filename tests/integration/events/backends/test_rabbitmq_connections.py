@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 import pytest
-from aio_pika import IncomingMessage
+from aio_pika import Channel, IncomingMessage
 
 from libs.events.backend import BackendStats
 from libs.events.backends import open_backend
@@ -118,6 +118,10 @@ class Proxy:
         return data
 
 
+async def hang(*_: Any, **__: Any) -> None:
+    await asyncio.Event().wait()
+
+
 def break_amid_the_batch(proxy: Proxy) -> None:
     proxy.bytes_left = EVENTS * len(KEY) // 3
 
@@ -191,9 +195,6 @@ async def test_a_task_whose_ack_hangs_is_completed_by_the_next_call(
     await backend.enqueue_task(task)
     assert await next_task(backend) == task
 
-    async def hang(*_: Any) -> None:
-        await asyncio.Event().wait()
-
     # When an ack hangs, as on a connection that was lost, then the call ends with an error
     with monkeypatch.context() as patched:
         patched.setattr("libs.events.rabbitmq.connection.OPERATION_S", 0.2)
@@ -204,4 +205,32 @@ async def test_a_task_whose_ack_hangs_is_completed_by_the_next_call(
     # And the next call completes the task
     await backend.complete_task(task.task_id)
     await eventually_stats(backend, lambda stats: stats == BackendStats(0, 0))
+    await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("declare_queue", lambda backend: backend.stats()),
+        ("get_queue", lambda backend: backend.failed_tasks(1)),
+        ("get_queue", lambda backend: backend.retry_failed_tasks()),
+    ],
+)
+async def test_a_call_that_a_starting_server_never_answers_ends(
+    server: RabbitmqServer,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    call: Callable[[Any], Awaitable[object]],
+) -> None:
+    backend = open_backend("rabbitmq")
+    await backend.connect(server.settings(f"t{uuid.uuid4().hex[:8]}"))
+    # When nothing answers on a connection that stays open, then the call ends with an error
+    with monkeypatch.context() as patched:
+        patched.setattr("libs.events.rabbitmq.tasks.OPERATION_S", 0.2)
+        patched.setattr(Channel, method, hang)
+        with pytest.raises(Unavailable):
+            await call(backend)
+
+    # And the next one succeeds
+    assert await call(backend) in (BackendStats(0, 0), [], 0)
     await backend.close()
