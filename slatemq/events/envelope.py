@@ -117,8 +117,9 @@ def check_id(field: str, value: str, prefix: str) -> None:
 
 def format_timestamp(at_ms: int) -> str:
     """ISO 8601 in UTC with milliseconds, as in 2026-02-22T12:00:00.000Z."""
-    at = datetime.fromtimestamp(at_ms // 1000, UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+    seconds, ms = divmod(at_ms, 1000)
+    at = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
+    return f"{at.isoformat()}.{ms:03d}Z"
 
 
 def parse_timestamp(field: str, text: str) -> int:

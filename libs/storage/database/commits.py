@@ -97,6 +97,9 @@ class GroupCommit:
         self._running = False
         self._finished = asyncio.Event()
         self._finisher: asyncio.Task[None] | None = None
+        self.gather_ms = 0
+        """How long a commit gathers before it begins: for sources whose callers wait for other
+        things, so that more shares a commit."""
         self.measure: Callable[[float, int], None] | None = None
         """Called with the seconds that each commit took to be durable, and its bytes."""
         self.failed: StorageError | None = None
@@ -175,6 +178,7 @@ class GroupCommit:
         try:
             while self.failed is None:
                 await self._wake.wait()
+                await self._pause(self.gather_ms / 1000)
                 await self._slots.acquire()
                 if self._gathering is None or self.failed is not None:
                     break

@@ -42,6 +42,10 @@ GATHER_MS: Final = 100
 """How long tasks gather in `async` mode, to share a read, a commit and a completion: publishes
 wait behind each of these, in the backend and on the disk."""
 
+COMMIT_GATHER_MS: Final = 20
+"""How long a commit gathers in `async` mode: as long as it takes to begin the tasks of one read.
+No caller waits for it, and each one that is made delays publishes on the same disk."""
+
 _PREFIXES: Final = ("stream_prefix", "queue_prefix", "topic_prefix", "exchange")
 """The settings that names begin with; each backend has one or two of them."""
 

@@ -25,7 +25,7 @@ from libs.storage.records.task_records import AppliedTask, FailedTaskRecord, Wai
 from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.shard import Shard
-from services.ingest.tasks.backend import TaskBackend
+from services.ingest.tasks.backend import COMMIT_GATHER_MS, TaskBackend
 from services.ingest.tasks.bodies import ENQUEUE_MS_MAX, TaskBodies
 from services.ingest.tasks.cleanup import TaskCleanup
 from services.ingest.tasks.consumer import OPERATION, TaskConsumer
@@ -70,6 +70,8 @@ class Tasks:
     async def begin(self, shard: Shard) -> None:
         """Connect to the backend, and apply what waits in it."""
         self._opened = shard
+        if self.consistency == "async":
+            shard.publisher.commits.gather_ms = COMMIT_GATHER_MS
         self._outcomes = TaskOutcomes(shard.database, shard.publisher, shard.clock)
         self._consumer = TaskConsumer(
             shard.publisher,

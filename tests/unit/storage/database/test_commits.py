@@ -237,6 +237,16 @@ async def test_a_source_that_breaks_ends_the_loop_like_a_failed_commit() -> None
     await database.close()
 
 
+async def test_what_changes_while_a_commit_gathers_is_in_it() -> None:
+    async with committing() as stack:
+        stack.commits.gather_ms = 500
+        first = asyncio.create_task(stack.set(b"first"))
+        for _ in range(100):  # without gathering, it would have been drained
+            await asyncio.sleep(0)
+        await asyncio.gather(first, stack.set(b"second"))
+        assert stack.rows.taken == [(1, [b"first", b"second"])]
+
+
 async def test_an_interval_gathers_more_into_each_commit() -> None:
     async with committing(interval_ms=30) as stack:
         for number in range(40):
