@@ -101,9 +101,13 @@ class TaskBodies:
             )
         self._others_count = count
 
-    async def remove_orphans(self, paths: Collection[str]) -> None:
-        for path in paths:
+    async def remove_orphans(self, paths: Collection[str]) -> int:
+        """Remove those that are still there; returns how many."""
+        left = {info.path for info in await self._objects.describe(self._folder)}
+        orphans = left.intersection(paths)
+        for path in orphans:
             await self._objects.delete(path)
+        return len(orphans)
 
 
 async def warn_of_stranded(objects: Objects, shard: int) -> None:

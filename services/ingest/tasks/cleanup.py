@@ -75,9 +75,10 @@ class TaskCleanup:
             return 0
         # An owner that has replaced this one may have noted answers that are not seen here.
         await self._shard.prove_ownership()
-        await self._bodies.remove_orphans(orphans)
-        log.info("removed %d bodies of publishes that were never answered", len(orphans))
-        return len(orphans)
+        count = await self._bodies.remove_orphans(orphans)
+        if count:
+            log.info("removed %d bodies that no task needs", count)
+        return count
 
     async def _is_orphan(self, path: str) -> bool:
         task_id = path.rpartition("/")[2]
