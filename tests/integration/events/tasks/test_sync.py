@@ -192,6 +192,33 @@ async def test_two_ingests_on_one_backend_apply_what_each_accepted(
             assert await ingest.stored() == [b"%d %d" % (shard, n) for n in range(30)]
 
 
+async def test_two_ingests_share_the_tasks_of_a_client_that_knows_one(
+    backend: tuple[str, Server], tmp_path: Path
+) -> None:
+    # Given two ingest processes of one instance and one consumer group
+    root = (tmp_path / "data").as_uri()
+    flags = ("--config", str(write_config(tmp_path, queue_settings(*backend))))
+    async with AsyncExitStack() as stack:
+        addresses = [
+            (
+                await stack.enter_async_context(
+                    process(root, tmp_path / f"ready-{shard}", *flags, "--shard", str(shard))
+                )
+            )[1]
+            for shard in range(2)
+        ]
+        client = await stack.enter_async_context(slatemq.connect(addresses[0]))
+        # When a client publishes one message after another
+        published = [await client.publish(b"%d" % n) for n in range(40)]
+        tasks = [await client.wait_task(one.task_id, timeout=60) for one in published]
+
+    # Then each is applied once, and both ingests have applied some
+    assert {task.state for task in tasks} == {slatemq.TaskState.APPLIED}
+    message_ids = [one.message_id for task in tasks for one in task.published]
+    assert len(set(message_ids)) == len(published)
+    assert {message_id >> 48 for message_id in message_ids} == {0, 1}
+
+
 async def test_the_client_publishes_and_waits_for_its_tasks(
     backend: tuple[str, Server], tmp_path: Path
 ) -> None:
