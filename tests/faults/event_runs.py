@@ -118,6 +118,7 @@ class _Rig:
         self.server = server
         self._victims = victims
         self._killed_count = 0
+        self._last_error = ""
         self.settings = settings
         (folder / "data").mkdir()
         config = write_config(folder, settings)
@@ -158,16 +159,29 @@ class _Rig:
             answer: ingest_pb2.PublishResponse = await client.stub.Publish(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             self.run.failed_calls += 1
+            self._last_error = f"{error.code()} {error.details()}"
             if error.code() not in (
                 grpc.StatusCode.UNAVAILABLE,
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 grpc.StatusCode.ABORTED,
             ):
-                said = f"{error.code()} {error.details()}\n{self.ingest.last_words()}"
-                raise RuntimeError(f"a publish was refused: {said}") from error
+                raise RuntimeError(f"a publish was refused: {self._said()}") from error
             return None
         return answer
+
+    async def end_stalled(self, away_s: float) -> None:
+        """Raise when no publish has been answered for long, though the backend was back."""
+        count, moved_at = 0, time.monotonic()
+        while count < self.run.publishes:
+            if (now := len(self.run.answered)) != count:
+                count, moved_at = now, time.monotonic()
+            if time.monotonic() - moved_at > STALLED_S + away_s:
+                raise RuntimeError(f"no publish is answered after {count}: {self._said()}")
+            await asyncio.sleep(0.2)
+
+    def _said(self) -> str:
+        return f"{self._last_error}\n{self.ingest.last_words()}"
 
     # --- Kills ----------------------------------------------------------------
 
@@ -272,6 +286,7 @@ async def _work(rig: _Rig, away_s: float) -> None:
                 for _ in range(PUBLISHERS):
                     works.create_task(rig.publish(numbers))
                 works.create_task(rig.kill_along(away_s))
+                works.create_task(rig.end_stalled(away_s))
             took = time.monotonic() - began
             print(f"all answered after {took:.0f} s", flush=True)
             if run.mode in TASK_MODES:
