@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -140,19 +140,26 @@ class QueueBackend(ABC):
         self._is_composed = True
 
     async def close(self) -> None:
-        """Stop deliveries and disconnect; what is not acknowledged comes again, to others too."""
+        """Stop deliveries and disconnect; what is not acknowledged comes again, to others too.
+
+        It disconnects also where it is cancelled before.
+        """
         if not self._is_composed:
             return
-        parts = [self._tasks.stop, self.disconnect]
-        if self._delivering is not None:
-            await end_task(self._delivering)
-            parts.insert(0, self._events.stop)
-        for part in parts:
-            try:
-                with self._translated():
-                    await part()
-            except SlateMQError as error:
-                log.info("the connection was lost before it was closed: %s", error)
+        try:
+            if self._delivering is not None:
+                await end_task(self._delivering)
+                await self._end(self._events.stop)
+            await self._end(self._tasks.stop)
+        finally:
+            await self._end(self.disconnect)
+
+    async def _end(self, part: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with self._translated():
+                await part()
+        except SlateMQError as error:
+            log.info("the connection was lost before it was closed: %s", error)
 
     async def health_check(self) -> bool:
         """Whether the system answers now, within a few seconds; never raises."""

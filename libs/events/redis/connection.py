@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -42,6 +43,9 @@ _DOWN = (
     asyncio.TimeoutError,
 )
 
+_CLOSED = "the handler is closed"
+"""Of uvloop's RuntimeError, where a server goes as it is written to; asyncio raises an OSError."""
+
 
 @contextmanager
 def translated() -> Iterator[None]:
@@ -53,16 +57,40 @@ def translated() -> Iterator[None]:
         raise FailedPrecondition("LOGIN", f"Redis refuses the login: {error}") from error
     except _DOWN as error:
         raise Unavailable(f"Redis cannot be reached: {error}", reason="BACKEND_DOWN") from error
+    except RuntimeError as error:
+        if _CLOSED not in str(error):
+            raise
+        raise Unavailable("Redis closed the connection", reason="BACKEND_DOWN") from error
     except exceptions.ResponseError as error:
         if "OOM" in str(error) or "MISCONF" in str(error):
             raise Unavailable(f"Redis refuses writes: {error}", reason="BACKEND_DOWN") from error
         raise FailedPrecondition("REFUSED", f"Redis refuses a command: {error}") from error
 
 
+class _Pool(aioredis.ConnectionPool):
+    """Connections that stay closed once their client is closed.
+
+    redis-py connects again for calls that are under way, and nothing closes that connection.
+    """
+
+    _is_closed = False
+
+    async def ensure_connection(self, connection: Any) -> None:
+        if not self._is_closed:
+            await super().ensure_connection(connection)
+        if self._is_closed:
+            await connection.disconnect()
+            raise exceptions.ConnectionError("the client is closed")
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        await super().aclose()
+
+
 def open_client(settings: RedisSettings) -> aioredis.Redis:
     """A client that connects when it is used. Raises InvalidArgument for an invalid URL."""
     try:
-        return aioredis.Redis.from_url(
+        pool = _Pool.from_url(
             settings.url,
             socket_timeout=OPERATION_S,
             socket_connect_timeout=OPERATION_S,
@@ -72,6 +100,7 @@ def open_client(settings: RedisSettings) -> aioredis.Redis:
         )
     except (ValueError, TypeError) as error:
         raise InvalidArgument("queue.redis.url", str(error)) from error
+    return aioredis.Redis.from_pool(pool)
 
 
 def make_consumer_name() -> str:

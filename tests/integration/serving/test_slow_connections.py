@@ -31,9 +31,13 @@ async def slowly(port: int) -> AsyncIterator[str]:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(SLOW_S)
         behind_reader, behind = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(
-            pass_on(reader, behind), pass_on(behind_reader, writer), return_exceptions=True
-        )
+        try:
+            await asyncio.gather(
+                pass_on(reader, behind), pass_on(behind_reader, writer), return_exceptions=True
+            )
+        finally:
+            behind.close()
+            writer.close()
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as proxy:
         yield f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 from redis import asyncio as aioredis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection
 
 from libs.events.backend import QueueBackend
 from libs.events.backends import open_backend
@@ -134,6 +135,71 @@ async def test_a_consumer_that_is_cancelled_as_a_command_is_sent_ends(
     await asyncio.wait([consuming], timeout=30)
     assert consuming.cancelled()
     await backend.close()
+
+
+async def test_nothing_stays_connected_of_a_backend_whose_closing_is_cancelled(
+    server: Server,
+) -> None:
+    settings = server.settings("closing")
+    backend = open_backend("redis")
+    await backend.connect(settings)
+    async with aioredis.Redis.from_url(settings.url) as client, asyncio.timeout(60):
+        own = await client.client_id()
+
+        async def others(blocked: bool = False) -> list[Any]:
+            found = [one for one in await client.client_list() if int(one["id"]) != own]
+            return [one for one in found if "b" in one["flags"]] if blocked else found
+
+        # Given idle connections, and writes that the server holds, two waiting for the first
+        await asyncio.gather(*(backend.stats() for _ in range(4)))
+        assert len(await others()) == 4
+        await client.execute_command("CLIENT PAUSE 60000 WRITE")
+        enqueues = [asyncio.create_task(backend.enqueue_task(a_task())) for _ in range(3)]
+        while not await others(blocked=True):
+            await asyncio.sleep(0.01)
+        # And a closing that waits, too
+        closing = asyncio.create_task(backend.close())
+        while len(await others(blocked=True)) < 2:
+            await asyncio.sleep(0.01)
+
+        # When that is cancelled, as a service does that has waited for a second
+        closing.cancel()
+        await asyncio.wait([closing, *enqueues])
+
+        # Then the writes fail, and no connection is left or made
+        assert closing.cancelled()
+        assert [type(one.exception()) for one in enqueues] == [Unavailable] * 3
+        while await others():
+            await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match="closed"):
+            await backend.stats()
+        assert not await others()
+
+
+def test_a_server_that_goes_as_it_is_written_to_is_down(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = Connection._connect
+
+    async def connect_and_lose(connection: Connection) -> None:
+        await connect(connection)  # type: ignore[no-untyped-call]
+        assert connection._writer is not None
+        connection._writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def enqueue() -> None:
+        backend = open_backend("redis")
+        settings = server.settings("gone")
+        await backend.connect(settings)
+        monkeypatch.setattr(Connection, "_connect", connect_and_lose)
+        with pytest.raises(Unavailable) as gone:
+            await asyncio.gather(backend.stats(), backend.stats())
+        assert gone.value.reason == "BACKEND_DOWN"
+        await backend.close()
+
+    # On the event loop that services have
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(enqueue())
 
 
 async def test_each_delivery_of_a_task_has_its_own_end(server: Server) -> None:
