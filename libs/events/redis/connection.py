@@ -67,7 +67,7 @@ def translated() -> Iterator[None]:
         raise FailedPrecondition("REFUSED", f"Redis refuses a command: {error}") from error
 
 
-class _Pool(aioredis.ConnectionPool):
+class _Pool(aioredis.ConnectionPool):  # type: ignore[misc]
     """Connections that stay closed once their client is closed.
 
     redis-py connects again for calls that are under way, and nothing closes that connection.

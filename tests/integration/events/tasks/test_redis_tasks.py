@@ -182,7 +182,7 @@ def test_a_server_that_goes_as_it_is_written_to_is_down(
     connect = Connection._connect
 
     async def connect_and_lose(connection: Connection) -> None:
-        await connect(connection)  # type: ignore[no-untyped-call]
+        await connect(connection)
         assert connection._writer is not None
         connection._writer.transport.abort()
         await asyncio.sleep(0)
