@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from libs.serving.examination import Examiner
 from libs.serving.peers.channels import Channels
+from libs.serving.peers.elsewhere import PACKAGE, WITH_EVENTS, wrong_service
 from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.instance import InstanceSettings, settings_of_record
@@ -92,14 +93,20 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         config: ServingConfig,
         open_without: Sequence[str],
         examiner: Examiner,
+        *,
+        has_events: bool,
     ) -> None:
-        """`open_without`: what this process lacks although other machines can reach it."""
+        """`open_without`: what this process lacks although other machines can reach it.
+
+        Where the process has no events, it changes nothing: who did so would not become one.
+        """
         self._records = InstanceRecords(objects)
         self._directory = directory
         self._channels = channels
         self._config = config
         self._open_without = open_without
         self._examiner = examiner
+        self._has_events = has_events
 
     async def GetInstance(  # noqa: N802 - the RPC's name
         self, request: instance_pb2.GetInstanceRequest, context: Any
@@ -115,6 +122,10 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
         self, request: instance_pb2.UpdateInstanceRequest, context: Any
     ) -> instance_pb2.UpdateInstanceResponse:
         """Write the next record, unless nothing changes. Raises as GetInstance; SlateMQError."""
+        if not self._has_events:
+            raise await wrong_service(
+                PACKAGE + "InstanceService.UpdateInstance", WITH_EVENTS, self._directory
+            )
         values = {field.name: value for field, value in request.settings.ListFields()}
         if not values:
             raise InvalidArgument("settings", "name at least one setting to change")

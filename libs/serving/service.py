@@ -16,7 +16,7 @@ from libs.serving.examination import Examiner
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance_servicer import InstanceServicer
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY
+from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY, WITH_EVENTS
 from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause
@@ -181,10 +181,11 @@ class Service(Generic[C]):
                 self._config,
                 open_without(self._config),
                 Examiner(self.name, self._root, self._config, lambda: self.database),
+                has_events=self.kind in WITH_EVENTS,
             ),
             TopologyServicer(self.directory),
         ]
-        if self.kind in SERVED_BY["EventsService"]:
+        if self.kind in WITH_EVENTS:
             shared.append(EventsServicer(self._relay))
         for servicer in (*self.servicers(), *shared):
             _register(servicer, server)

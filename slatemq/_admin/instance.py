@@ -185,7 +185,9 @@ class InstanceCalls(Calls):
             settings=message_of(instance_pb2.InstanceSettings, **settings), accept_loss=accept_loss
         )
         response = await self._peers.ask(
-            self._any_process, lambda channel: InstanceServiceStub(channel).UpdateInstance, request
+            self._any_with_events,
+            lambda channel: InstanceServiceStub(channel).UpdateInstance,
+            request,
         )
         return instance_of(response.instance)
 
@@ -206,7 +208,14 @@ class InstanceCalls(Calls):
 
     async def _any_process(self) -> grpc.aio.Channel:
         topology = await self._peers.topology()
-        processes = (topology.ingests, topology.brokers, topology.routers, topology.janitors)
+        return self._any_of(topology.ingests, topology.brokers, topology.routers, topology.janitors)
+
+    async def _any_with_events(self) -> grpc.aio.Channel:
+        """A process that changes the instance: routers do not, as they could not report it."""
+        topology = await self._peers.topology()
+        return self._any_of(topology.ingests, topology.brokers, topology.janitors)
+
+    def _any_of(self, *processes: Mapping[int, str]) -> grpc.aio.Channel:
         addresses = [address for shards in processes for address in shards.values()]
         return self._peers.at(random.choice(addresses))
 

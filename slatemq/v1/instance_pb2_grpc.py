@@ -72,14 +72,15 @@ class InstanceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateInstance(self, request, context):
-        """Changes settings. The change is durable when answered; each process adopts it at its next start.
+        """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
+        they have no events that could say who changed what.
 
         Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
         Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
         CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
         undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-        whose queues must be checked), DATA_LOSS (the record is damaged).
+        whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

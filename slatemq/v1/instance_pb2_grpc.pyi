@@ -43,14 +43,15 @@ class InstanceServiceStub:
     Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
     """
     UpdateInstance: _grpc.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]
-    """Changes settings. The change is durable when answered; each process adopts it at its next start.
+    """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
+    they have no events that could say who changed what.
 
     Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
     Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
     CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
     undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-    whose queues must be checked), DATA_LOSS (the record is damaged).
+    whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
     """
     ExamineProcess: _grpc.UnaryUnaryMultiCallable[_instance_pb2.ExamineProcessRequest, _instance_pb2.ExamineProcessResponse]
     """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
@@ -73,14 +74,15 @@ class InstanceServiceAsyncStub(InstanceServiceStub):
     Errors: UNAVAILABLE (the store is down), DATA_LOSS (the record is damaged).
     """
     UpdateInstance: _aio.UnaryUnaryMultiCallable[_instance_pb2.UpdateInstanceRequest, _instance_pb2.UpdateInstanceResponse]  # type: ignore[assignment]
-    """Changes settings. The change is durable when answered; each process adopts it at its next start.
+    """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
+    they have no events that could say who changed what.
 
     Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
     Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
     CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
     undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-    whose queues must be checked), DATA_LOSS (the record is damaged).
+    whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
     """
     ExamineProcess: _aio.UnaryUnaryMultiCallable[_instance_pb2.ExamineProcessRequest, _instance_pb2.ExamineProcessResponse]  # type: ignore[assignment]
     """Examines the process that is asked: its version, its clock, its store, its certificates. Changes nothing; to test the store, an owner of
@@ -112,14 +114,15 @@ class InstanceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _instance_pb2.UpdateInstanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_instance_pb2.UpdateInstanceResponse, _abc.Awaitable[_instance_pb2.UpdateInstanceResponse]]:
-        """Changes settings. The change is durable when answered; each process adopts it at its next start.
+        """Changes settings. The change is durable when answered; each process adopts it at its next start. Routers do not serve this call, since
+        they have no events that could say who changed what.
 
         Repeating a call is safe: if nothing changes, no record is written. Concurrent changes are applied one after the other.
 
         Errors: INVALID_ARGUMENT (no setting named, or a value out of bounds), FAILED_PRECONDITION (the change would lose something: reason
         CHANGE_LOSES where `accept_loss` permits it, PAYLOADS_STORED where a smaller `payload_bytes_max` could make stored messages
         undeliverable, QUEUES_DELAY_LONGER where a queue's default delay is over the new maximum), UNAVAILABLE (the store is down, or a broker
-        whose queues must be checked), DATA_LOSS (the record is damaged).
+        whose queues must be checked), DATA_LOSS (the record is damaged), UNIMPLEMENTED (WRONG_SERVICE: a router was called).
         """
 
     @_abc_1.abstractmethod

@@ -41,6 +41,9 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """The processes that have each service, by its name in `slatemq.v1`."""
 
+WITH_EVENTS: Final = SERVED_BY["EventsService"]
+"""The processes whose callers' acts are events: what changes the instance is served there alone."""
+
 ADDRESSES_MAX: Final = 8
 """Addresses that an error names: it has room for 256 bytes of them."""
 
@@ -68,30 +71,39 @@ class Elsewhere:
         kinds = SERVED_BY.get(service.removeprefix(PACKAGE), ())
         if not service.startswith(PACKAGE) or not kinds or service in self._own:
             return Unimplemented(f"{method[:200]} is not a method of any SlateMQ service")
-        addresses = await self._addresses(kinds) if shows_addresses else []
-        where = f", at {', '.join(addresses)}" if addresses else ""
-        return Unimplemented(
-            f"{service} is not served here: call {'an' if kinds[0][0] in 'aeiou' else 'a'} "
-            f"{' or '.join(kinds)}{where}",
-            reason="WRONG_SERVICE",
-            metadata={
-                "service": service,
-                "served_by": ",".join(kinds),
-                "addresses": ",".join(addresses),
-            },
-        )
+        return await wrong_service(service, kinds, self._directory if shows_addresses else None)
 
-    async def _addresses(self, kinds: tuple[str, ...]) -> list[str]:
-        """Addresses for clients; none while the topology cannot be read."""
-        if self._directory is None:
-            return []
-        try:
-            topology = await self._directory.read()
-        except StorageError as error:
-            log.warning("no addresses for a caller of the wrong service: %s", error)
-            return []
-        found = [address for kind in kinds for address in topology.advertised(kind).values()]
-        return found[:ADDRESSES_MAX]
+
+async def wrong_service(
+    name: str, kinds: tuple[str, ...], directory: TopologyDirectory | None
+) -> Unimplemented:
+    """The error for a call of a service, or of one method, that only these processes have.
+
+    Addresses come from the directory; None shows none.
+    """
+    addresses = [] if directory is None else await _addresses(directory, kinds)
+    where = f", at {', '.join(addresses)}" if addresses else ""
+    return Unimplemented(
+        f"{name} is not served here: call {'an' if kinds[0][0] in 'aeiou' else 'a'} "
+        f"{' or '.join(kinds)}{where}",
+        reason="WRONG_SERVICE",
+        metadata={
+            "service": name,
+            "served_by": ",".join(kinds),
+            "addresses": ",".join(addresses),
+        },
+    )
+
+
+async def _addresses(directory: TopologyDirectory, kinds: tuple[str, ...]) -> list[str]:
+    """Addresses for clients; none while the topology cannot be read."""
+    try:
+        topology = await directory.read()
+    except StorageError as error:
+        log.warning("no addresses for a caller of the wrong service: %s", error)
+        return []
+    found = [address for kind in kinds for address in topology.advertised(kind).values()]
+    return found[:ADDRESSES_MAX]
 
 
 def _service_of(method: str) -> str:

@@ -17,7 +17,7 @@ from libs.serving.process.settings import settings_of
 from slatemq._admin import instance as client_part
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.cli import instance as command
-from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument, Unavailable
+from slatemq.errors import DataLoss, FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
 from slatemq.v1 import instance_pb2, instance_pb2_grpc
 from tests.integration.stack.processes import Service
 
@@ -140,6 +140,32 @@ async def test_a_change_that_would_lose_something_is_refused(tmp_path: Path) -> 
         async with asyncio.timeout(WAIT_S):
             while not await refused():
                 await asyncio.sleep(0.1)
+
+
+async def test_a_router_which_has_no_events_changes_nothing_and_says_who_does(
+    tmp_path: Path,
+) -> None:
+    ingest, router = Service(tmp_path, "ingest"), Service(tmp_path, "router")
+    async with running(ingest, router) as client:
+        stub = instance_pb2_grpc.InstanceServiceStub(router.there)
+        request = instance_pb2.UpdateInstanceRequest(
+            settings=instance_pb2.InstanceSettings(retention_s=1)
+        )
+
+        with pytest.raises(Unimplemented) as refusal, raising_slatemq_errors():
+            await stub.UpdateInstance(request, timeout=WAIT_S)
+
+        assert refusal.value.reason == "WRONG_SERVICE"
+        assert refusal.value.metadata == {
+            "service": "slatemq.v1.InstanceService.UpdateInstance",
+            "served_by": "ingest,broker,janitor",
+            "addresses": ingest.address,
+        }
+        assert (await client.get_instance()).number == 1
+
+        # The client calls none: each of these would fail one time in two
+        for number in range(2, 12):
+            assert (await client.update_instance({"retention_s": number})).number == number
 
 
 async def test_changes_at_the_same_time_are_all_kept_and_repeating_one_changes_nothing(
