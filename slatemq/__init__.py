@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from slatemq._admin.access import AccessCheck, AccessRule
     from slatemq._admin.entry_models import (
         Archived,
         Attempt,
@@ -88,6 +87,8 @@ if TYPE_CHECKING:
     from slatemq.client import Client, connect
     from slatemq.credentials import Credentials
     from slatemq.models import (
+        AccessCheck,
+        AccessRule,
         BatchSettings,
         Explanation,
         OutgoingMessage,
@@ -179,7 +180,6 @@ _HOMES = (
     "models",
     "client",
     "credentials",
-    "_admin.access",
     "_admin.entry_models",
     "_admin.examining",
     "_admin.instance",

@@ -17,31 +17,11 @@ from libs.access.verbs import Verb
 from libs.documents import Document
 from libs.filters.conditions import key_of
 from libs.filters.syntax import Node, parse
+from slatemq.models import AccessRule
 
 Finding = Literal["permits", "other_queues", "condition_false", "condition_failed"]
 
 VALUE_LENGTH_MAX = 100
-
-
-@dataclass(frozen=True, slots=True)
-class RuleVerdict:
-    """What one rule says.
-
-    Attributes:
-        place: Where it stands, as in `roles.shop[0]`.
-        line: Its line in the file.
-        binding: By which the principal has it, as in `bindings[1]`.
-        binding_line: The line of that.
-        finding: What it comes to.
-        detail: Its queues, or its condition with the values that it read.
-    """
-
-    place: str
-    line: int
-    binding: str
-    binding_line: int
-    finding: Finding
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +37,7 @@ class Explanation:
 
     is_permitted: bool
     reason: str
-    rules: tuple[RuleVerdict, ...]
+    rules: tuple[AccessRule, ...]
     roles: tuple[str, ...]
 
 
@@ -77,12 +57,12 @@ def explain(
     rights = policy.rights(principal)
     decision = rights.decide(verb, queue, headers)
     bindings = policy.bindings_of(principal)
-    verdicts: dict[str, RuleVerdict] = {}
+    verdicts: dict[str, AccessRule] = {}
     for binding, rule in ((one, rule) for one in bindings for rule in one.rules):
         if verb not in rule.verbs or rule.place in verdicts:
             continue
         finding, detail = _judged(rule, principal, verb, queue, headers)
-        verdicts[rule.place] = RuleVerdict(
+        verdicts[rule.place] = AccessRule(
             rule.place, rule.line, binding.place, binding.line, finding, detail
         )
         if finding == "permits":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import grpc.aio
@@ -11,58 +10,13 @@ import grpc.aio
 from slatemq._checks import fields_of, message_of
 from slatemq._rpc.queue_locations import Calls
 from slatemq.errors import InvalidArgument
+from slatemq.models import AccessCheck, AccessRule
 from slatemq.v1 import access_check_pb2, access_pb2
 from slatemq.v1.access_check_pb2_grpc import AccessServiceStub
 
 _VERBS: Final = {
     name.removeprefix("VERB_").lower(): number for name, number in access_pb2.Verb.items() if number
 }
-
-
-@dataclass(frozen=True, slots=True)
-class AccessRule:
-    """What one rule of the policy says.
-
-    Attributes:
-        place: Where it stands: `roles.shop[0]` is the first rule of the role `shop`.
-        line: Its line in the policy file.
-        binding: By which the principal has it, as in `bindings[1]`.
-        binding_line: The line of that.
-        finding: `permits`, `other_queues`, `condition_false` or `condition_failed`.
-        detail: Its queues, or its condition with the values that it read.
-    """
-
-    place: str
-    line: int
-    binding: str
-    binding_line: int
-    finding: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class AccessCheck:
-    """Whether a policy permits something, and why.
-
-    Attributes:
-        permitted: Whether it does.
-        reason: Why, in a sentence.
-        rules: Those with the verb that the principal has. The last is the one that permits it.
-        roles: That are bound to the principal.
-        policy_file: The file, as the process that answered names it.
-        policy_version: How many versions of it that process has loaded.
-        loaded_at_ms: When it loaded this one, in ms since the Unix epoch.
-        address: Of that process.
-    """
-
-    permitted: bool
-    reason: str
-    rules: Sequence[AccessRule]
-    roles: Sequence[str]
-    policy_file: str
-    policy_version: int
-    loaded_at_ms: int
-    address: str
 
 
 class AccessCalls(Calls):

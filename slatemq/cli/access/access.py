@@ -29,7 +29,7 @@ from slatemq.cli.parameters import (
 from slatemq.cli.session import Group, LocalCommand, Session
 
 if TYPE_CHECKING:
-    from slatemq._admin.access import AccessCheck
+    from slatemq.models import AccessCheck
 
 NAME_LENGTH_MAX = 255
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from slatemq.cli.failures import BadInput
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from slatemq._admin.access import AccessCheck
+    from slatemq.models import AccessCheck
 
 EXPLANATIONS = "libs.access.explanations"
 """Not in the package `slatemq`, which has no code of the services."""
@@ -27,7 +26,7 @@ def judge_by_file(
     attributes: Mapping[str, str | list[str]],
 ) -> AccessCheck:
     """The judgement of a policy file. Raises BadInput: the file is bad, or packages are missing."""
-    models: Any = import_module("slatemq._admin.access")
+    models: Any = import_module("slatemq.models")
     try:
         judge: Any = import_module(EXPLANATIONS).judge_file
     except ModuleNotFoundError as error:
@@ -39,11 +38,10 @@ def judge_by_file(
         found = judge(file, principal, verb, queue, headers, attributes)
     except InvalidArgument as error:
         raise BadInput(error.message) from error
-    rules = [models.AccessRule(**asdict(rule)) for rule in found.rules]
     judged: AccessCheck = models.AccessCheck(
         permitted=found.is_permitted,
         reason=found.reason,
-        rules=rules,
+        rules=found.rules,
         roles=list(found.roles),
         policy_file=str(file),
         policy_version=0,

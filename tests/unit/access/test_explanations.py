@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.access.explanations import Explanation, RuleVerdict, explain
+from libs.access.explanations import Explanation, explain
 from libs.access.policy import Policy
 from libs.access.principals import Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
+from slatemq.models import AccessRule
 
 POLICY = Policy(
     Document(
@@ -56,7 +57,7 @@ def test_what_is_permitted_names_the_rule_and_the_binding_with_their_lines() -> 
     assert found.is_permitted
     assert found.reason == "permitted by roles.shop[1]"
     assert found.rules == (
-        RuleVerdict("roles.shop[1]", 7, "bindings[0]", 15, "permits", "receipts"),
+        AccessRule("roles.shop[1]", 7, "bindings[0]", 15, "permits", "receipts"),
     )
 
 
