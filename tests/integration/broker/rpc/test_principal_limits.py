@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.access import quotas
 from libs.access.callers import Callers
 from slatemq._rpc.rpc_status import STATUS_DETAILS_KEY, from_rpc_error
 from slatemq._tokens import new_token
@@ -79,9 +80,11 @@ class Caller:
         request = entry_pb2.StartRedriveRequest(queue_id=queue_id, filter=chosen)
         await self._dead_letters.StartRedrive(request, metadata=self._proof)
 
-    def claim(self, queue_id: str = "q", wait_ms: int = 60_000) -> Any:
+    def claim(
+        self, queue_id: str = "q", wait_ms: int = 60_000, timeout: float | None = None
+    ) -> Any:
         request = consumer_pb2.ClaimRequest(queue_id=queue_id, wait_ms=wait_ms)
-        return self._consumers.Claim(request, metadata=self._proof)
+        return self._consumers.Claim(request, metadata=self._proof, timeout=timeout)
 
     def consume(self, queue_id: str = "q") -> Any:
         call = self._consumers.Consume(metadata=self._proof)
@@ -199,6 +202,26 @@ async def test_one_waits_with_as_many_claims_as_it_may_and_another_with_more(
         assert [len((await call).runs) for call in (waiting[1], again)] == [1, 1]
         stream.cancel()
         await eventually(lambda: made.is_open())
+
+
+async def test_a_refusal_that_is_held_back_comes_before_its_caller_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hours for those who wait for as long, and for others by half of their deadline."""
+    monkeypatch.setattr(quotas, "PROMPT_REFUSALS_PER_S", 0.0001)
+    monkeypatch.setattr(quotas, "HELD_S_MAX", 36_000)
+    async with limited(tmp_path, waiting_claims=1) as made:
+        await made.ops.create("q")
+        waiting = made.shop.claim()
+        await eventually(lambda: made.is_open(waiting_claims=1))
+        await refused(made.shop.claim(), "waiting_claims", waits=True)
+
+        patient = made.shop.claim()
+        await refused(made.shop.claim(timeout=4), "waiting_claims", waits=True)
+
+        assert not patient.done()
+        patient.cancel()
+        waiting.cancel()
 
 
 async def test_streams_of_all_kinds_share_a_limit(tmp_path: Path) -> None:
