@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -20,44 +21,64 @@ def file_status(*files: Path | None) -> tuple[object, ...]:
     return tuple(_one(file) for file in files if file is not None)
 
 
-class FilesValue(Generic[T]):
-    """What files say: looked at when it is asked for, but not more often than every `LOOK_S`."""
+class LoadedFiles(Generic[T]):
+    """What files say.
+
+    Attributes:
+        value: As of the newest version of them that was good.
+        version: Grows with each new value.
+    """
 
     def __init__(self, read: Callable[[], T], *files: Path | None) -> None:
         """`read` gives the value of these files, and raises InvalidArgument: so does this."""
         self._read = read
         self._files = files
         self._status = file_status(*files)
-        self._value = read()
+        self.value = read()
+        self.version = 1
+
+    def reload(self) -> bool:
+        """Read them again if they have changed; whether there is a new value.
+
+        Raises:
+            InvalidArgument: What they say now is not good: the value stays until they change again.
+        """
+        status = file_status(*self._files)
+        if status == self._status:
+            return False
+        self._status = status
+        self.value = self._read()
+        self.version += 1
+        return True
+
+
+class FilesValue(Generic[T]):
+    """What files say: looked at when it is asked for, but not more often than every `LOOK_S`."""
+
+    def __init__(self, read: Callable[[], T], *files: Path | None) -> None:
+        """As of LoadedFiles."""
+        self._loaded = LoadedFiles(read, *files)
         self._looked_s = time.monotonic()
-        self._version = 1
 
     @property
     def value(self) -> T:
         """That of the newest files that were good."""
         self._look()
-        return self._value
+        return self._loaded.value
 
     @property
     def version(self) -> int:
         """Grows with each new value."""
         self._look()
-        return self._version
+        return self._loaded.version
 
     def _look(self) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
-        status = file_status(*self._files)
-        if status == self._status:
-            return
-        try:
-            self._value = self._read()
-        except InvalidArgument:
-            return  # They are being replaced: looked at again, and the value before is kept.
-        self._status = status
-        self._version += 1
+        with suppress(InvalidArgument):  # They are being replaced.
+            self._loaded.reload()
 
 
 def _one(file: Path) -> tuple[int, int, int] | None:

@@ -257,9 +257,9 @@ def callers_of(policy: str, tokens: str, issuers: str) -> Callers:
         InvalidArgument: A file is not usable; names the key and the line.
     """
     return Callers(
-        ReloadedFile(Path(policy), Policy),
-        ReloadedFile(Path(tokens), TokenFile) if tokens else None,
-        ReloadedFile(Path(issuers), JwtTokens) if issuers else None,
+        ReloadedFile.of_document(Path(policy), Policy),
+        ReloadedFile.of_document(Path(tokens), TokenFile) if tokens else None,
+        ReloadedFile.of_document(Path(issuers), JwtTokens) if issuers else None,
     )
 
 

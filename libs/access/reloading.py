@@ -12,10 +12,10 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from libs.documents import Document
-from slatemq._file_status import LOOK_S, file_status
+from slatemq._file_status import LOOK_S, LoadedFiles
 from slatemq.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -23,50 +23,44 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class ReloadedFile(Generic[T]):
+class ReloadedFile(LoadedFiles[T]):
     """The value that a file has.
 
     Attributes:
         file: Its path.
-        value: As of the last good version of the file.
-        version: How many versions were read, the first included.
-        loaded_at_ms: When this one was read, in milliseconds since the Unix epoch.
+        loaded_at_ms: When its value was read, in milliseconds since the Unix epoch.
     """
 
-    def __init__(self, file: Path, kind: Callable[[Document], T]) -> None:
-        """Read it; `kind` makes its value, and raises InvalidArgument.
+    def __init__(self, file: Path, read: Callable[[Path], T], *others: Path) -> None:
+        """Read it: `read` gives its value, which may come from other files, too.
 
         Raises:
-            InvalidArgument: It cannot be read, or from `kind`.
+            InvalidArgument: From `read`.
         """
+        super().__init__(lambda: read(file), file, *others)
         self.file = file
-        self._kind = kind
-        self._status = file_status(file)
-        self.value = kind(Document.read(file))
-        self.version = 1
         self.loaded_at_ms = _now_ms()
+
+    @classmethod
+    def of_document(cls, file: Path, kind: Callable[[Document], T]) -> ReloadedFile[T]:
+        """A file of YAML, of which `kind` makes a value."""
+        return cls(file, lambda path: kind(Document.read(path)))
 
     def reload(self) -> bool:
         """Read it again if it has changed; whether there is a new value. Blocks.
 
         Never raises: what is wrong with the new version is logged once.
         """
-        status = file_status(self.file)
-        if status == self._status:
-            return False
-        self._status = status
-        name = str(self.file)
         try:
-            value = self._kind(Document.read(self.file))
+            is_new = super().reload()
         except InvalidArgument as error:
             problem = error.message
-            log.error("keeping the version before: %s", problem, extra={"file": name})
+            log.error("keeping the version before: %s", problem, extra={"file": str(self.file)})
             return False
-        self.value = value
-        self.version += 1
-        self.loaded_at_ms = _now_ms()
-        log.info("read again", extra={"file": name, "version": self.version})
-        return True
+        if is_new:
+            self.loaded_at_ms = _now_ms()
+            log.info("read again", extra={"file": str(self.file), "version": self.version})
+        return is_new
 
     async def watch(self, changed: Callable[[], None] = lambda: None) -> None:
         """Reload it for ever; call `changed` after each new value.

@@ -10,6 +10,7 @@ Its rooms, from the ground up:
 `examination` what a process finds when it examines itself
 `instance_servicer` InstanceService: what all processes have alike, and which changes lose nothing
 `tls`        TLS of a port: certificates that are read again, and what clients prove
+`revocations` certificates that were revoked: lists of their authorities
 `grpc_port`  a port of gRPC, served by one server after another if need be
 `http`       the HTTP port: /health and /metrics
 `requests`   requests from the wire to a handler: admission, bounds, errors

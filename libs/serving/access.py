@@ -28,6 +28,8 @@ from slatemq.errors import InvalidArgument
 if TYPE_CHECKING:
     from libs.access.callers import Callers
     from libs.access.quotas import Usage
+    from libs.access.reloading import ReloadedFile
+    from libs.serving.revocations import RevokedCertificates
 
 TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key", "service_identity")
 TLS_VARIABLES = tuple(map(variable_of, TLS_SETTINGS))
@@ -41,6 +43,7 @@ class Protection:
         client_door, service_door: What judges the calls of each port.
         client_tls, service_tls: The TLS of each port; None: none.
         callers: The callers of a policy, whose files are to be watched; None: no policy.
+        revoked: The file of revoked certificates, which is to be watched; None: there is none.
         warning: What is not protected although others can reach it; empty: nothing.
     """
 
@@ -49,6 +52,7 @@ class Protection:
     client_tls: ServerTls | None
     service_tls: ServerTls | None
     callers: Callers | None
+    revoked: ReloadedFile[RevokedCertificates] | None
     warning: str
 
 
@@ -88,12 +92,14 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
         client_tls = ServerTls(files, needs_client_certificate=needs_certificate)
         service_tls_ = ServerTls(files, needs_client_certificate=True)
     callers = _callers(config)
+    revoked = _revoked(config)
     return Protection(
-        ClientDoor(callers, auditor),
-        ServiceDoor(config.service_identity if files is not None else ""),
+        ClientDoor(callers, auditor, revoked),
+        ServiceDoor(config.service_identity if files is not None else "", revoked),
         client_tls,
         service_tls_,
         callers,
+        revoked,
         f"open to other machines without {' and '.join(lacking)}" if lacking else "",
     )
 
@@ -181,3 +187,16 @@ def _callers(config: ServingConfig) -> Callers | None:
         config.access_policy, config.access_tokens, config.access_issuers
     )
     return callers
+
+
+def _revoked(config: ServingConfig) -> ReloadedFile[RevokedCertificates] | None:
+    if not config.tls_crl:
+        return None
+    if not config.tls_ca:
+        raise InvalidArgument("tls_crl", "has no effect without --tls-ca, --tls-cert and --tls-key")
+    # Loaded where there are lists, with the library for certificates.
+    module = import_module("libs.serving.revocations")
+    revoked: ReloadedFile[RevokedCertificates] = module.revocations_of(
+        Path(config.tls_crl), Path(config.tls_ca)
+    )
+    return revoked

@@ -267,6 +267,8 @@ class RunningService:
         works: list[Coroutine[Any, Any, None]] = []
         if self._protection.callers is not None:
             works.append(self._protection.callers.watch_files())
+        if self._protection.revoked is not None:
+            works.append(self._protection.revoked.watch())
         announcement = self._service.announcement
         if announcement is not None:
             works.append(announcement.keep())

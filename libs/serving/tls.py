@@ -16,6 +16,7 @@ from typing import Final, cast
 
 import grpc
 
+from slatemq._file_status import LoadedFiles
 from slatemq._rpc.tls import CertificateFiles
 from slatemq.errors import InvalidArgument
 
@@ -43,29 +44,25 @@ class ServerTls:
         self._files = files
         self._needs_client_certificate = needs_client_certificate
         self._lock = threading.Lock()
-        self._status = files.status()
-        self._first = self._configuration()
+        self._loaded = LoadedFiles(self._configuration, files.ca, files.cert, files.key)
 
     def credentials(self) -> grpc.ServerCredentials:
         changed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._changed)
-        return grpc.dynamic_ssl_server_credentials(
-            self._first, changed, self._needs_client_certificate
-        )
+        with self._lock:
+            first = self._loaded.value
+        return grpc.dynamic_ssl_server_credentials(first, changed, self._needs_client_certificate)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """The configuration, if the files have changed and are good; else None."""
         with self._lock:
-            status = self._files.status()
-            if status == self._status:
-                return None
             try:
-                configuration = self._configuration()
+                if not self._loaded.reload():
+                    return None
             except InvalidArgument as error:
                 log.warning("keeping the certificate before: %s", error.message)
                 return None
-            self._status = status
-        log.info("certificate read again", extra={"file": str(self._files.cert)})
-        return configuration
+            log.info("certificate read again", extra={"file": str(self._files.cert)})
+            return self._loaded.value
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         ca, cert, key = self._files.read()

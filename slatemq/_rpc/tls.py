@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from slatemq._file_status import FilesValue, file_status
+from slatemq._file_status import FilesValue
 from slatemq._secrets import check_both_given, read_secret
 from slatemq.errors import InvalidArgument
 
@@ -39,10 +39,6 @@ class CertificateFiles:
             InvalidArgument: One cannot be read or is not PEM; names which.
         """
         return _pem("ca", self.ca), _pem("cert", self.cert), _pem("key", self.key)
-
-    def status(self) -> tuple[object, ...]:
-        """Differs from an earlier one when a file has changed."""
-        return file_status(self.ca, self.cert, self.key)
 
 
 class ChannelTls:

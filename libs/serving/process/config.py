@@ -82,6 +82,11 @@ class ServingConfig(ProcessConfig):
         "Name that the certificate of every service has among its alternative names.",
         default="slatemq-service",
     )
+    tls_crl: str = setting(
+        "File with revocation lists (CRLs) of the authorities of --tls-ca, in PEM: certificates "
+        "that they name are refused on both ports. Read again when it changes; empty reads none.",
+        default="",
+    )
     client_certificates: str = setting(
         "Whether clients must have a certificate; its names can be principals of the policy.",
         default="none",

@@ -10,7 +10,8 @@ for services, with a policy or without; with one, it asks it about everything el
 whether the limits of that principal leave room for the call, is judged before a request is read.
 
 Each call is a visit, which keeps who makes it: the headers are read, and the token is looked up,
-once. A stream asks again only after a change of the files, or when its token ends.
+once. A stream asks again only after a change of the files, or when its token ends. The certificate
+of its connection is looked up in the lists of revoked ones, where there are such, likewise.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 if TYPE_CHECKING:
     from libs.access.callers import Callers, Identity
     from libs.access.quotas import Place
+    from libs.access.reloading import ReloadedFile
+    from libs.serving.revocations import RevokedCertificates
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -92,9 +95,11 @@ class Door(Protocol):
 class ServiceDoor:
     """The port for services: its handshake lets in certificates of our authorities alone."""
 
-    def __init__(self, identity: str = "") -> None:
+    def __init__(
+        self, identity: str = "", revoked: ReloadedFile[RevokedCertificates] | None = None
+    ) -> None:
         """Let in those whose certificate has this name; empty, as without TLS: everybody."""
-        self._judge = _ByIdentity(identity) if identity else None
+        self._judge = _ByIdentity(identity, Certificates(revoked)) if identity else None
 
     def judge_of(self, method: str) -> Judge | None:
         return None if method.startswith(PROBE_PREFIXES) else self._judge
@@ -103,38 +108,110 @@ class ServiceDoor:
 class ClientDoor:
     """The port for clients."""
 
-    def __init__(self, callers: Callers | None, auditor: Auditor) -> None:
+    def __init__(
+        self,
+        callers: Callers | None,
+        auditor: Auditor,
+        revoked: ReloadedFile[RevokedCertificates] | None = None,
+    ) -> None:
         """Judge calls by the policy of `callers`; without one, all clients may do everything.
 
         The acts of callers are recorded where there is a policy: without, no caller has a name.
         """
         self._callers = callers
         self._auditor = auditor
+        self._certificates = Certificates(revoked)
+        self._unrevoked = None if revoked is None else _Unrevoked(self._certificates)
 
     def judge_of(self, method: str) -> Judge | None:
         try:
             access = access_of(method)
         except LookupError:
             # Nothing says who may call it, so no policy can permit it.
-            return None if self._callers is None else _ForServices()
+            return self._unrevoked if self._callers is None else _ForServices()
         if access.caller == "anyone":
             return None
         if self._callers is None:
-            return _ForServices() if access.caller == "service" else None
-        return _ByPolicy(self._callers, self._auditor, method, access)
+            return _ForServices() if access.caller == "service" else self._unrevoked
+        return _ByPolicy(self._callers, self._certificates, self._auditor, method, access)
+
+
+class Certificates:
+    """What the certificates of clients prove."""
+
+    def __init__(self, revoked: ReloadedFile[RevokedCertificates] | None) -> None:
+        """Those that were revoked prove nothing."""
+        self._revoked = revoked
+
+    @property
+    def version(self) -> int:
+        """Grows whenever they may prove something else than before."""
+        return 0 if self._revoked is None else self._revoked.version
+
+    def names(self, context: Context) -> frozenset[str]:
+        """The names in the caller's certificate; empty without one.
+
+        Raises:
+            Unauthenticated: The certificate is revoked, or the connection is TLS before 1.3.
+        """
+        auth = context.auth_context()
+        if is_old(auth):
+            raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
+        if self._revoked is not None:
+            self._revoked.value.check(auth)
+        return identities(auth)
+
+
+class _CertifiedVisit(Visit):
+    """A call whose connection has a good certificate, or needs none."""
+
+    __slots__ = ("_certificates", "_context", "_version")
+
+    def __init__(self, certificates: Certificates, context: Context, version: int) -> None:
+        """`version` is that of the certificates when the caller's was looked at."""
+        self._certificates = certificates
+        self._context = context
+        self._version = version
+
+    async def judge(self, request: Any) -> None:
+        self._look_again()
+
+    async def renew(self) -> None:
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Raise Unauthenticated once the certificate of the connection is revoked."""
+        version = self._certificates.version
+        if version != self._version:
+            self._certificates.names(self._context)
+            self._version = version
+
+
+class _Unrevoked:
+    """Lets in everyone whose certificate is not revoked."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    async def enter(self, context: Context) -> Visit:
+        version = self._certificates.version
+        self._certificates.names(context)
+        return _CertifiedVisit(self._certificates, context, version)
 
 
 class _ByIdentity:
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, certificates: Certificates) -> None:
         self._identity = identity
+        self._certificates = certificates
 
     async def enter(self, context: Context) -> Visit:
-        if self._identity not in _proven_names(context):
+        version = self._certificates.version
+        if self._identity not in self._certificates.names(context):
             raise PermissionDenied(
                 f"the certificate does not have the name {self._identity}",
                 reason="FOR_SERVICES_ALONE",
             )
-        return UNJUDGED  # The certificate is that of the connection, however long it lasts.
+        return _CertifiedVisit(self._certificates, context, version)
 
 
 class _ForServices:
@@ -150,9 +227,15 @@ def _for_services() -> PermissionDenied:
 
 class _ByPolicy:
     def __init__(
-        self, callers: Callers, auditor: Auditor, method: str, access: MethodAccess
+        self,
+        callers: Callers,
+        certificates: Certificates,
+        auditor: Auditor,
+        method: str,
+        access: MethodAccess,
     ) -> None:
         self._callers = callers
+        self.certificates = certificates
         self._auditor = auditor
         self._method = method
         self._access = access
@@ -168,8 +251,10 @@ class _ByPolicy:
 
     async def enter(self, context: Context) -> Visit:
         identity: Identity | None = None
+        version = self.certificates.version
         try:
-            identity = await self._callers.identify(_authorization(context), _proven_names(context))
+            names = self.certificates.names(context)
+            identity = await self._callers.identify(_authorization(context), names)
             if self._access.caller == "service":
                 raise _for_services()
         except SlateMQError:
@@ -181,7 +266,7 @@ class _ByPolicy:
         if self._is_publish:
             caller.quota.admit_publish()
         place = None if self._place is None else caller.quota.place(self._place)
-        return _JudgedVisit(self, context, identity, place)
+        return _JudgedVisit(self, context, version, identity, place)
 
     def check(self, context: Context, identity: Identity, request: Any) -> None:
         """Raises PermissionDenied or Unauthenticated unless the caller may make this call."""
@@ -196,18 +281,19 @@ class _ByPolicy:
         self._auditor.watch(context, self._method, subjects, principal)
 
 
-class _JudgedVisit(Visit):
-    __slots__ = ("_context", "_identity", "_judge", "_place")
+class _JudgedVisit(_CertifiedVisit):
+    __slots__ = ("_identity", "_judge", "_place")
 
     def __init__(
         self,
         judge: _ByPolicy,
         context: Context,
+        version: int,
         identity: Identity,
         place: AbstractContextManager[None] | None,
     ) -> None:
+        super().__init__(judge.certificates, context, version)
         self._judge = judge
-        self._context = context
         self._identity = identity
         self._place = place
 
@@ -226,12 +312,14 @@ class _JudgedVisit(Visit):
             self._place.__exit__(None, None, None)
 
     async def judge(self, request: Any) -> None:
+        self._look_again()
         if await self._identity.renew():
             current_caller.set(self._identity.caller)
         self._judge.check(self._context, self._identity, request)
 
     async def renew(self) -> None:
         if not self._judge.answers_publishes:  # Those say what the caller sent itself.
+            self._look_again()
             await self._identity.renew()
 
 
@@ -240,11 +328,3 @@ def _authorization(context: Context) -> str:
         if key == "authorization":
             return value if isinstance(value, str) else value.decode("latin-1")
     return ""
-
-
-def _proven_names(context: Context) -> frozenset[str]:
-    """The names in the caller's certificate. Raises Unauthenticated for TLS before 1.3."""
-    auth = context.auth_context()
-    if is_old(auth):
-        raise Unauthenticated("connect with TLS 1.3", reason="OLD_TLS")
-    return identities(auth)

@@ -17,6 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 SERVICE_NAME: Final = "slatemq-service"
 """The name by which services know each other's certificates."""
 
+AUTHORITY_NAME: Final = "SlateMQ development, not for production"
+
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 _CLOCK_SKEW: Final = timedelta(minutes=5)
@@ -54,7 +56,7 @@ def make_certificates(
     for file in files:
         if file.exists():
             raise FileExistsError(f"{file} exists already")
-    authority = _Authority(days)
+    authority = Authority(days)
     service = authority.sign(SERVICE_NAME, (SERVICE_NAME, *LOOPBACK, *hosts))
     own = authority.sign(client, (client,))
     for file, data in zip(files, (authority.pem, *service, *own), strict=True):
@@ -67,19 +69,24 @@ def make_certificates(
     return files
 
 
-class _Authority:
-    """Signs certificates; its key lives as long as this object."""
+class Authority:
+    """Signs certificates.
 
-    def __init__(self, days: int) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
+    Attributes:
+        name, key: Its name, and its private key, which lives as long as this object.
+        pem: Its certificate.
+    """
+
+    def __init__(self, days: int, name: str = AUTHORITY_NAME) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
         self._from = datetime.now(UTC) - _CLOCK_SKEW
         self._until = datetime.now(UTC) + timedelta(days=days)
-        self._name = _name("SlateMQ development, not for production")
-        builder = self._builder(self._name, self._key).add_extension(
+        self.name = _name(name)
+        builder = self._builder(self.name, self.key).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
         builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-        self.pem = _pem(builder.sign(self._key, hashes.SHA256()))
+        self.pem = _pem(builder.sign(self.key, hashes.SHA256()))
 
     def sign(self, name: str, hosts: Sequence[str]) -> tuple[bytes, bytes]:
         """A certificate and its private key, for servers and clients of these names."""
@@ -97,20 +104,20 @@ class _Authority:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        return _pem(builder.sign(self._key, hashes.SHA256())), private
+        return _pem(builder.sign(self.key, hashes.SHA256())), private
 
     def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
             .subject_name(name)
-            .issuer_name(self._name)
+            .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._from)
             .not_valid_after(self._until)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
             .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False
             )
         )
 

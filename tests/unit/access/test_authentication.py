@@ -47,8 +47,8 @@ class Files:
     def authenticator(
         self, *, tokens: bool = True, issuers: bool = False
     ) -> Authenticator[Principal]:
-        token_file = ReloadedFile(self.tokens, TokenFile) if tokens else None
-        issuer_file = ReloadedFile(self.issuers, JwtTokens) if issuers else None
+        token_file = ReloadedFile.of_document(self.tokens, TokenFile) if tokens else None
+        issuer_file = ReloadedFile.of_document(self.issuers, JwtTokens) if issuers else None
         self.reloaded = token_file
         return Authenticator(token_file, issuer_file, lambda one: one, lambda: self.now_s)
 
@@ -476,7 +476,7 @@ def test_a_bad_new_version_leaves_the_one_before(
 ) -> None:
     made = new_token("shop")
     files.write(made)
-    reloaded = ReloadedFile(files.tokens, TokenFile)
+    reloaded = ReloadedFile.of_document(files.tokens, TokenFile)
 
     files.tokens.write_text("tokens: [")
 

@@ -55,8 +55,8 @@ class Rig:
         tokens.write_text(yaml.safe_dump({"tokens": [one.entry for one in made.values()]}))
         self.worker = f"Bearer {made['worker'].token}"
         self.stranger = f"Bearer {made['stranger'].token}"
-        self.file = ReloadedFile(self.policy, Policy)
-        token_file = ReloadedFile(tokens, TokenFile)
+        self.file = ReloadedFile.of_document(self.policy, Policy)
+        token_file = ReloadedFile.of_document(tokens, TokenFile)
         self.callers = Callers(self.file, token_file, clock_s=lambda: self.now_s)
 
     async def find(self, authorization: str, certified: Collection[str] = ()) -> Caller:

@@ -1,0 +1,131 @@
+"""Certificates that their authorities revoked before they expired: a file of revocation lists.
+
+gRPC's handshake looks at no lists. So the connection of a revoked certificate comes about, and each
+of its calls is refused; those that are open end at their next request or response.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPublicKeyTypes
+
+from libs.access.reloading import ReloadedFile
+from libs.serving.tls import AuthContext
+from slatemq.errors import InvalidArgument, Unauthenticated
+
+log = logging.getLogger(__name__)
+
+FIELD: Final = "tls_crl"
+
+KEPT_MAX: Final = 10_000
+"""Certificates that were looked up and are not parsed again, which takes longer than to judge the
+rest of a call."""
+
+_PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+
+
+class RevokedCertificates:
+    """What the lists of a file name: certificates by their authority and number."""
+
+    def __init__(self, lists: Iterable[x509.CertificateRevocationList]) -> None:
+        self._serials = {
+            (one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one
+        }
+        self._known: dict[bytes, bool] = {}
+
+    def check(self, auth: AuthContext) -> None:
+        """Raises Unauthenticated where the certificate that a client has proven is among them."""
+        if any(map(self._has, auth.get("x509_pem_cert", ()))):
+            raise Unauthenticated(
+                "the certificate of this connection was revoked: get a new one",
+                reason="CERTIFICATE_REVOKED",
+            )
+
+    def _has(self, pem: bytes) -> bool:
+        known = self._known.get(pem)
+        if known is None:
+            if len(self._known) >= KEPT_MAX:
+                self._known.clear()
+            certificate = x509.load_pem_x509_certificate(pem)
+            key = certificate.issuer.public_bytes(), certificate.serial_number
+            known = self._known[pem] = key in self._serials
+        return known
+
+
+def revocations_of(file: Path, authorities: Path) -> ReloadedFile[RevokedCertificates]:
+    """The lists of a file, each of which must be signed by one of the authorities.
+
+    Raises:
+        InvalidArgument: A file is not usable.
+    """
+    return ReloadedFile(file, lambda path: _read(path, authorities), authorities)
+
+
+def _read(file: Path, authorities: Path) -> RevokedCertificates:
+    try:
+        blocks = _PEM.findall(file.read_bytes())
+        lists = [x509.load_pem_x509_crl(block) for block in blocks]
+    except OSError as error:
+        raise InvalidArgument(FIELD, f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidArgument(FIELD, f"{file} has a revocation list that is damaged") from error
+    if not lists:
+        raise InvalidArgument(FIELD, f"{file} has no revocation list in PEM (X509 CRL)")
+    signers = _authorities(authorities)
+    for one in lists:
+        name = one.issuer.rfc4514_string()
+        if not any(_is_signed(one, key) for issuer, key in signers if issuer == one.issuer):
+            raise InvalidArgument(
+                FIELD, f"the list of {name!r} in {file} is not signed by an authority of --tls-ca"
+            )
+        _check_extensions(one, f"the list of {name!r} in {file}")
+        until = one.next_update_utc
+        if until is not None and until < datetime.now(UTC):
+            log.warning(
+                "a revocation list is out of date, and what it names stays revoked: replace it",
+                extra={"file": str(file), "issuer": name, "until": until.isoformat()},
+            )
+    return RevokedCertificates(lists)
+
+
+def _authorities(file: Path) -> list[tuple[x509.Name, CertificateIssuerPublicKeyTypes]]:
+    try:
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+        return [(one.subject, one.public_key()) for one in found]  # type: ignore[misc]
+    except OSError as error:
+        raise InvalidArgument("tls_ca", f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidArgument("tls_ca", f"{file}: {error}") from error
+
+
+def _is_signed(one: x509.CertificateRevocationList, key: CertificateIssuerPublicKeyTypes) -> bool:
+    try:
+        return one.is_signature_valid(key)
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError):
+        return False
+
+
+def _check_extensions(one: x509.CertificateRevocationList, name: str) -> None:
+    """Raise for a list that does not mean what a whole list of its authority would."""
+    try:
+        extensions = list(one.extensions)
+    except ValueError as error:
+        raise InvalidArgument(FIELD, f"{name}: {error}") from error
+    for extension in extensions:
+        value = extension.value
+        is_partial = isinstance(value, x509.IssuingDistributionPoint) and value.indirect_crl
+        is_known = isinstance(value, x509.IssuingDistributionPoint | x509.CRLNumber)
+        if is_partial or (extension.critical and not is_known):
+            raise InvalidArgument(
+                FIELD,
+                f"{name} is not a complete list of its authority alone (delta or indirect, by "
+                f"its extension {extension.oid.dotted_string}): give a complete one",
+            )
