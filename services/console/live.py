@@ -2,7 +2,7 @@
 
 ::
 
-    status() ─► sample ─► history of each queue, in memory ─► pages, and their event streams
+    look() ─► sample ─► history of each queue, in memory ─► pages, and their event streams
 
 The instance keeps no history of counts; this one begins with the first page that someone opens, and
 ends a minute after the last. Persons with different tokens see different queues, so each token has
@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.console.clients import Clients, OpenInstance
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import Counts
+from slatemq._admin.rates import UNKNOWN, Look, QueueRates, look, rates_between, sum_rates
 from slatemq.errors import SlateMQError, Unavailable
 
 SAMPLE_S: Final = 2.0
@@ -46,13 +47,6 @@ STREAM_S: Final = 600.0
 """Then the browser connects again, and proves again who looks."""
 
 
-class Flow(NamedTuple):
-    """Messages per second between two samples; None before the second one."""
-
-    arrived: float | None
-    finished: float | None
-
-
 @dataclass(slots=True)
 class History:
     """One queue, or all together; the oldest sample first."""
@@ -62,35 +56,21 @@ class History:
     failed: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
     arrived: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
     finished: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
-    _at_s: float = 0.0
-    _totals: tuple[int, int] | None = None
+    rates: QueueRates = UNKNOWN
 
-    def add(self, counts: Counts, at_s: float) -> None:
+    def add(self, counts: Counts, rates: QueueRates) -> None:
         self.depth.append(depth(counts))
         self.age_ms.append(counts.oldest_claimable_age_ms or 0)
         self.failed.append(counts.failed_count)
-        totals = _everything(counts), counts.done_count
-        if self._totals is not None:
-            seconds = max(at_s - self._at_s, 0.001)
-            # Less than before: done messages that are no longer listed, a purge.
-            self.arrived.append(max(0, totals[0] - self._totals[0]) / seconds)
-            self.finished.append(max(0, totals[1] - self._totals[1]) / seconds)
-        self._totals, self._at_s = totals, at_s
-
-    @property
-    def flow(self) -> Flow:
-        if not self.arrived:
-            return Flow(None, None)
-        return Flow(self.arrived[-1], self.finished[-1])
+        if rates.in_per_s is not None and rates.out_per_s is not None:
+            self.arrived.append(rates.in_per_s)
+            self.finished.append(rates.out_per_s)
+        self.rates = rates
 
 
 def depth(counts: Counts) -> int:
     """The messages that are still to be finished."""
     return counts.available_count + counts.delayed_count + counts.in_flight_count
-
-
-def _everything(counts: Counts) -> int:
-    return depth(counts) + counts.done_count + counts.failed_count + counts.archived_count
 
 
 def together(all_counts: Iterable[Counts]) -> Counts:
@@ -123,6 +103,7 @@ class Watch:
         self.queues: dict[str, History] = {}
         self._clients = clients
         self._token = token
+        self._look: Look | None = None
         self._sampled = asyncio.Condition()
         self._samples_count = 0
         self._error: SlateMQError | OpenInstance | None = None
@@ -155,7 +136,7 @@ class Watch:
             self._error = None
             try:
                 client = await self._clients.of(self._token)
-                self._add(await client.status())
+                self._add(await look(client))
             except (SlateMQError, OpenInstance) as error:
                 self._error = error
             async with self._sampled:
@@ -168,15 +149,17 @@ class Watch:
         """Have those who wait raise Unavailable."""
         self._error = Unavailable("the console is stopping")
 
-    def _add(self, status: Status) -> None:
-        at_s = time.monotonic()
-        self.status = status
+    def _add(self, now: Look) -> None:
+        rates, queues = rates_between(self._look, now), now.status.queues
+        self._look, self.status = now, now.status
         # With a broker away the sum would fall, and rise again when it is back.
-        if not status.unlisted_brokers:
-            self.totals.add(together(queue.counts for queue in status.queues), at_s)
-        busiest = sorted(status.queues, key=lambda queue: -depth(queue.counts))[:HISTORIES_MAX]
+        if not now.status.unlisted_brokers:
+            counts = together(queue.counts for queue in queues)
+            self.totals.add(counts, sum_rates(rates.values()))
+        busiest = sorted(queues, key=lambda queue: -depth(queue.counts))[:HISTORIES_MAX]
         for queue in busiest:
-            self.queues.setdefault(queue.queue_id, History()).add(queue.counts, at_s)
+            history = self.queues.setdefault(queue.queue_id, History())
+            history.add(queue.counts, rates.get(queue.queue_id, UNKNOWN))
         kept = {queue.queue_id for queue in busiest}
         self.queues = {name: one for name, one in self.queues.items() if name in kept}
 

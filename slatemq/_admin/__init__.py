@@ -11,6 +11,7 @@ In reading order; a file imports only files above it:
 `watching`     Watching the delayed messages of a queue: a stream that resumes where it broke
 `entries`      Listing, finding and changing entries, messages in their queues; reading messages
 `instance`     The processes of an instance: their status, their events, their common settings
+`rates`        Rates of queues, from two looks at what has passed through them
 `examining`    Examining the processes, and who the caller is
 `expiries`     When certificates expire
 `janitor`      Runs of the janitor's jobs: beginning, watching and cancelling them

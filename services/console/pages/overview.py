@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from services.console.live import Watch, depth, together
 from services.console.rendering import console_of, field_of, fragment, render, session_of
-from slatemq.models import RouteStatus
+from slatemq._admin.rates import lag_by_broker
 
 QUEUES_SHOWN: Final = 200
 """Those with most messages; the filter finds the others."""
@@ -36,11 +36,6 @@ async def live_response(request: Request, draw: Callable[[Watch], str]) -> Respo
     return StreamingResponse(stream, media_type="text/event-stream")
 
 
-def lag(route: RouteStatus) -> int:
-    """How many messages a route is behind, at most: the IDs of a log may have gaps."""
-    return max(0, route.durable_sequence - route.cursor)
-
-
 def _overview(watch: Watch, find: str) -> str:
     status = watch.status
     found = [queue for queue in status.queues if find.lower() in queue.queue_id.lower()]
@@ -52,7 +47,7 @@ def _overview(watch: Watch, find: str) -> str:
         totals=together(queue.counts for queue in status.queues),
         history=watch.totals,
         histories=watch.queues,
-        lag=sum(map(lag, status.routes)),
+        lag=sum(lag_by_broker(status.routes).values()),
         queues=found[:QUEUES_SHOWN],
         found_count=len(found),
         find=find,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.console.pages.overview import lag
 from services.console.rendering import client_of, render
 from slatemq._admin.outbox import OutboxLine
 from slatemq.client import Client
@@ -21,7 +20,6 @@ async def show_processes(request: Request) -> Response:
         request,
         "processes.html",
         status=status,
-        routes=[(route, lag(route)) for route in status.routes],
         outboxes=outboxes,
         problem=problem,
         instance=instance,

@@ -2,7 +2,6 @@
 
 In reading order; a file imports only files above it:
 
-`rates`       Rates of queues, from two looks at what has passed through them
 `board`       The live view as text, for a terminal of any size: what is shown, in which order
 `keys`        The keys that are pressed in a terminal
 `view`        The board in a terminal, drawn again every two seconds; its numbers without one

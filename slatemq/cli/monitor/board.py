@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from slatemq.cli.monitor.rates import (
+from slatemq._admin.rates import (
     UNKNOWN,
     Look,
     QueueRates,

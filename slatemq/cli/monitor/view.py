@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group
 from rich.live import Live
 
+from slatemq._admin.rates import Look, look
 from slatemq.cli.monitor.board import COLUMNS, Board, Row, cell_of, rows_of
 from slatemq.cli.monitor.keys import Keyboard, read_keys
-from slatemq.cli.monitor.rates import Look, look
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import now_ms
 from slatemq.errors import SlateMQError

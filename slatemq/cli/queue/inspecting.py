@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq._admin.rates import Look, QueueRates, look, rate_fields, rates_between
 from slatemq.cli.failures import EXIT_UNREACHABLE
-from slatemq.cli.monitor.rates import Look, QueueRates, look, rate_fields, rates_between
 from slatemq.cli.output import note, write_json, write_table
 from slatemq.cli.parameters import (
     DURATION,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import queue_of
+from slatemq._admin.rates import UNKNOWN, Look, QueueRates, rates_between, sum_rates
 from slatemq.cli.monitor.board import Board, short_age, short_count, short_rate
 from slatemq.cli.monitor.keys import keys_in
-from slatemq.cli.monitor.rates import Look, rates_between
 from slatemq.models import RouteStatus, ServiceStatus
 from slatemq.v1 import queue_pb2
 
@@ -67,6 +67,13 @@ def test_a_queue_that_was_made_again_has_no_rates_yet() -> None:
     rates = rates_between(look(queue("orders", entered=100)), look(again, at_s=1))
 
     assert rates["orders"].in_per_s is None
+
+
+def test_rates_together_leave_out_queues_that_have_none_yet() -> None:
+    half = QueueRates(1.0, 2.0, 3.0, 4.0)
+
+    assert sum_rates([half, UNKNOWN, half]) == QueueRates(2.0, 4.0, 6.0, 8.0)
+    assert sum_rates([UNKNOWN]) == sum_rates([]) == UNKNOWN
 
 
 def test_it_shows_rates_depth_and_lag() -> None:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from services.console.live import SAMPLES_KEPT, History, event, together
 from slatemq import Counts
+from slatemq._admin.rates import UNKNOWN, QueueRates
 
 
-def test_rates_are_what_came_between_two_samples() -> None:
+def test_charts_have_the_rates_of_each_sample_that_has_some() -> None:
     history = History()
-    history.add(Counts(available_count=10, done_count=5), 100.0)
-    assert set(history.flow) == {None}
+    history.add(Counts(available_count=10), UNKNOWN)
+    history.add(Counts(available_count=30, in_flight_count=4), QueueRates(22.0, 5.0, 10.0, 0.0))
+    assert history.rates.in_per_s == 22.0
 
-    history.add(Counts(available_count=30, in_flight_count=4, done_count=25), 102.0)
+    # The broker was restarted: its totals begin again.
+    history.add(Counts(available_count=30), UNKNOWN)
 
-    assert list(history.flow) == [22.0, 10.0]
-    assert list(history.depth) == [10, 34]
-
-
-def test_a_purge_is_no_negative_rate() -> None:
-    history = History()
-    history.add(Counts(available_count=10, done_count=500), 1.0)
-    history.add(Counts(), 2.0)
-
-    assert history.flow == (0.0, 0.0)
+    assert list(history.depth) == [10, 34, 30]
+    assert (list(history.arrived), list(history.finished)) == ([22.0], [10.0])
+    assert history.rates.in_per_s is None
 
 
 def test_a_history_is_bounded() -> None:
     history = History()
     for second in range(3 * SAMPLES_KEPT):
-        history.add(Counts(available_count=second), float(second))
+        history.add(Counts(available_count=second), QueueRates(1.0, 1.0, 1.0, 1.0))
 
     assert len(history.depth) == len(history.arrived) == SAMPLES_KEPT
     assert history.depth[-1] == 3 * SAMPLES_KEPT - 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from slatemq._admin.instance import Status
+if TYPE_CHECKING:  # The help of a command loads this file, and does without protobuf.
+    from slatemq._admin.instance import InstanceCalls, Status
     from slatemq._admin.queue_models import Queue
-    from slatemq.client import Client
     from slatemq.models import RouteStatus
 
 
@@ -34,7 +33,7 @@ class QueueRates:
 UNKNOWN = QueueRates()
 
 
-async def look(client: Client) -> Look:
+async def look(client: InstanceCalls) -> Look:
     """Ask all processes once; no process reads the store for it."""
     return Look(await client.status(settings=False), time.monotonic())
 
@@ -63,6 +62,12 @@ def _rates(before: Queue | None, now: Queue, seconds: float) -> QueueRates:
         return UNKNOWN
     entered, claimed, acked, requeued = (count / seconds for count in grown)
     return QueueRates(entered, claimed, acked, requeued)
+
+
+def sum_rates(rates: Iterable[QueueRates]) -> QueueRates:
+    """The rates of several queues together, of those that have any."""
+    known = [astuple(one) for one in rates if one != UNKNOWN]
+    return QueueRates(*map(sum, zip(*known, strict=True))) if known else UNKNOWN
 
 
 def lag_by_broker(routes: Iterable[RouteStatus]) -> dict[int, int]:
