@@ -19,6 +19,7 @@ from libs.filters.allowance import Allowance, TooSlow
 from libs.filters.conditions import Condition, values_of
 from libs.filters.expressions import (
     DEFAULT_FILTER,
+    PRIORITY_MAX,
     Checked,
     Facts,
     Filter,
@@ -35,6 +36,7 @@ from libs.filters.index import (
     QueueOutcome,
     Rest,
     RuleSet,
+    explain_draft,
     facts,
 )
 from libs.filters.signatures import CONTENT_VARIABLES, VARIABLES
@@ -44,6 +46,7 @@ __all__ = [
     "CONTENT_VARIABLES",
     "DEFAULT_FILTER",
     "DEFAULT_PRIORITY",
+    "PRIORITY_MAX",
     "SOURCE_BYTES_MAX",
     "VARIABLES",
     "Allowance",
@@ -62,6 +65,7 @@ __all__ = [
     "TooSlow",
     "check",
     "context",
+    "explain_draft",
     "facts",
     "timestamp",
     "values_of",

@@ -364,6 +364,17 @@ def _priority(rule: _Rule, message: cel.Context) -> tuple[int, str]:
     return value, f"by the priority {source}{error and f', {error}'}"
 
 
+def explain_draft(
+    queue_id: str,
+    chosen: Filter,
+    priority: Priority | None,
+    fallback_priority: int,
+    seen: Facts,
+) -> QueueOutcome:
+    """The outcome of a queue that need not exist."""
+    return _explained(queue_id, _Rule(chosen, priority, fallback_priority), context(seen))
+
+
 def _explained(queue_id: str, rule: _Rule, message: cel.Context) -> QueueOutcome:
     outcome: Outcome = rule.filter.explain(message)
     source = rule.filter.checked.source

@@ -7,6 +7,7 @@ the token of the person who looks. It may be stopped and started at any instant.
 `charts`    small pictures of numbers over time, as SVG
 `formats`   payloads and times as texts for people
 `sessions`  who is logged in: sealed cookies, and the tokens of forms
+`measures`  what the console measures of itself
 `clients`   a client of the instance for each token
 `live`      what a page shows of the instance, sampled while anyone looks
 `guard`     what every request passes: hosts, bounds, sessions, forms, security headers
@@ -16,5 +17,5 @@ the token of the person who looks. It may be stopped and started at any instant.
 `service`   the process: its listener, TLS, start and end
 
 Imports go down only: service → app → pages → rendering → guard → live → clients → sessions →
-formats, charts, config.
+formats, charts, measures, config.
 """

@@ -11,10 +11,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from libs.serving.telemetry import Telemetry
 from services.console.clients import Clients, OpenInstance
 from services.console.config import ConsoleConfig
 from services.console.guard import Guard
 from services.console.live import Watches
+from services.console.measures import Timed, measure_viewers, measures_of
 from services.console.pages import (
     dead_letters,
     events,
@@ -23,6 +25,7 @@ from services.console.pages import (
     messages,
     overview,
     processes,
+    queue_forms,
     queues,
 )
 from services.console.rendering import Console, Problem, render, show_error
@@ -38,6 +41,11 @@ def routes() -> list[Route | Mount]:
         Route("/live/queue", queues.stream_queue),
         Route("/queue", queues.show_queue),
         Route("/queue/filter", queues.test_filter, methods=["POST"]),
+        Route("/queue/new", queue_forms.show_new),
+        Route("/queue/new", queue_forms.create, methods=["POST"]),
+        Route("/queue/settings", queue_forms.show_settings),
+        Route("/queue/settings", queue_forms.change, methods=["POST"]),
+        Route("/queue/try", queue_forms.try_draft, methods=["POST"]),
         Route("/queue/do/{action}", queues.confirm_action),
         Route("/queue/do/{action}", queues.run_action, methods=["POST"]),
         Route("/messages", messages.list_messages),
@@ -68,13 +76,18 @@ def routes() -> list[Route | Mount]:
     ]
 
 
-def build_app(config: ConsoleConfig) -> Starlette:
+def build_app(config: ConsoleConfig, telemetry: Telemetry) -> Starlette:
     """The application; its state has the `console`."""
     clients = Clients(config)
     seal = SessionSeal(config.session_s)
+    measures = measures_of(telemetry)
+    watches = Watches(clients, measures.samples)
+    measure_viewers(telemetry, lambda: watches.viewers_count, lambda: watches.streams_count)
+    guard = Middleware(Guard, seal=seal, hosts=config.allowed_hosts)
+    timed = Middleware(Timed, durations=measures.requests)
     app = Starlette(
         routes=routes(),
-        middleware=[Middleware(Guard, seal=seal, hosts=config.allowed_hosts)],
+        middleware=[timed, guard] if telemetry.enabled else [guard],
         exception_handlers={
             SlateMQError: show_error,
             OpenInstance: show_error,
@@ -82,12 +95,12 @@ def build_app(config: ConsoleConfig) -> Starlette:
             405: show_not_found,
         },
     )
-    app.state.console = Console(config, seal, clients, Watches(clients))
+    app.state.console = Console(config, seal, clients, watches, measures)
     return app
 
 
 async def show_health(_: Request) -> Response:
-    """Whether the process serves; of the instance, its pages say how it is."""
+    """Whether the process serves, for probes of its pages; the instance's health is in them."""
     return PlainTextResponse("ok")
 
 

@@ -6,6 +6,8 @@ import json
 import time
 from typing import Final, Literal, get_args
 
+from slatemq.cli.parameters import format_duration
+
 SHOWN_BYTES_MAX: Final = 64 * 1024
 """Of a payload; all of it can be downloaded."""
 
@@ -35,6 +37,21 @@ def ago(time_ms: int) -> str:
         return "–"
     distance_ms = time.time() * 1000 - time_ms
     return f"{span(distance_ms)} ago" if distance_ms >= 0 else f"in {span(-distance_ms)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `1,200 messages`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def setting(value: int, name: str) -> str:
+    """A setting of the instance in the unit that its name ends with, and as it is stored."""
+    readable = ""
+    if "_bytes" in name:
+        readable = size(value)
+    elif name.endswith(("_s", "_ms")):
+        readable = format_duration(value * (1000 if name.endswith("_s") else 1))
+    return f"{readable} ({value:,})" if readable else f"{value:,}"
 
 
 def size(count: int) -> str:

@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from opentelemetry.metrics import Histogram
+
 from services.console.clients import Clients, OpenInstance
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import Counts
@@ -97,12 +99,13 @@ class Watch:
         queues: Those of single queues.
     """
 
-    def __init__(self, clients: Clients, token: str) -> None:
+    def __init__(self, clients: Clients, token: str, durations: Histogram) -> None:
         self.status = Status([], [], [], [])
         self.totals = History()
         self.queues: dict[str, History] = {}
         self._clients = clients
         self._token = token
+        self._durations = durations
         self._look: Look | None = None
         self._sampled = asyncio.Condition()
         self._samples_count = 0
@@ -143,6 +146,7 @@ class Watch:
                 self._samples_count += 1
                 self._sampled.notify_all()
             took_s = time.monotonic() - began_s
+            self._durations.record(took_s)
             await asyncio.sleep(max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE))
 
     def end(self) -> None:
@@ -165,19 +169,25 @@ class Watch:
 
 
 class Watches:
-    """The watch of each token."""
+    """The watch of each token.
 
-    def __init__(self, clients: Clients) -> None:
+    Attributes:
+        streams_count: Open pages that are updated.
+    """
+
+    def __init__(self, clients: Clients, durations: Histogram) -> None:
+        """`durations` gets the length of each sample, in s."""
+        self.streams_count = 0
         self._clients = clients
+        self._durations = durations
         self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
-        self._streams_count = 0
         self._stopping = asyncio.Event()
 
     async def of(self, token: str) -> Watch:
         """The watch of a token, with a sample. Raises SlateMQError, OpenInstance."""
         found = self._watches.get(token)
         if found is None or found[1].done():
-            watch = Watch(self._clients, token)
+            watch = Watch(self._clients, token, self._durations)
             task = asyncio.create_task(watch.run())
             self._watches[token] = watch, task
             task.add_done_callback(lambda _: self._forget(token, watch))
@@ -187,7 +197,7 @@ class Watches:
         self, watch: Watch, render: Callable[[Watch], str]
     ) -> AsyncGenerator[bytes, None]:
         """Server-sent events: `update` with what is rendered of each sample, `gone` at its end."""
-        self._streams_count += 1
+        self.streams_count += 1
         watch.streams_count += 1
         ends_s = time.monotonic() + STREAM_S
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -203,14 +213,19 @@ class Watches:
             yield event("gone", str(error))
         finally:
             stopping.cancel()
-            self._streams_count -= 1
+            self.streams_count -= 1
             watch.streams_count -= 1
+
+    @property
+    def viewers_count(self) -> int:
+        """Tokens for which the instance is being sampled."""
+        return len(self._watches)
 
     def has_place(self, token: str) -> bool:
         """Whether one more stream may be opened."""
         found = self._watches.get(token)
         own = found[0].streams_count if found is not None else 0
-        return self._streams_count < STREAMS_MAX and own < PERSON_STREAMS_MAX
+        return self.streams_count < STREAMS_MAX and own < PERSON_STREAMS_MAX
 
     def stop_streams(self) -> None:
         self._stopping.set()

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import quote, urlencode
 
 import jinja2
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -17,6 +18,7 @@ from services.console.clients import Clients, OpenInstance
 from services.console.config import ConsoleConfig
 from services.console.guard import cookie_of, session_cookie
 from services.console.live import Watches, depth
+from services.console.measures import Measures
 from services.console.sessions import NOTICE_S, Session, SessionSeal
 from slatemq.cli.parameters import format_time
 from slatemq.client import Client
@@ -57,12 +59,14 @@ class Console(NamedTuple):
     Attributes:
         clients: By token.
         watches: The history that each person sees.
+        measures: What the console counts of itself.
     """
 
     config: ConsoleConfig
     seal: SessionSeal
     clients: Clients
     watches: Watches
+    measures: Measures
 
 
 def _environment() -> jinja2.Environment:
@@ -76,15 +80,26 @@ def _environment() -> jinja2.Environment:
     )
     made.filters.update(
         ago=formats.ago,
+        counted=formats.counted,
         depth=depth,
+        marked=marked,
         number=lambda count: f"{count:,}",
         rate=formats.rate,
+        setting=formats.setting,
         size=formats.size,
         span=formats.span,
         time=format_time,
     )
     made.globals.update(CHART_SLOTS=CHART_SLOTS, link=link, menu=MENU, sparkline=sparkline)
     return made
+
+
+def marked(text: str) -> Markup:
+    """Text for people, in which what stands between backticks is code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
+        for place, part in enumerate(text.split("`"))
+    )
 
 
 def link(path: str, **parameters: object) -> str:
@@ -173,24 +188,26 @@ _PROBLEMS: Final[Mapping[type[SlateMQError], Problem]] = {
     PermissionDenied: Problem(
         403,
         "You may not do that",
-        "Ask the keeper of the policy: `slatemq access check` says which rule is missing.",
+        "Ask whoever keeps the policy: `slatemq access check` says which rule is missing.",
     ),
-    NotFound: Problem(404, "It is not there", "It may have been removed, or has moved on."),
-    AlreadyExists: Problem(409, "It is there already", "Use it, or choose another name."),
+    NotFound: Problem(
+        404, "Not found", "It may have been removed meanwhile, or its address is wrong."
+    ),
+    AlreadyExists: Problem(409, "It exists already", "Use it, or choose another name."),
     FailedPrecondition: Problem(409, "Not in this state", "Load the page again to see its state."),
     Aborted: Problem(409, "It was changed meanwhile", "Load the page again, then retry."),
     ResourceExhausted: Problem(429, "Too much at once", "Wait a moment, then retry."),
     Unavailable: Problem(
         503,
         "A service is down",
-        "Retry in a moment. Processes shows which one; `slatemq status` does, too.",
+        "Retry in a moment. The page Processes and `slatemq status` say which one it is, and why.",
     ),
     DeadlineExceeded: Problem(
         504, "No answer in time", "It may have happened all the same: look before you repeat it."
     ),
     DataLoss: Problem(500, "Stored bytes are damaged", "The log of the service says more."),
 }
-_OTHER: Final = Problem(500, "Something is wrong in SlateMQ", "Report it with the service's log.")
+_OTHER: Final = Problem(500, "Something is wrong with SlateMQ", "Report it with the service's log.")
 
 _OPEN: Final = (
     "Other machines can reach this console, and the instance behind it has no policy: everyone "
@@ -212,7 +229,7 @@ async def show_error(request: Request, error: Exception) -> Response:
     if isinstance(error, Unauthenticated):
         return _to_login(request)
     problem = _PROBLEMS.get(type(error), _OTHER)
-    name = "_error.html" if is_part(request) else "error.html"
+    name = "_part_error.html" if is_part(request) else "error.html"
     return render(request, name, problem.status, problem=problem, message=error.message)
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from libs.serving import telemetry
+from libs.serving.http.parts import HttpParts
 from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
+from libs.serving.process.health import Health
 from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.settings import flag_of
 from services.console.app import build_app
@@ -24,6 +29,9 @@ from services.console.config import ConsoleConfig
 from slatemq._file_status import FilesValue
 from slatemq._rpc.endpoints import addresses_of
 from slatemq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from libs.serving.http.server import Exposition, HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +67,11 @@ def run(config: ConsoleConfig) -> int:
     except OSError as error:
         log.error("cannot listen on %s:%d: %s", config.host, config.port, error.strerror or error)
         return EXIT_FAILED
-    return asyncio.run(_serve(config, listener, certificate))
+    exposition: Exposition | None = None
+    if config.http_port >= 0:
+        # Loaded when asked for, since few consoles have an HTTP port.
+        exposition = import_module("libs.serving.http.server").Exposition()
+    return asyncio.run(_serve(config, listener, certificate, exposition))
 
 
 def check(config: ConsoleConfig) -> None:
@@ -101,9 +113,14 @@ def _certificate(config: ConsoleConfig) -> FilesValue[ssl.SSLContext] | None:
 
 
 async def _serve(
-    config: ConsoleConfig, listener: socket.socket, certificate: FilesValue[ssl.SSLContext] | None
+    config: ConsoleConfig,
+    listener: socket.socket,
+    certificate: FilesValue[ssl.SSLContext] | None,
+    exposition: Exposition | None,
 ) -> int:
-    app = build_app(config)
+    readers = [exposition.reader] if exposition is not None else []
+    recorder = telemetry.configure("console", f"console-{os.getpid()}", readers=readers)
+    app = build_app(config, recorder)
     settings = uvicorn.Config(
         app,
         log_config=None,
@@ -130,16 +147,40 @@ async def _serve(
         loop.add_signal_handler(number, stop)
     host, port = config.host, listener.getsockname()[1]
     scheme = "http" if certificate is None else "https"
-    log.info("serving", extra={"address": f"{scheme}://{host}:{port}"})
+    facts = {"address": f"{host}:{port}"}
+    http: HttpServer | None = None
+    if exposition is not None:
+        try:
+            http, facts["http_address"] = await _http_port(config, exposition)
+        except OSError as error:
+            log.error("cannot listen on %s:%d: %s", host, config.http_port, error.strerror or error)
+            return EXIT_FAILED
+    log.info("serving", extra={**facts, "address": f"{scheme}://{host}:{port}"})
     if config.ready_file:
-        _write_whole(Path(config.ready_file), json.dumps({"address": f"{host}:{port}"}))
+        _write_whole(Path(config.ready_file), json.dumps(facts))
     try:
         await server.serve([listener])
     finally:
+        if http is not None:
+            await http.stop()
         await app.state.console.watches.close()
         await app.state.console.clients.close()
     log.info("stopped")
     return EXIT_CLEAN
+
+
+async def _http_port(config: ConsoleConfig, exposition: Exposition) -> tuple[HttpServer, str]:
+    """The port of health and metrics, and its address. Raises OSError."""
+    health = Health(())
+    await health.serving()
+    server: HttpServer = import_module("libs.serving.http.server").HttpServer(
+        health, exposition.render, HttpParts()
+    )
+    try:
+        return server, await server.start(config.host, config.http_port)
+    except OSError:
+        await server.stop()
+        raise
 
 
 class _Server(uvicorn.Server):

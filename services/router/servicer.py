@@ -8,13 +8,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from libs.access.current import may
-from libs.filters import Facts, QueueOutcome, facts
+from libs.access.current import hold_to, may
+from libs.filters import (
+    DEFAULT_FILTER,
+    DEFAULT_PRIORITY,
+    PRIORITY_MAX,
+    Facts,
+    Filter,
+    Priority,
+    QueueOutcome,
+    explain_draft,
+    facts,
+)
 from libs.serving.limits import RETENTION_S_MAX
+from libs.serving.requests.expressions import checking_expression
 from libs.serving.requests.headers import encoded_headers
 from services.router.router import Router
 from slatemq.errors import InvalidArgument, NotFound, Unavailable
-from slatemq.v1 import router_pb2, router_pb2_grpc
+from slatemq.v1 import queue_pb2, router_pb2, router_pb2_grpc
 
 QUEUES_STEP: Final = 4
 """Queues that judge in one step of the event loop: each may take some milliseconds."""
@@ -83,6 +94,15 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
             )
         message = _message(request, self._now_ms())
+        if request.HasField("draft"):
+            if request.queue_ids:
+                raise InvalidArgument(
+                    "queue_ids", "stands beside a draft, which judges alone: set one of the two"
+                )
+            outcome = await asyncio.to_thread(_judged_by_draft, request.draft, message)
+            return router_pb2.ExplainResponse(
+                queues=[router_pb2.QueueExplanation(**asdict(outcome))]
+            )
         outcomes = await self._explainer.explain(message, request.queue_ids)
         return router_pb2.ExplainResponse(
             queues=[
@@ -104,6 +124,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 for progress in self._router.progress()
             ]
         )
+
+
+def _judged_by_draft(draft: queue_pb2.Queue, message: Facts) -> QueueOutcome:
+    """Checking an expression may take 50 ms: call it in a thread. Raises InvalidArgument."""
+    queue_id = draft.queue_id
+    fallback = draft.fallback_priority if draft.HasField("fallback_priority") else DEFAULT_PRIORITY
+    if not 0 <= fallback <= PRIORITY_MAX:
+        raise InvalidArgument(
+            "draft.fallback_priority", f"must be 0..{PRIORITY_MAX}", reason="OUT_OF_RANGE"
+        )
+    with checking_expression("draft.filter"):
+        chosen = Filter(draft.filter if draft.HasField("filter") else DEFAULT_FILTER(queue_id))
+    with checking_expression("draft.priority"):
+        priority = Priority(draft.priority) if draft.priority else None
+    hold_to("filter_cost", chosen.checked.cost + (priority.checked.cost if priority else 0))
+    return explain_draft(queue_id, chosen, priority, fallback, message)
 
 
 def _message(request: router_pb2.ExplainRequest, now_ms: int) -> Facts:

@@ -38,12 +38,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             _prepare_folders(options)
             other = _other_launcher(options.data, held)
             names = [part.name for part in PARTS]
-            services = [part.name for part in PARTS if not part.has_pages]
             ports = choose_ports(options.ports, names)
             http_ports: dict[str, int] = {}
             if options.http_ports is not None:
                 flag = "--http-ports"
-                http_ports = choose_ports(options.http_ports or None, services, ports.values())
+                http_ports = choose_ports(options.http_ports or None, names, ports.values())
         except PortInUse as error:
             if other:
                 report(f"{error}: a stack runs on {options.data} already (process {other})")

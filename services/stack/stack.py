@@ -66,15 +66,11 @@ def programs(
             *(sys.executable, "-m", f"services.{part.name}"),
             *("--host", HOST, "--port", str(ports[part.name])),
             *("--parent-pid", str(os.getpid())),
+            *("--http-port", str(http_ports.get(part.name, -1))),
         ]
         if part.has_pages:
             return [*begin, "--endpoint", f"{HOST}:{ports[PARTS[0].name]}"]
-        return [
-            *begin,
-            *("--root", options.root),
-            *("--config", options.config),
-            *("--http-port", str(http_ports.get(part.name, -1))),
-        ]
+        return [*begin, "--root", options.root, "--config", options.config]
 
     return [
         Program(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -13,6 +14,7 @@ from slatemq._admin.queue_models import (
     Backoff,
     DeletedQueue,
     Queue,
+    QueueDraft,
     QueueSettings,
     backoff_of,
     queue_of,
@@ -287,8 +289,13 @@ class QueueCalls(Calls):
         visible_at: Time | None = None,
         retention: Duration = 0,
         message_id: int = 0,
+        draft: QueueDraft | None = None,
     ) -> list[Explanation]:
-        """Finds which queues such a message would reach, and why; stores nothing."""
+        """Finds which queues such a message would reach, and why; stores nothing.
+
+        With a `draft` it alone is asked, and no queue has to exist: `queue_ids` is left out. Raises
+        InvalidArgument for a filter or priority that cannot be read, or takes too long.
+        """
         request = message_of(
             router_pb2.ExplainRequest,
             headers=headers,
@@ -300,6 +307,7 @@ class QueueCalls(Calls):
             visible_at_ms=optional_ms(visible_at, "visible_at"),
             retention_s=whole_seconds("retention", retention),
             message_id=message_id,
+            draft=None if draft is None else message_of(queue_pb2.Queue, **asdict(draft)),
         )
         response = await self._peers.ask(
             self._peers.router, lambda channel: RouterServiceStub(channel).Explain, request

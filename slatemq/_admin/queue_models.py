@@ -233,6 +233,19 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueDraft:
+    """A queue that need not exist, as `explain` judges by it; None stands for the default.
+
+    The default filter takes messages whose header `queue` is `queue_id`.
+    """
+
+    filter: str | None = None
+    priority: str | None = None
+    fallback_priority: int | None = None
+    queue_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeletedQueue:
     """A queue that was deleted, as `watch_queues` reports it."""
 

@@ -45,6 +45,9 @@ DURATION_MS_MAX = 4_294_967_295_000
 
 NO_BACKOFF = "none"
 
+FOREVER = "forever"
+"""A retention without an end; 0 says the same."""
+
 _BACKOFF = re.compile(
     r"(?P<kind>fixed|linear|exponential):(?P<initial>[0-9a-z]+)(?:\.\.(?P<max>[0-9a-z]+))?",
     re.ASCII,
@@ -81,6 +84,13 @@ class Parsed(click.ParamType[T]):
 
 class Number(click.IntRange):
     """A whole number within bounds, shown as N."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = f"at least {self.min}" if self.max is None else f"{self.min} to {self.max}"
+            self.fail(f"must be a whole number, {bounds}, not {value!r}", param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return "N"
@@ -143,6 +153,8 @@ def _duration(text: str) -> timedelta:
 
 
 def _seconds(text: str) -> timedelta:
+    if text == FOREVER:
+        return timedelta()
     length_ms = parse_duration(text)
     if length_ms % 1000:
         raise ValueError(f"{text!r} must be whole seconds: leave out the milliseconds")

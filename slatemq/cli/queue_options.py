@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -11,6 +11,7 @@ import click
 from slatemq.cli.parameters import (
     BACKOFF,
     DURATION,
+    FOREVER,
     SECONDS,
     Number,
     Parsed,
@@ -44,13 +45,16 @@ class Setting(NamedTuple):
         return self.option.replace("-", "_")
 
     def shown(self, one: Queue) -> str:
+        """Its value in a queue, as the option takes it."""
+        if self.option == "priority":
+            return priority_of(one)
         unit, form = _SHOWN.get(self.type, ("", str))
         return form(getattr(one, self.keyword + unit))
 
 
 _SHOWN: dict[click.ParamType[Any], tuple[str, Callable[[Any], str]]] = {
     DURATION: ("_ms", format_duration),
-    SECONDS: ("_s", lambda length_s: format_duration(length_s * 1000) if length_s else "forever"),
+    SECONDS: ("_s", lambda length_s: format_duration(length_s * 1000) if length_s else FOREVER),
     BACKOFF: ("", format_backoff),
 }
 """By type the unit in the field of Queue, and what makes its value text."""
@@ -58,7 +62,7 @@ _SHOWN: dict[click.ParamType[Any], tuple[str, Callable[[Any], str]]] = {
 SETTINGS = (
     Setting("filter", CEL, "Which messages it takes.", "the header `queue` is NAME"),
     Setting("priority", CEL, "Priority, 0 to 255, 0 the most urgent.", DEFAULT_PRIORITY),
-    Setting("fallback-priority", Number(0, 255), "Priority where --priority fails.", "128"),
+    Setting("fallback-priority", Number(0, 255), "Priority where the expression fails.", "128"),
     Setting("max-attempts", Number(1, 65_535), "Claims before a message fails.", "5"),
     Setting("lease", DURATION, "How long a claim holds a message.", "30s"),
     Setting("max-lease", DURATION, "The longest lease that a claim can ask for.", "12h"),
@@ -66,7 +70,7 @@ SETTINGS = (
     Setting("default-delay", DURATION, "Delay messages without a delay of their own.", "0"),
     Setting("backoff", BACKOFF, "How long messages wait after a failure.", DEFAULT_BACKOFF),
     Setting("done-retention", SECONDS, "How long done messages stay listed.", "1d"),
-    Setting("failed-retention", SECONDS, "How long dead letters stay listed.", "0: forever"),
+    Setting("failed-retention", SECONDS, "How long dead letters stay listed.", "forever"),
     Setting(
         "max-in-flight", Number(1, 1_000_000), "The most messages claimed at a time.", "100000"
     ),
@@ -112,7 +116,6 @@ def state_of(one: Queue) -> str:
 
 def settings_rows(one: Queue) -> list[tuple[str, str]]:
     """All of a queue for people, except the counts by priority."""
-    one = replace(one, priority=priority_of(one))
     counts = zip(COUNTS, count_cells(one), strict=True)
     age_ms = one.counts.oldest_claimable_age_ms
     return [

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from slatemq.v1 import queue_pb2 as _queue_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -53,6 +54,7 @@ class ExplainRequest(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     RETENTION_S_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     created_at_ms: _builtins.int
     """Absent = now."""
     received_at_ms: _builtins.int
@@ -77,6 +79,12 @@ class ExplainRequest(_message.Message):
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these queues, at most 10,000; empty = all."""
 
+    @_builtins.property
+    def draft(self) -> _queue_pb2.Queue:
+        """A queue that need not exist: it alone judges the message, and `queue_ids` is empty. Of it `queue_id`, `filter`, `priority`
+        and `fallback_priority` are read, with the defaults of CreateQueue.
+        """
+
     def __init__(
         self,
         *,
@@ -89,21 +97,26 @@ class ExplainRequest(_message.Message):
         delay_ms: _builtins.int | None = ...,
         retention_s: _builtins.int = ...,
         message_id: _builtins.int = ...,
+        draft: _queue_pb2.Queue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "received_at_ms", b"received_at_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_draft", b"_draft", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "draft", b"draft", "received_at_ms", b"received_at_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "headers", b"headers", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "queue_ids", b"queue_ids", "received_at_ms", b"received_at_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms", "_delay_ms", b"_delay_ms", "_draft", b"_draft", "_received_at_ms", b"_received_at_ms", "created_at_ms", b"created_at_ms", "delay_ms", b"delay_ms", "draft", b"draft", "headers", b"headers", "message_id", b"message_id", "payload_bytes", b"payload_bytes", "queue_ids", b"queue_ids", "received_at_ms", b"received_at_ms", "retention_s", b"retention_s", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__created_at_ms: _TypeAlias = _typing.Literal["created_at_ms"]  # noqa: Y015
     _WhichOneofArgType__created_at_ms: _TypeAlias = _typing.Literal["_created_at_ms", b"_created_at_ms"]  # noqa: Y015
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
+    _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__received_at_ms: _TypeAlias = _typing.Literal["received_at_ms"]  # noqa: Y015
     _WhichOneofArgType__received_at_ms: _TypeAlias = _typing.Literal["_received_at_ms", b"_received_at_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__created_at_ms) -> _WhichOneofReturnType__created_at_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__received_at_ms) -> _WhichOneofReturnType__received_at_ms | None: ...
 

@@ -18,6 +18,7 @@ In reading order; a file imports only files above it:
                  cycles
 `open_files`     How many files a process may have open
 `ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
+`process_measures` What a process measures of itself: memory and processor time
 `parent`         Ending with the process that started this one, even when that one is killed
 `shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends
 `store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process

@@ -55,13 +55,6 @@ class ServingConfig(ProcessConfig):
         "YAML file with the section `queue`, the settings of event queues; empty reads none.",
         default="",
     )
-    http_port: int = setting(
-        "Port for HTTP on the same address: GET /health, GET /metrics; 0 takes a free one, -1 "
-        "opens none.",
-        default=-1,
-        minimum=-1,
-        maximum=65_535,
-    )
     advertised_address: str = setting(
         "host:port under which clients reach this process; empty means the one it listens on.",
         default="",

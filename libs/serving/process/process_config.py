@@ -40,6 +40,13 @@ class ProcessConfig:
     port: int = setting(
         "Port to listen on; 0 takes a free one.", default=0, minimum=0, maximum=65_535
     )
+    http_port: int = setting(
+        "Port for HTTP on the same address: GET /health, GET /metrics; 0 takes a free one, -1 "
+        "opens none.",
+        default=-1,
+        minimum=-1,
+        maximum=65_535,
+    )
     tls_cert: str = setting(
         "File with this process's certificate and those between it and its authority, in PEM; "
         "empty serves without TLS. Files of TLS are read again when they change.",

@@ -15,7 +15,7 @@ from typing import Any, Final
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from libs.serving.process.exits import ExitCause, FatalError
-from libs.serving.process.memory import resident_bytes
+from libs.serving.process.process_measures import measure_process
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.slate import Database
 from libs.storage.database.statistics import Statistics
@@ -214,23 +214,12 @@ def measure_commits(meter: Meter, commits: GroupCommit) -> None:
 
 def measure_memory(meter: Meter, parts: Callable[[], Mapping[str, int]]) -> None:
     """Registers what the process takes of the machine, and the bytes of its `parts`."""
+    measure_process(meter)
     meter.create_observable_gauge(
         "slatemq.memory",
         callbacks=[_observe(lambda: [(size, {PART: part}) for part, size in parts().items()])],
         unit="By",
         description="Bytes that a part of the process holds",
-    )
-    meter.create_observable_up_down_counter(
-        "process.memory.usage",
-        callbacks=[_observe(lambda: [(resident_bytes(), {})])],
-        unit="By",
-        description="Physical memory that the process takes",
-    )
-    meter.create_observable_counter(
-        "process.cpu.time",
-        callbacks=[_observe(lambda: [(time.process_time(), {})])],
-        unit="s",
-        description="Processor time that the process has taken",
     )
 
 

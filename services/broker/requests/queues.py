@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
-from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, FilterError, check
+from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, check
+from libs.serving.requests.expressions import checking_expression
 from libs.serving.requests.headers import check_delay_ms
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from services.broker.core.commands import Purge
@@ -151,21 +151,6 @@ _KINDS = {
 }
 _NO_WAIT = (queue_pb2.Backoff.KIND_NONE,)
 _PUBLIC_KINDS = {kind: public_kind for public_kind, kind in _KINDS.items()}
-
-
-@contextmanager
-def checking_expression(field: str) -> Iterator[None]:
-    """Makes the FilterError of an expression an InvalidArgument that names the field."""
-    try:
-        yield
-    except FilterError as error:
-        line, column = error.position
-        raise InvalidArgument(
-            field,
-            str(error),
-            reason="INVALID_EXPRESSION",
-            metadata={"line": str(line), "column": str(column)},
-        ) from error
 
 
 def _expression(name: str, source: str | None, default: str) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from typing import Any, Final
 from libs.access.current import hold_to, may, require
 from libs.access.verbs import Verb
 from libs.filters import SOURCE_BYTES_MAX
+from libs.serving.requests.expressions import checking_expression
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner, dead_letter_filter
 from services.broker.dead_letters.settler import DeadLetterSettler
 from services.broker.requests.limits import not_negative, within_bytes
-from services.broker.requests.queues import checked_id, checking_expression
+from services.broker.requests.queues import checked_id
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import entry_pb2, entry_pb2_grpc
 

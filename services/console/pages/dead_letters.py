@@ -10,6 +10,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.console import formats
 from services.console.pages.messages import entry_of
 from services.console.pages.queues import headers_of, whole_number
 from services.console.rendering import client_of, done, field_of, form_of, link, render
@@ -79,8 +80,8 @@ async def settle(request: Request) -> Response:
         request_id=field_of(request, "request_id"),
         consumer_id=CONSUMER,
     )
-    what = "are available again" if action == "redrive" else "were dropped"
-    notice = f"{len(handles)} dead letters {what}."
+    what = "Redrove" if action == "redrive" else "Dropped"
+    notice = f"{what} {formats.counted(len(handles), 'dead letter')}."
     return done(request, link("/dead-letters", queue=queue_id), notice)
 
 

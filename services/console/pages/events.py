@@ -7,6 +7,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.console import formats
 from services.console.rendering import client_of, done, field_of, render
 from slatemq._admin.tasks import Task
 from slatemq.client import Client
@@ -36,7 +37,7 @@ async def show_events(request: Request) -> Response:
 async def retry_tasks(request: Request) -> Response:
     client = await client_of(request)
     count = await client.retry_failed_tasks()
-    return done(request, "/events", f"{count:,} tasks are tried again.")
+    return done(request, "/events", f"Trying {formats.counted(count, 'task')} again.")
 
 
 async def _failed_tasks(client: Client) -> tuple[list[Task], str]:

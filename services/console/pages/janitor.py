@@ -14,7 +14,14 @@ from slatemq.client import Client
 
 RUNS_SHOWN: Final = 50
 
-JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "backup")
+JOBS: Final = {
+    "report": "shows what passed through each queue by day, as a page with pictures.",
+    "retention": "removes messages and dead letters that are past their retention.",
+    "unreferenced": "removes stored messages that no queue needs, and payloads of no message.",
+    "done": "removes done messages that are past their queue's retention of those.",
+    "dead-letters": "moves dead letters that failed more than 7 days ago into the archive.",
+    "backup": "copies the whole instance to where the janitor's setting backup_root says.",
+}
 """Those that need no more than their name; `slatemq janitor run` has all, with their options."""
 
 REPORT_POLICY: Final = (

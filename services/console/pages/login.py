@@ -27,6 +27,7 @@ async def log_in(request: Request) -> Response:
             await console_of(request).clients.check(token)
         except (InvalidArgument, Unauthenticated) as error:
             problem = error.message
+        console_of(request).measures.logins.add(1, {"slatemq.login.refused": bool(problem)})
     if problem:
         return render(request, "login.html", 401, back=back, problem=problem)
     response = RedirectResponse(_own_path(back), 303)

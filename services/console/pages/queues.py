@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.console import formats
 from services.console.live import Watch
 from services.console.pages.overview import live_response
 from services.console.rendering import (
@@ -24,6 +25,7 @@ from services.console.rendering import (
     session_of,
 )
 from slatemq._admin.entry_models import StateName
+from slatemq._admin.rates import lag_by_broker
 from slatemq.cli.queue_options import SETTINGS
 from slatemq.client import Client
 from slatemq.errors import InvalidArgument
@@ -47,7 +49,8 @@ async def stream_queue(request: Request) -> Response:
 
 def _live(watch: Watch, queue_id: str) -> str:
     found = next((one for one in watch.status.queues if one.queue_id == queue_id), None)
-    return fragment("_queue.html", queue=found, history=watch.queues.get(queue_id))
+    lag = lag_by_broker(watch.status.routes).get(found.broker_shard, 0) if found else 0
+    return fragment("_queue.html", queue=found, history=watch.queues.get(queue_id), lag=lag)
 
 
 async def test_filter(request: Request) -> Response:
@@ -59,7 +62,7 @@ async def test_filter(request: Request) -> Response:
         payload_bytes=whole_number(request, "payload_bytes"),
         queue_ids=[queue_id],
     )
-    return render(request, "_explanation.html", explanation=explanation)
+    return render(request, "_explanation.html", explanation=explanation, problem="")
 
 
 def headers_of(text: str) -> dict[str, str]:
@@ -90,6 +93,7 @@ class QueueAction(NamedTuple):
     Attributes:
         text: What it does, before it is done.
         states: Those that the person may choose; empty: it has no choice.
+        ends_queue: Whether there is no such queue any more.
     """
 
     title: str
@@ -97,6 +101,7 @@ class QueueAction(NamedTuple):
     run: Callable[[Client, str, list[str]], Awaitable[str]]
     is_dangerous: bool = False
     states: tuple[str, ...] = ()
+    ends_queue: bool = False
 
 
 async def _pause(client: Client, queue_id: str, _: list[str]) -> str:
@@ -113,12 +118,17 @@ async def _purge(client: Client, queue_id: str, states: list[str]) -> str:
     if not states:
         raise InvalidArgument("states", "choose at least one")
     count = await client.purge_queue(queue_id, cast("list[StateName]", states))
-    return f"{count:,} messages of {queue_id} were removed."
+    return f"Removed {formats.counted(count, 'message')} from {queue_id}."
 
 
 async def _lift(client: Client, queue_id: str, _: list[str]) -> str:
     await client.lift_quarantine(queue_id)
     return f"{queue_id} is routed again."
+
+
+async def _delete(client: Client, queue_id: str, _: list[str]) -> str:
+    await client.delete_queue(queue_id)
+    return f"Queue {queue_id} was deleted."
 
 
 ACTIONS: Final[Mapping[str, QueueAction]] = {
@@ -128,17 +138,26 @@ ACTIONS: Final[Mapping[str, QueueAction]] = {
     "resume": QueueAction("Resume", "Consumers get messages again.", _resume),
     "purge": QueueAction(
         "Purge",
-        "Removes all messages in the states that you choose, for ever. `waiting` is what is "
-        "available or delayed; `in flight` ends the leases of consumers.",
+        "Removes all messages in the states that you choose; they cannot be brought back. Other "
+        "queues keep their copies. “waiting” is what is available or delayed; “in flight” ends the "
+        "leases of consumers.",
         _purge,
         is_dangerous=True,
         states=("available", "in_flight", "done", "failed", "archived"),
     ),
     "lift": QueueAction(
         "Lift the quarantine",
-        "The queue's filter took too long, so routing leaves it out. Lifting judges the messages "
-        "that wait once more. Change the filter first, or it comes back.",
+        "Routing judges the messages that waited by the filter and priority as they are. If these "
+        "still take too long, the quarantine returns: change them instead, which lifts it, too.",
         _lift,
+    ),
+    "delete": QueueAction(
+        "Delete",
+        "Deletes the queue with everything in it; neither can be brought back. Other queues keep "
+        "their copies of its messages.",
+        _delete,
+        is_dangerous=True,
+        ends_queue=True,
     ),
 }
 
@@ -154,7 +173,8 @@ async def run_action(request: Request) -> Response:
         return await _confirm(request, "Type the name of the queue exactly as it is shown.")
     client = await client_of(request)
     notice = await action.run(client, queue_id, form_of(request).get("states", []))
-    return done(request, link("/queue", queue=queue_id), notice)
+    path = "/" if action.ends_queue else link("/queue", queue=queue_id)
+    return done(request, path, notice)
 
 
 async def _confirm(request: Request, problem: str) -> Response:

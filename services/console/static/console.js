@@ -59,3 +59,12 @@ for (const region of document.querySelectorAll("[data-live]")) {
   addEventListener("pagehide", close);
   open();
 }
+
+// A box that chooses all others of its form.
+for (const label of document.querySelectorAll("[data-choose]")) {
+  const all = label.querySelector("input");
+  label.hidden = false;
+  all.addEventListener("change", () => {
+    for (const box of all.form.querySelectorAll("input[name=handles]")) box.checked = all.checked;
+  });
+}

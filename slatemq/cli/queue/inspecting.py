@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import slatemq
 from slatemq._admin.rates import Look, QueueRates, look, rate_fields, rates_between
 from slatemq.cli.failures import EXIT_UNREACHABLE
-from slatemq.cli.output import note, write_json, write_table
+from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import (
     DURATION,
     MESSAGE_ID,
@@ -26,13 +27,13 @@ from slatemq.cli.parameters import (
     headers_of,
     queues_option,
 )
-from slatemq.cli.queue_options import COUNTS, count_cells, queue_fields, state_of
+from slatemq.cli.queue_options import CEL, COUNTS, count_cells, queue_fields, state_of
 from slatemq.cli.session import Session, command
 from slatemq.models import Explanation, RouteStatus
 
 if TYPE_CHECKING:
     from slatemq._admin.instance import Status
-    from slatemq._admin.queue_models import Queue
+    from slatemq._admin.queue_models import Queue, QueueDraft
     from slatemq.client import Client
 
 
@@ -54,33 +55,57 @@ if TYPE_CHECKING:
 )
 @click.option("--id", "message_id", type=MESSAGE_ID, default=0, help="Its ID.")
 @queues_option
+@click.option(
+    "--filter", "draft_filter", type=CEL, help="Judge by this filter alone; no queue has to exist."
+)
+@click.option("--priority", "draft_priority", type=CEL, help="The same with a priority.")
 def explain(
     session: Session,
     to: str | None,
     pairs: tuple[tuple[str, str], ...],
     queues: tuple[str, ...],
+    draft_filter: str | None,
+    draft_priority: str | None,
     **message: Any,
 ) -> None:
     """Show which queues a message with these headers would reach, and why.
 
-    Nothing is published.
+    Nothing is published. With --filter or --priority, no queue is asked: try an expression before
+    a queue has it.
 
     Examples:
       slatemq explain --header type=order --header region=eu
       slatemq explain --to orders
       slatemq explain --header type=order --queue eu-orders --size 2000000 --json
+      slatemq explain --header region=eu --filter 'headers.region == "eu"'
     """
     headers = headers_of(to, pairs)
-    found = session.call(lambda client: client.explain(headers, queue_ids=queues, **message))
+    draft = _draft(draft_filter, draft_priority)
+    if draft and queues:
+        raise click.UsageError("--queue asks queues, --filter and --priority ask none: choose")
+    found = session.call(
+        lambda client: client.explain(headers, queue_ids=queues, draft=draft, **message)
+    )
     if session.json:
         for one in found:
             write_json(asdict(one))
     elif not found:
         note("no queues exist: create one with `slatemq queue create`")
+    elif draft:
+        (one,) = found
+        say(f"matches with priority {one.priority}" if one.matched else "does not match")
+        note(one.reason)
     else:
         _show_explanations(found)
         matched = sum(one.matched for one in found)
         note(f"{matched} of {len(found)} queues match" if matched else _none_matches(to, found))
+
+
+def _draft(chosen: str | None, priority: str | None) -> QueueDraft | None:
+    """What --filter and --priority ask for; without a filter it takes every message."""
+    if chosen is None and priority is None:
+        return None
+    return slatemq.QueueDraft("true" if chosen is None else chosen, priority)
 
 
 def _show_explanations(found: Sequence[Explanation]) -> None:

@@ -208,6 +208,15 @@ def test_a_message_is_explained_before_it_is_published(cli: Cli, queue: str) -> 
     assert b"yes" in cli.ok("explain", "--to", queue).out
 
 
+def test_an_expression_is_tried_before_a_queue_has_it(cli: Cli) -> None:
+    tried = ("explain", "--header", "rank=7", "--filter", "has(headers.rank)")
+
+    assert cli.ok(*tried, "--priority", "int(headers.rank)").out == b"matches with priority 7\n"
+    assert cli.ok("explain", "--filter", "has(headers.rank)").out == b"does not match\n"
+    assert "draft.filter" in cli.run("explain", "--filter", "headers.rank ==").err
+    assert cli.run(*tried, "--queue", "any").code == 2
+
+
 def test_the_status_names_every_service(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
     wait_until(lambda: cli.counts(queue)["available_count"] == 1, 60)

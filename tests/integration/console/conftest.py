@@ -1,4 +1,4 @@
-"""Chromium, and a stack with TLS and a policy whose console it looks at."""
+"""Chromium, and a stack with TLS, a policy and event queues whose console it looks at."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.integration.console.looking import Console
+from tests.integration.events.backends.redis_server import RedisServer
+from tests.integration.events.backends.servers import running
+from tests.integration.events.tasks.queued_ingest import queue_settings, write_config
 from tests.integration.stack.test_secured_stack import Secured
 
 VERBS = ["publish", "consume", "inspect", "edit", "administer", "operate"]
@@ -42,6 +45,18 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def console(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    secured = Secured(tmp_path_factory.mktemp("console"), POLICY, ("ops", "reader", "stranger"))
-    with secured.running() as stack, Console(chromium, secured, stack) as console:
-        yield console
+    folder = tmp_path_factory.mktemp("console")
+    secured = Secured(folder, POLICY, ("ops", "reader", "stranger"))
+    with running(RedisServer(folder, "streams")) as redis:
+        settings = queue_settings("redis", redis, max_retries=0)
+        arguments = (
+            "--data",
+            str(folder / "data"),
+            "--config",
+            str(write_config(folder, settings)),
+        )
+        with (
+            secured.running(*arguments) as stack,
+            Console(chromium, secured, stack, settings) as console,
+        ):
+            yield console

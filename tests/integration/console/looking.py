@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Literal
@@ -10,9 +12,12 @@ from typing import Any, Literal
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
 
 import slatemq
+from libs.events.settings import QueueSettings
 from slatemq import Backoff, Entry
 from slatemq.sync import SyncClient
 from tests.acceptance.local_stack import LocalStack
+from tests.integration.events.tasks.queued_ingest import enqueue, new_task_id
+from tests.integration.router.test_quarantine import SLOW
 from tests.integration.stack.test_secured_stack import Secured
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -75,16 +80,21 @@ class Console:
         client: With the rights of `ops`.
         problems: What browsers have complained about.
         outside: Requests for anything but the console.
+        first_failures: When tasks had failed, before any was retried.
     """
 
-    def __init__(self, browser: Browser, secured: Secured, stack: LocalStack) -> None:
+    def __init__(
+        self, browser: Browser, secured: Secured, stack: LocalStack, settings: QueueSettings
+    ) -> None:
         self.stack = stack
         self.address = str(stack._ready()["console"])
         self.client: SyncClient = slatemq.sync.connect(
             stack.endpoint, credentials=secured.credentials("ops")
         )
+        self.first_failures: dict[str, int] = {}
         self.problems: list[str] = []
         self.outside: list[str] = []
+        self._settings = settings
         self._browser = browser
         self._secured = secured
         self._names = count()
@@ -152,6 +162,30 @@ class Console:
             for one in self.client.claim(queue, 10, wait=30, consumer_id="worker-1"):
                 one.nack(reason="no such customer <b>x</b>")
         return queue
+
+    def quarantined(self) -> str:
+        """A queue whose filter takes too long."""
+        queue = self.queue(filter=SLOW)
+        for number in count():
+            if self.client.get_queue(queue).quarantine is not None:
+                return queue
+            self.message(queue, kind=f"b{number}")
+        raise AssertionError
+
+    def failed_task(self) -> str:
+        """A publish that was accepted, and whose body no attempt finds."""
+        task_id = new_task_id()
+        poison = enqueue(self._settings, task_id, {"content_length": 4, "data_ref": "any"})
+        with ThreadPoolExecutor(1) as thread:  # This one has the loop of the browser.
+            thread.submit(asyncio.run, poison).result()
+        while task_id not in self.failures():
+            pass
+        self.first_failures = self.failures()
+        return task_id
+
+    def failures(self) -> dict[str, int]:
+        """The tasks that have failed permanently, and when."""
+        return {one.task_id: one.ended_at_ms for one in self.client.failed_tasks()}
 
     def entry(self, queue: str, state: Any) -> Entry:
         """The first message of a queue in this state, once there is one."""

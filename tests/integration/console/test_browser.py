@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
@@ -109,14 +110,68 @@ def redrive_all(_: Console, page: Page, queue: str) -> None:
 
 
 def slow_redrive(console: Console) -> str:
-    queue = console.dead_letters(3)
-    console.client.start_redrive(queue, rate=1, message_ids=[1 << 47])
+    queue = console.dead_letters(60)
+    console.client.start_redrive(queue, rate=1)
     return queue
+
+
+def create(_: Console, page: Page, queue: str) -> None:
+    page.goto("/")
+    page.get_by_role("link", name="New queue…").click()
+    page.get_by_label("Name").fill(f"{queue}-new")
+    page.get_by_label("Filter", exact=True).fill("size > 10")
+    page.get_by_label("Failed retention").fill("7d")
+    page.get_by_role("button", name="Create the queue").click()
+
+
+def is_created(console: Console, queue: str) -> bool:
+    found = [one for one in console.client.list_queues() if one.queue_id == f"{queue}-new"]
+    return [(one.filter, one.failed_retention_s, one.lease_ms) for one in found] == [
+        ("size > 10", 7 * 86_400, 30_000)
+    ]
+
+
+def edit_settings(_: Console, page: Page, queue: str) -> None:
+    page.goto(f"/queue?queue={queue}")
+    page.get_by_role("link", name="Edit settings…").click()
+    page.get_by_label("Lease", exact=True).fill("5m")
+    page.get_by_label("Max attempts").fill("")
+    page.get_by_role("button", name="Save").click()
+
+
+def is_edited(console: Console, queue: str) -> bool:
+    found = console.client.get_queue(queue)
+    return (found.lease_ms, found.max_attempts, found.max_in_flight) == (300_000, 5, 7)
+
+
+def is_gone(console: Console, queue: str) -> bool:
+    return not [one for one in console.client.list_queues() if one.queue_id == queue]
+
+
+def lift(_: Console, page: Page, queue: str) -> None:
+    page.goto(f"/queue?queue={queue}")
+    expect(page.get_by_text("In quarantine since")).to_contain_text("of processor time")
+    page.get_by_role("link", name="lift the quarantine", exact=True).click()
+    confirm(page, queue, "Lift the quarantine")
+
+
+def cancel_redrive(_: Console, page: Page, queue: str) -> None:
+    page.goto(f"/dead-letters?queue={queue}")
+    page.get_by_role("button", name="Cancel").click()
+
+
+def is_cancelled(console: Console, queue: str) -> bool:
+    return [one.state for one in console.client.list_redrives(queue)] == ["cancelled"]
+
+
+def retry_tasks(_: Console, page: Page, __: str) -> None:
+    page.goto("/events")
+    page.get_by_role("button", name="Retry all of them").click()
 
 
 def begin_job(_: Console, page: Page, __: str) -> None:
     page.goto("/janitor")
-    page.get_by_label("Run", exact=True).select_option("done")
+    page.locator("input[value=done]").check()
     page.get_by_label("only count").check()
     page.get_by_role("button", name="Begin").click()
 
@@ -148,7 +203,7 @@ ACTIONS = {
     "purge": Action(
         waiting,
         of_queue("Purge…", "Purge"),
-        "1 messages",
+        "Removed 1 message",
         lambda console, queue: console.client.get_queue(queue).counts.available_count == 0,
     ),
     "remove": Action(
@@ -166,13 +221,13 @@ ACTIONS = {
     "redrive": Action(
         lambda console: console.dead_letters(2),
         redrive_chosen,
-        "2 dead letters are available again",
+        "Redrove 2 dead letters",
         failed_count(0),
     ),
     "drop": Action(
         lambda console: console.dead_letters(2),
         drop_chosen,
-        "2 dead letters were dropped",
+        "Dropped 2 dead letters",
         failed_count(0),
     ),
     "replace": Action(Console.dead_letters, replace, "A new message", is_replaced),
@@ -181,6 +236,28 @@ ACTIONS = {
         redrive_all,
         "has begun",
         lambda console, queue: bool(list(console.client.list_redrives(queue))),
+    ),
+    "create": Action(Console.queue, create, "was created", is_created),
+    "edit": Action(
+        lambda console: console.queue(max_attempts=2, max_in_flight=7),
+        edit_settings,
+        "new settings: max attempts, lease",
+        is_edited,
+    ),
+    "delete": Action(waiting, of_queue("Delete…", "Delete"), "was deleted", is_gone),
+    "lift": Action(
+        Console.quarantined,
+        lift,
+        "is routed again",
+        lambda console, queue: console.client.get_queue(queue).quarantine is None,
+    ),
+    "cancel redrive": Action(slow_redrive, cancel_redrive, "is cancelled", is_cancelled),
+    "retry tasks": Action(
+        Console.failed_task,
+        retry_tasks,
+        "again",
+        # It fails again, and later than before.
+        lambda console, task: console.failures().get(task) != console.first_failures[task],
     ),
     "job": Action(
         Console.queue,
@@ -333,7 +410,7 @@ def test_numbers_and_charts_follow_the_instance(console: Console) -> None:
         console.message(queue)
         expect(page.locator("[data-name=available]")).to_have_text("1")
         expect(page.locator("td.chart polyline")).to_have_count(1)
-        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Pause updates").click()
         expect(page.locator("[data-live-state]")).to_have_text("paused")
     assert console.take_problems() == []
 
@@ -355,6 +432,112 @@ def test_the_filter_tester_says_whether_and_why(console: Console) -> None:
     assert all("status of 400" in problem for problem in console.take_problems())
 
 
+def test_a_form_names_what_is_wrong_beside_each_field_and_keeps_what_was_typed(
+    console: Console,
+) -> None:
+    queue = console.queue()
+
+    with console.page("ops") as page:
+        page.goto("/queue/new")
+        page.get_by_label("Name").fill(queue)
+        page.get_by_label("Filter", exact=True).fill("size >")
+        page.get_by_label("Lease", exact=True).fill("3 minutes")
+        page.get_by_label("Max attempts").fill("0")
+        for field, problem in {
+            "Lease": "not a valid duration",
+            "Max attempts": "must be a whole number, 1 to 65535",
+        }.items():
+            page.get_by_role("button", name="Create the queue").click()
+            wrong = page.get_by_label(field, exact=True)
+            expect(wrong).to_have_accessible_description(re.compile(problem))
+            expect(page.get_by_label("Filter", exact=True)).to_have_value("size >")
+            wrong.fill("")
+        # What the broker refuses, one after the other
+        for field, problem, mended in (
+            ("Filter", "line 1", "size > 1"),
+            ("Name", "exists already", f"{queue}-other"),
+        ):
+            page.get_by_role("button", name="Create the queue").click()
+            wrong = page.get_by_label(field, exact=True)
+            expect(wrong).to_have_accessible_description(re.compile(problem))
+            wrong.fill(mended)
+        page.get_by_role("button", name="Create the queue").click()
+        expect(page.get_by_role("status").first).to_contain_text("was created")
+        page.goto(f"/queue/settings?queue={queue}")
+        page.get_by_label("Max lease", exact=True).fill("1ms")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert")).to_contain_text("1000..43200000, not 1, in milliseconds")
+    assert all("status of 422" in problem for problem in console.take_problems())
+
+
+def test_the_tester_judges_what_is_typed_before_it_is_saved(console: Console) -> None:
+    queue = console.queue(filter="false")
+
+    with console.page("reader") as page:
+        page.goto(f"/queue/settings?queue={queue}")
+        page.get_by_label("Filter", exact=True).fill('headers.region == "eu"')
+        page.get_by_label("Priority", exact=True).fill("int(headers.rank)")
+        page.get_by_label("Headers").fill('{"region": "eu", "rank": "3"}')
+        page.get_by_role("button", name="Try").click()
+        expect(page.locator("#explanation")).to_contain_text("reaches the queue, with priority 3")
+        page.get_by_label("Priority", exact=True).fill("int(headers.rank")
+        page.get_by_role("button", name="Try").click()
+        expect(page.locator("#explanation")).to_contain_text("priority: line 1")
+    assert console.client.get_queue(queue).filter == "false"
+    assert console.take_problems() == []
+
+
+def test_settings_that_someone_else_has_changed_meanwhile_are_not_overwritten(
+    console: Console,
+) -> None:
+    queue = console.queue(max_attempts=3)
+
+    with console.page("ops") as page:
+        page.goto(f"/queue/settings?queue={queue}")
+        console.client.update_queue(queue, max_attempts=8)
+        page.get_by_label("Lease", exact=True).fill("2m")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert")).to_contain_text("Someone has changed this queue")
+        expect(page.get_by_label("Lease", exact=True)).to_have_value("2m")
+        page.goto(f"/queue/settings?queue={queue}")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("status").first).to_contain_text("Nothing was changed")
+    found = console.client.get_queue(queue)
+    assert (found.max_attempts, found.lease_ms) == (8, 30_000)
+    assert all("status of 422" in problem for problem in console.take_problems())
+
+
+def test_one_box_chooses_all_dead_letters_of_a_page(console: Console) -> None:
+    queue = console.dead_letters(3)
+
+    with console.page("ops") as page:
+        page.goto(f"/dead-letters?queue={queue}")
+        page.get_by_label("all on this page").check()
+        page.get_by_role("button", name="Redrive the chosen").click()
+        expect(page.get_by_role("status").first).to_contain_text("Redrove 3 dead letters")
+    assert console.client.get_queue(queue).counts.failed_count == 0
+
+
+def test_a_run_is_cancelled_with_the_right_and_not_without(console: Console) -> None:
+    # The second one waits for the first.
+    first = console.client.run_job("report")
+    run = console.client.run_job("done", dry_run=True)
+
+    for person in ("reader", "ops"):
+        with console.page(person) as page:
+            page.goto(f"/run?run={run.run_id}")
+            if person == "reader":
+                token = form_token(page)
+                form: Form = {"form_token": token, "run": run.run_id}
+                assert page.request.post("/run/cancel", form=form).status == 403
+                assert console.client.get_job_run(run.run_id).state == "waiting"
+            else:
+                page.get_by_role("button", name="Cancel").click()
+                expect(page.locator("#run")).to_contain_text("cancelled")
+    console.client.cancel_job_run(first.run_id)
+    console.take_problems()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_each_page_can_be_read_and_has_names_for_everything(
@@ -368,7 +551,8 @@ def test_each_page_can_be_read_and_has_names_for_everything(
         for path in (
             "/", f"/queue?queue={queue}", f"/messages?queue={queue}", f"/message?handle={handle}",
             f"/dead-letters?queue={queue}", f"/dead-letter?handle={handle}", "/processes",
-            "/janitor", "/events", f"/queue/do/purge?queue={queue}", "/login",
+            "/janitor", "/events", f"/queue/do/purge?queue={queue}", "/login", "/queue/new",
+            f"/queue/settings?queue={queue}", f"/queue/do/delete?queue={queue}", "/absent",
         ):  # fmt: skip
             page.goto(path)
             assert page.evaluate(CONTRAST) == [], path
@@ -378,7 +562,7 @@ def test_each_page_can_be_read_and_has_names_for_everything(
             assert page.locator("h1").count() == 1, path
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(17, 17, 19)") == (scheme == "dark")
-    assert console.take_problems() == []
+    assert all("status of 404" in problem for problem in console.take_problems())
     assert console.outside == []
 
 

@@ -20,7 +20,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import InvalidArgument, NotFound
-from slatemq.v1 import router_pb2, router_pb2_grpc, topology_pb2, topology_pb2_grpc
+from slatemq.v1 import queue_pb2, router_pb2, router_pb2_grpc, topology_pb2, topology_pb2_grpc
 from tests.integration.router.peers import (
     LogMemory,
     MemoryBroker,
@@ -142,6 +142,16 @@ async def test_explain_and_status_answer_as_their_contract_says(router: Process)
         ]
         assert 'headers["tier"] == "gold"' in response.queues[0].reason
 
+        draft = queue_pb2.Queue(filter="size == 7", priority='int(headers["tier"])')
+        draft.fallback_priority = 9
+        request.draft.CopyFrom(draft)
+        (judged,) = (await stub.Explain(request)).queues
+        assert (judged.queue_id, judged.matched, judged.priority) == ("", True, 9)
+        assert "the fallback 9 holds" in judged.reason
+        request.draft.CopyFrom(queue_pb2.Queue(queue_id="gold"))
+        (judged,) = (await stub.Explain(request)).queues
+        assert not judged.matched
+
         for field, wrong in {
             "payload_bytes": router_pb2.ExplainRequest(payload_bytes=-1),
             "created_at_ms": router_pb2.ExplainRequest(created_at_ms=-1),
@@ -149,6 +159,12 @@ async def test_explain_and_status_answer_as_their_contract_says(router: Process)
             "retention_s": router_pb2.ExplainRequest(retention_s=2**63 - 1),
             'headers[""]': router_pb2.ExplainRequest(headers={"": "x"}),
             'headers["k"]': router_pb2.ExplainRequest(headers={"k": "x" * 65_536}),
+            "queue_ids": router_pb2.ExplainRequest(draft=draft, queue_ids=["gold"]),
+            "draft.filter": router_pb2.ExplainRequest(draft=queue_pb2.Queue(filter="size >")),
+            "draft.priority": router_pb2.ExplainRequest(draft=queue_pb2.Queue(priority='"x"')),
+            "draft.fallback_priority": router_pb2.ExplainRequest(
+                draft=queue_pb2.Queue(fallback_priority=256)
+            ),
         }.items():
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Explain(wrong)

@@ -112,12 +112,12 @@ class Secured:
         }
 
     @contextmanager
-    def running(self) -> Iterator[LocalStack]:
-        """The stack itself."""
+    def running(self, *arguments: str) -> Iterator[LocalStack]:
+        """The stack itself, started with these arguments."""
         before = dict(os.environ)
         os.environ.update(self.environ)
         try:
-            with LocalStack(self.folder / "stack") as stack:
+            with LocalStack(self.folder / "stack", *arguments) as stack:
                 yield stack
         finally:
             os.environ.clear()

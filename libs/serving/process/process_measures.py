@@ -1,0 +1,25 @@
+"""What a process measures of itself, whatever it serves."""
+
+from __future__ import annotations
+
+import time
+
+from opentelemetry.metrics import Meter, Observation
+
+from libs.serving.process.memory import resident_bytes
+
+
+def measure_process(meter: Meter) -> None:
+    """Registers what the process takes of its machine."""
+    meter.create_observable_up_down_counter(
+        "process.memory.usage",
+        callbacks=[lambda _: [Observation(resident_bytes())]],
+        unit="By",
+        description="Physical memory that the process takes",
+    )
+    meter.create_observable_counter(
+        "process.cpu.time",
+        callbacks=[lambda _: [Observation(time.process_time())]],
+        unit="s",
+        description="Processor time that the process has taken",
+    )
