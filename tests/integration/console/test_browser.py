@@ -150,7 +150,7 @@ def is_gone(console: Console, queue: str) -> bool:
 
 def lift(_: Console, page: Page, queue: str) -> None:
     page.goto(f"/queue?queue={queue}")
-    expect(page.get_by_text("In quarantine since")).to_contain_text("of processor time")
+    expect(page.get_by_text("In quarantine since")).to_contain_text("of the router's time")
     page.get_by_role("link", name="lift the quarantine", exact=True).click()
     confirm(page, queue, "Lift the quarantine")
 

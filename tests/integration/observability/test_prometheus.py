@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 WAIT_S = 60.0
 PAUSE_S = 0.05
+SMALL_DISK_MIB = 256
 BOUND = re.compile(r"\s(>|<|==)\s[\d.e]+$")
 """What an alert compares with: behind its expression."""
 
@@ -179,7 +182,7 @@ async def _fail_one(endpoint: str) -> None:
 
 @pytest.mark.s3
 @pytest.mark.proof
-def test_alerts_fire_while_a_store_is_silent_and_end_with_it(tmp_path: Path) -> None:
+def test_alerts_fire_while_a_store_is_slow_or_silent_and_end_with_it(tmp_path: Path) -> None:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with pytest.MonkeyPatch.context() as environ, moto() as port, faulty_store(port, 1) as store:
         for name, value in CREDENTIALS.items():
@@ -188,6 +191,12 @@ def test_alerts_fire_while_a_store_is_silent_and_end_with_it(tmp_path: Path) -> 
             traffic = Traffic(stack.endpoint)
             eventually(lambda: server.query("slatemq_commit_size_bytes_count > 3"), WAIT_S)
 
+            store.set(Fault(method="PUT", delay_s=1.5))
+            slow = {("SlateMQCommitsSlow", "ingest"), ("SlateMQCommitsSlow", "broker")}
+            eventually(lambda: slow <= server.firing(), 2 * WAIT_S, server.firing)
+            store.set()
+            eventually(lambda: not slow & server.firing(), 2 * WAIT_S, server.firing)
+
             store.set(Fault(Outcome.HOLD))
             wanted = {("SlateMQStoreSilent", "ingest"), ("SlateMQNotServing", "ingest")}
             eventually(lambda: wanted <= server.firing(), 2 * WAIT_S, server.firing)
@@ -195,3 +204,37 @@ def test_alerts_fire_while_a_store_is_silent_and_end_with_it(tmp_path: Path) -> 
             store.set()
             eventually(lambda: not wanted & server.firing(), 2 * WAIT_S, server.firing)
             traffic.stop()
+
+
+@pytest.mark.proof
+def test_an_alert_fires_while_a_disk_has_little_room_and_ends_with_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        data = disk / "data"
+        with scraped(tmp_path, "--data", str(data), "--logs", str(tmp_path / "logs")) as run:
+            stack, server = run
+            traffic = Traffic(stack.endpoint)
+            full = {("SlateMQDiskFilling", "ingest"), ("SlateMQDiskFilling", "broker")}
+            eventually(lambda: server.query("slatemq_store_disk_free_bytes"), WAIT_S)
+            assert not full & server.firing()
+
+            ballast = disk / "ballast"
+            ballast.write_bytes(bytes(int(0.95 * shutil.disk_usage(disk).free)))
+            eventually(lambda: full <= server.firing(), WAIT_S, server.firing)
+
+            ballast.unlink()
+            eventually(lambda: not full & server.firing(), WAIT_S, server.firing)
+            traffic.stop()
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of its own; skips the test where this process may not mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no disk can be made: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
