@@ -22,6 +22,10 @@ BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """Those that OpenTelemetry's conventions of HTTP advise."""
 
 
+METHODS: Final = ("GET", "HEAD", "POST")
+"""Those that are told apart: anyone may send others, and each would be a series of its own."""
+
+
 class Measures(NamedTuple):
     """The instruments.
 
@@ -105,8 +109,9 @@ class Timed:
             await self._app(scope, receive, send_noted)
         finally:
             route = scope.get("route")
+            method = scope["method"]
             facts = {
-                "http.request.method": scope["method"],
+                "http.request.method": method if method in METHODS else "_OTHER",
                 "http.route": route.path if route is not None else "none",
                 "http.response.status_code": status,
             }

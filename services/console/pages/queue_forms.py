@@ -144,7 +144,7 @@ async def try_draft(request: Request) -> Response:
         )
     except InvalidArgument as error:
         problems |= _problem_of(error)
-    problem = next((f"{name}: {text}" for name, text in problems.items()), "")
+    problem = next((f"{name}: {text}" if name else text for name, text in problems.items()), "")
     return render(request, "_explanation.html", explanation=explanation, problem=problem)
 
 
@@ -191,7 +191,9 @@ def _problem_of(error: InvalidArgument) -> dict[str, str]:
     """What a broker or router says of a field, by the name that the form has for it."""
     found = _FIELD.fullmatch(error.field)
     name = {"with_queue_id": "with_queue"}.get(found[1], found[1]) if found else ""
-    if name in BY_NAME or name in PLACED:
+    if name in PLACED:
+        return {name: error.description}
+    if name in BY_NAME:
         unit = next((text for end, text in _UNITS.items() if error.field.endswith(end)), "")
         return {name: error.description + unit}
     return {"": error.message}

@@ -401,6 +401,43 @@ def test_hostile_payloads_and_headers_are_text(console: Console) -> None:
     assert all("status of 40" in problem for problem in console.take_problems())
 
 
+def test_a_message_shows_its_attempts_and_its_payload_in_three_forms(console: Console) -> None:
+    queue = console.dead_letters()
+    handle = quote(console.entry(queue, "failed").handle, safe="")
+
+    with console.page("ops") as page:
+        page.goto(f"/message?handle={handle}")
+        attempt = page.get_by_role("listitem").filter(has_text="by worker-1")
+        expect(attempt).to_contain_text("no such customer <b>x</b>")
+        for form, text in {
+            "text": '{"number": 0}',
+            "JSON": '{\n  "number": 0\n}',
+            "hex": "00000000  7b 22 6e 75",
+        }.items():
+            page.get_by_role("link", name=form, exact=True).click()
+            expect(page.get_by_role("link", name=form, exact=True)).to_have_attribute(
+                "aria-current", "true"
+            )
+            assert page.locator("pre").inner_text().startswith(text)
+    assert console.take_problems() == []
+
+
+def test_processes_and_routes_are_shown_with_how_they_are(console: Console) -> None:
+    with console.page("ops") as page:
+        page.goto("/processes")
+        for service in ("ingest", "router", "broker", "janitor"):
+            row = page.get_by_role("row").filter(has_text=f"{service} 0")
+            expect(row).to_contain_text("serving")
+        expect(page.get_by_role("row").filter(has_text="0 → 0")).to_have_count(1)
+        expect(page.get_by_text("7d (604,800)").first).to_be_visible()
+        page.goto("/events")
+        for service in ("ingest", "broker", "janitor"):
+            row = page.get_by_role("row").filter(has_text=f"{service} 0")
+            expect(row).to_contain_text("redis, async")
+            expect(row).to_contain_text("answers")
+    assert console.take_problems() == []
+
+
 def test_numbers_and_charts_follow_the_instance(console: Console) -> None:
     queue = console.queue()
 
@@ -483,6 +520,9 @@ def test_the_tester_judges_what_is_typed_before_it_is_saved(console: Console) ->
         page.get_by_label("Priority", exact=True).fill("int(headers.rank")
         page.get_by_role("button", name="Try").click()
         expect(page.locator("#explanation")).to_contain_text("priority: line 1")
+        page.get_by_label("Headers").fill("region: eu")
+        page.get_by_role("button", name="Try").click()
+        expect(page.locator("#explanation")).to_have_text(re.compile(r"^\s*headers: is not JSON"))
     assert console.client.get_queue(queue).filter == "false"
     assert console.take_problems() == []
 

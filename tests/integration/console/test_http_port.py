@@ -47,6 +47,9 @@ async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path
         for path in ("/login", "/static/console.css", "/absent"):
             async with session.get(pages + path) as answer:
                 await answer.read()
+        for method in ("PUT", "ANYTHING"):
+            async with session.request(method, f"{pages}/login") as answer:
+                await answer.read()
         async with session.get(f"{http}/health") as answer:
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
         async with session.get(f"{http}/metrics") as answer:
@@ -56,11 +59,18 @@ async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path
 
     counts = re.findall(r"^http_server_request_duration_seconds_count\{(.*)\} (.*)$", text, re.M)
     routes = {
-        (found["http_route"], found["http_response_status_code"]): count
+        tuple(
+            found[f"http_{name}"] for name in ("request_method", "route", "response_status_code")
+        ): count
         for labels, count in counts
         if (found := dict(re.findall(r'(\w+)="([^"]*)"', labels)))
     }
-    assert routes == {("/login", "200"): "1.0", ("/static", "200"): "1.0", ("none", "404"): "1.0"}
+    assert routes == {
+        ("GET", "/login", "200"): "1.0",
+        ("GET", "/static", "200"): "1.0",
+        ("GET", "none", "404"): "1.0",
+        ("_OTHER", "none", "404"): "2.0",
+    }
     assert re.search(r"^slatemq_serving 1\.0$", text, re.M)
     assert re.search(r"^process_memory_usage_bytes [1-9]", text, re.M)
     assert re.search(r"^slatemq_console_streams 0\.0$", text, re.M)
