@@ -69,7 +69,7 @@ async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path
         ("GET", "/login", "200"): "1.0",
         ("GET", "/static", "200"): "1.0",
         ("GET", "none", "404"): "1.0",
-        ("_OTHER", "none", "404"): "2.0",
+        ("_OTHER", "/login", "404"): "2.0",
     }
     assert re.search(r"^slatemq_serving 1\.0$", text, re.M)
     assert re.search(r"^process_memory_usage_bytes [1-9]", text, re.M)
