@@ -111,7 +111,7 @@ async def change(request: Request) -> Response:
         return done(request, link("/queue", queue=queue.queue_id), "Nothing was changed.")
     if not problems:
         try:
-            await client.update_queue(queue.queue_id, etag=values["etag"], **changes)  # type: ignore[misc]
+            await client.update_queue(queue.queue_id, etag=values["etag"], **changes)
         except Aborted:
             problems[""] = _CHANGED
         except InvalidArgument as error:
