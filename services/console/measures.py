@@ -23,7 +23,7 @@ BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 METHODS: Final = ("GET", "HEAD", "POST")
-"""Those that are told apart: anyone may send others, and each would be a series of its own."""
+"""Those with a series of their own: anyone may send others, as many as they like."""
 
 
 class Measures(NamedTuple):

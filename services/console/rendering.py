@@ -188,7 +188,7 @@ _PROBLEMS: Final[Mapping[type[SlateMQError], Problem]] = {
     PermissionDenied: Problem(
         403,
         "You may not do that",
-        "Ask whoever keeps the policy: `slatemq access check` says which rule is missing.",
+        "Ask the person who keeps the policy: `slatemq access check` says which rule is missing.",
     ),
     NotFound: Problem(
         404, "Not found", "It may have been removed meanwhile, or its address is wrong."
