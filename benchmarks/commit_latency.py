@@ -31,7 +31,8 @@ class OneRow:
         batch.put(b"bench%08d" % self.count, bytes(100))
 
 
-async def measure(folder: Path, *, sync: bool) -> None:
+async def durations(folder: Path, *, sync: bool) -> list[float]:
+    """How long each of COMMITS commits took, one after the other, in ms, ascending."""
     root = open_root(folder.as_uri(), sync=sync)
     database = await root.database("broker/0", Kind.BROKER)
     commits = GroupCommit(database, HybridClock(), OneRow())
@@ -45,7 +46,11 @@ async def measure(folder: Path, *, sync: bool) -> None:
     await commits.close()
     await running
     await database.close()
-    took.sort()
+    return sorted(took)
+
+
+async def measure(folder: Path, *, sync: bool) -> None:
+    took = await durations(folder, sync=sync)
     p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
     print(f"{'synced' if sync else 'not synced':>10}: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
 

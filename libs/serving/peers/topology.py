@@ -8,8 +8,12 @@ Where clients come from outside a network that the services share (containers, K
 object has two addresses: `address` for clients, and `peer_address` for the other services. That of
 an ingest has its largest payload, too, in bytes: `payload_bytes_max`.
 
-Each process writes its own at start, under the same name as the one it replaces; everybody else
-reads them all. Entries are never taken for proof of life: a process that is away keeps its entry.
+Each process writes its own at start, under the same name as the one it replaces; all others read
+it. Entries are never taken for proof of life: a process that is away keeps its entry.
+
+Readers read one object, `topology/change`, which gets a new random value after each change of an
+entry, and the entries only where that value has changed. So an idle instance costs its store one
+GET for each reading, however many processes it has.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,9 +36,16 @@ log = logging.getLogger(__name__)
 
 FOLDER = "topology"
 
-CACHE_MS = 5_000
+CACHE_MS = 10_000
 """How old a reading may be: addresses change only when a process moves, and each reading costs a
 request per process."""
+
+CHANGE = f"{FOLDER}/change"
+"""The object that tells whether any entry has changed."""
+
+LIST_MS = 1_200_000
+"""How old the list of entries may be while nothing seems to have changed: a process may have ended
+between its entry and the change."""
 
 READS_AT_ONCE = 32
 """Objects read at the same time; 1,000 shards then take about 30 round trips."""
@@ -77,14 +89,18 @@ class Topology:
         found = self._by_service.get(service, {})
         return {shard: peer.address for shard, peer in found.items()}
 
+    def peer(self, service: str, shard: int) -> Peer | None:
+        """One process; None if it never announced itself."""
+        return self._by_service.get(service, {}).get(shard)
+
     def address(self, service: str, shard: int) -> str | None:
         """The address for services of one process; None if it never announced itself."""
-        peer = self._by_service.get(service, {}).get(shard)
+        peer = self.peer(service, shard)
         return (peer.peer_address or peer.address) if peer else None
 
     def payload_bytes_max(self, ingest_shard: int) -> int | None:
         """The largest payload that an ingest accepts; None where it never announced one."""
-        peer = self._by_service.get("ingest", {}).get(ingest_shard)
+        peer = self.peer("ingest", ingest_shard)
         return (peer.payload_bytes_max or None) if peer else None
 
     @property
@@ -116,6 +132,8 @@ class TopologyDirectory:
         self._reading = asyncio.Lock()
         self._known: Topology | None = None
         self._read_at = float("-inf")
+        self._listed_at = float("-inf")
+        self._change: bytes | None = None
         self._refreshing: asyncio.Task[Topology] | None = None
 
     async def announce(self, peer: Peer) -> None:
@@ -124,11 +142,11 @@ class TopologyDirectory:
         fields = {"service": peer.service, "shard": peer.shard, "address": peer.address}
         fields |= {name: value for name, value in optional.items() if value}
         await self._objects.put(peer.path, json.dumps(fields).encode())
-        self._read_at = float("-inf")
+        await self._note_change()
 
     async def entry(self, peer: Peer) -> Peer | None:
-        """The entry of this peer's service and shard as stored now; None without one."""
-        return await self._read_one(peer.path)
+        """The entry of this peer's service and shard, as last read; None without one."""
+        return (await self.read()).peer(peer.service, peer.shard)
 
     async def withdraw(self, peer: Peer) -> None:
         """Take this process off the list, unless another has taken its number over already.
@@ -140,17 +158,17 @@ class TopologyDirectory:
             topology = await self.read(max_age_ms=0)
             if topology.advertised(peer.service).get(peer.shard) == peer.address:
                 await self._objects.delete(peer.path)
+                await self._note_change()
         except StorageError as error:
             log.warning("still in the topology: %s", error)
-        self._read_at = float("-inf")
 
     async def read(self, max_age_ms: int = CACHE_MS) -> Topology:
         """The topology, at most `max_age_ms` old, or the last known one while the store is down."""
         async with self._reading:  # One reading serves all who wait for it.
-            if self._known is not None and self._age_ms() <= max_age_ms:
+            if self._known is not None and self._age_ms(self._read_at) <= max_age_ms:
                 return self._known
             try:
-                self._known = await self._read_all()
+                self._known = await self._read_changed()
                 self._read_at = self._monotonic()
             except StorageError as error:
                 if self._known is None:
@@ -161,7 +179,7 @@ class TopologyDirectory:
     def last(self) -> Topology | None:
         """The last reading, without waiting; an old one is renewed in the background."""
         idle = self._refreshing is None or self._refreshing.done()
-        if self._known is not None and idle and self._age_ms() > CACHE_MS:
+        if self._known is not None and idle and self._age_ms(self._read_at) > CACHE_MS:
             self._refreshing = asyncio.create_task(self.read())
         return self._known
 
@@ -170,8 +188,28 @@ class TopologyDirectory:
             self._refreshing.cancel()
             await asyncio.wait([self._refreshing])
 
-    def _age_ms(self) -> float:
-        return (self._monotonic() - self._read_at) * 1000
+    def _age_ms(self, read_at: float) -> float:
+        return (self._monotonic() - read_at) * 1000
+
+    async def _note_change(self) -> None:
+        """Have all readers read the entries again, this one too."""
+        self._read_at = self._listed_at = float("-inf")
+        await self._objects.put(CHANGE, secrets.token_hex(16).encode())
+
+    async def _read_changed(self) -> Topology:
+        """The entries, which are read only after a change. Raises StorageError."""
+        try:
+            change = await self._objects.get(CHANGE)
+        except ObjectNotFound:
+            change = None
+        is_known = change is not None and change == self._change
+        if self._known is not None and is_known and self._age_ms(self._listed_at) <= LIST_MS:
+            return self._known
+        listed_at = self._monotonic()
+        topology = await self._read_all()
+        # Of before the entries were read: a change meanwhile has them read again.
+        self._change, self._listed_at = change, listed_at
+        return topology
 
     async def _read_all(self) -> Topology:
         paths = [path for path in await self._objects.list(FOLDER) if path.endswith(".json")]

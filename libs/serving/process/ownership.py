@@ -19,13 +19,14 @@ from libs.storage.errors import Fenced, StorageError
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 10.0
+CHECK_S: Final = 15.0
 """How often an owner looks at its own entry of the topology: one read. So long is a shard out of
 reach at most whose entry a process has overwritten that was replaced while it started."""
 
 STANDSTILL_S: Final = 1.0
 """A process whose event loop has not run for so long may have been replaced meanwhile. One that
-runs learns of it from SlateDB within about the same time, and ends."""
+runs learns of it from SlateDB within about the same time on a disk, elsewhere by its own entry of
+the topology, and ends."""
 
 LOOK_S: Final = 0.1
 """How often the loop notes that it runs."""
@@ -73,15 +74,18 @@ class Announcement:
         self._peer = peer
         self._check_s = check_s
         self._asked_at: float | None = None
+        self._is_announced = False
 
     async def announce(self) -> None:
         """Write the entry. Raises StorageError."""
+        self._is_announced = False
         await self._directory.announce(self._peer)
+        self._is_announced = True
 
     async def keep(self) -> None:
         """Restore the entry whenever it is not this process's, until cancelled or fenced."""
         while True:
-            await asyncio.sleep(self._check_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(self._check_s * random.uniform(0.75, 1.25))
             try:
                 await self.check()
             except Fenced:
@@ -95,9 +99,11 @@ class Announcement:
             self._asked_at = time.monotonic()
         found = await self._directory.entry(self._peer)
         self._asked_at = None
-        if found == self._peer or not await self._may_replace(found):
+        if found == self._peer and self._is_announced:
             return
-        await self._directory.announce(self._peer)
+        if not await self._may_replace(found):
+            return
+        await Announcement.announce(self)
         there = "no address" if found is None else f"the address {found.address}"
         log.warning("the topology had %s for this process: announced again", there)
 

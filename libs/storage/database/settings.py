@@ -121,11 +121,29 @@ _NO_CONDITIONAL_UPDATE: Final[Mapping[str, object]] = {
 }
 
 
+_PAID_REQUESTS: Final[Mapping[str, object]] = {
+    # Every look at the store costs money there, whether anything happens or not: with SlateDB's
+    # looks each second and its collectors each minute, a quiet instance cost $10 a month. A newer
+    # writer is noticed by the next commit, and by the look at the own entry of the topology.
+    "manifest_poll_interval": "60s",
+    # A compaction begins up to two looks after its tables are there; as many tables as 60 s of
+    # publishing at 70 MiB/s make may wait for it.
+    "compactor_options.poll_interval": "30s",
+    "compactor_options.worker.compactions_poll_interval": "30s",
+    "l0_max_ssts": 256,
+    "l0_max_ssts_per_key": 256,
+    "garbage_collector_options.wal_options.interval": "1200s",
+    "garbage_collector_options.compacted_options.interval": "1200s",
+    "garbage_collector_options.manifest_options.interval": "1200s",
+    "garbage_collector_options.compactions_options.interval": "1200s",
+}
+
+
 def tuning_of(kind: Kind, scheme: str = "") -> Tuning:
     """The row of the table for one kind of database, in a store with URLs of this scheme."""
     row = _TABLE[kind]
     if scheme in ("s3", "gs", "az"):
-        return replace(row, replay=_REMOTE)
+        return replace(row, replay=_REMOTE, settings={**row.settings, **_PAID_REQUESTS})
     if scheme != "file":
         return row
     return replace(row, settings={**row.settings, **_NO_CONDITIONAL_UPDATE})

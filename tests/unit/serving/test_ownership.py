@@ -197,9 +197,10 @@ async def test_a_router_puts_its_address_right_where_no_process_serves_at_the_on
 
             # Then the process's own is back soon
             async with asyncio.timeout(30):
-                while (await fresh.read(0)).address("router", 0) != own.address:
+                while await fresh.entry(own) != own:
                     await asyncio.sleep(0.01)
     keeping.cancel()
+    await asyncio.wait([keeping])
     # And at the end there is none
     await announcement.withdraw()
     assert (await fresh.read(0)).address("router", 0) is None

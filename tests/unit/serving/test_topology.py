@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from libs.serving.peers.topology import CACHE_MS, Peer, TopologyDirectory
+from libs.serving.peers.topology import CACHE_MS, LIST_MS, Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
@@ -111,6 +111,76 @@ async def test_a_damaged_entry_hides_no_other(objects: Objects, damage: bytes) -
     await objects.put("topology/broker-1.json", damage)
 
     assert dict((await directory.read()).brokers) == {0: "b:0"}
+
+
+class _Counted(Objects):
+    """A real store that notes what is read of it."""
+
+    def __init__(self, objects: Objects) -> None:
+        vars(self).update(vars(objects))
+        self.reads: list[str] = []
+
+    async def get(self, path: str) -> bytes:
+        self.reads.append(path)
+        return await super().get(path)
+
+    async def list(self, prefix: str) -> list[str]:
+        self.reads.append(prefix)
+        return await super().list(prefix)
+
+
+async def test_a_reading_without_a_change_is_one_request(objects: Objects) -> None:
+    store = _Counted(objects)
+    clock = Clock()
+    reader, writer = TopologyDirectory(store, clock), TopologyDirectory(objects)
+    for shard in range(10):
+        await writer.announce(Peer("broker", shard, f"b:{shard}"))
+    await reader.read()
+
+    # When nothing has changed
+    store.reads.clear()
+    clock.now += CACHE_MS / 1000 + 1
+    assert len((await reader.read()).brokers) == 10
+    assert store.reads == ["topology/change"]
+
+    # When a process moved
+    await writer.announce(Peer("broker", 3, "elsewhere:3"))
+    clock.now += CACHE_MS / 1000 + 1
+    assert (await reader.read()).address("broker", 3) == "elsewhere:3"
+
+
+async def test_an_entry_whose_writer_ended_before_the_change_is_found(objects: Objects) -> None:
+    clock = Clock()
+    reader, writer = TopologyDirectory(objects, clock), TopologyDirectory(objects)
+    await writer.announce(Peer("broker", 0, "b:0"))
+    await reader.read()
+    entry = {"service": "broker", "shard": 1, "address": "b:1"}
+    await objects.put("topology/broker-1.json", json.dumps(entry).encode())
+
+    clock.now += LIST_MS / 1000 + 1
+
+    assert dict((await reader.read()).brokers) == {0: "b:0", 1: "b:1"}
+
+
+async def test_a_change_beside_a_reading_is_read_next(objects: Objects) -> None:
+    """Its entry is written while the reader lists the others."""
+    writer = TopologyDirectory(objects)
+    await writer.announce(Peer("broker", 0, "b:0"))
+
+    class Racing(Objects):
+        def __init__(self) -> None:
+            vars(self).update(vars(objects))
+
+        async def list(self, prefix: str) -> list[str]:
+            found = await super().list(prefix)
+            if len(found) == 2:
+                await writer.announce(Peer("broker", 1, "b:1"))
+            return found
+
+    reader = TopologyDirectory(Racing())
+    assert dict((await reader.read()).brokers) == {0: "b:0"}
+
+    assert dict((await reader.read(max_age_ms=-1)).brokers) == {0: "b:0", 1: "b:1"}
 
 
 async def test_a_withdrawn_router_is_gone(objects: Objects) -> None:

@@ -1,0 +1,1 @@
+"""Where the time of single messages goes, hop by hop: `python -m benchmarks.waterfall`."""
