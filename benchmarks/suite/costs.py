@@ -28,7 +28,8 @@ SQS_BATCHED_DOLLARS = 0.12
 
 BUCKET = "queues"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}
-SETTLE_S = 2.0
+SETTLE_S = 75.0
+"""Before an idle stack is counted: a minute after its start it flushes what that wrote."""
 
 Counts = dict[str, list[int]]
 

@@ -41,7 +41,13 @@ from services.router.pieces import Pace, Piece, PieceLimits, Seen
 from services.router.route import Route
 from services.router.routing import STEP_NS, BrokerRules
 from services.router.tails import Log, Subscriber
-from services.router.wire import apply_changes, ask_for_quarantine, assign_request, read_state
+from services.router.wire import (
+    Incarnation,
+    apply_changes,
+    ask_for_quarantine,
+    assign_request,
+    read_state,
+)
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, queue_pb2, queue_pb2_grpc
 
 CALLS_MAX = 4
@@ -102,6 +108,7 @@ class BrokerLink:
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
         self._has_worked = True
+        self._incarnation = Incarnation()
 
     def add_log(self, log: Log) -> None:
         """Route this log to the broker too."""
@@ -297,8 +304,11 @@ class BrokerLink:
         try:
             with peer_failures():
                 request = assign_request(
-                    (shard, piece, self._lanes[shard][1].route.seen_of(piece))
-                    for shard, piece in pieces
+                    (
+                        (shard, piece, self._lanes[shard][1].route.seen_of(piece))
+                        for shard, piece in pieces
+                    ),
+                    self._incarnation,
                 )
                 stub = assignment_pb2_grpc.AssignmentServiceStub(await self._connect())
                 with self._tracing.routing(self.shard, [piece for _, piece in pieces]):
@@ -337,6 +347,8 @@ class BrokerLink:
         if revision < max(piece.revision for _, piece in pieces):
             self._reload = True
             raise PeerFailed("the broker's configs went back; reading them all again")
+        if response.broker_incarnation != self._incarnation.number:
+            self._incarnation = Incarnation(response.broker_incarnation, time.monotonic())
         if self.rules.revision < revision and any(result.outdated for result in results):
             await self.refresh_rules(ASSIGN_SECONDS)
         for (shard, piece), result in zip(pieces, results, strict=True):

@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from libs.storage.records.log_runs import LogRun
+from slatemq.v1.ingest_pb2 import StoredRun
 
 ENTRY_BYTES = 512
 """Memory of an entry besides its bytes."""
 
 RUN_BYTES = 1_024
 """Memory of a run while it is not stored: its headers and numbers, and the IDs made of it."""
+
+
+class FreshMessages(NamedTuple):
+    """Messages that came with their log entry, for the brokers that they are assigned to.
+
+    Attributes:
+        read_s: When, by the monotonic clock.
+        runs: The messages.
+        size_bytes: Their payloads.
+    """
+
+    read_s: float
+    runs: Sequence[StoredRun]
+    size_bytes: int
 
 
 class LogEntry:
@@ -29,6 +45,7 @@ class LogEntry:
         messages_count: How many messages it has.
         size_bytes: Its size on the wire.
         memory_bytes: About what it takes in memory until it is judged.
+        fresh: Its messages, if they came with it.
     """
 
     __slots__ = (
@@ -37,6 +54,7 @@ class LogEntry:
         "_read",
         "_runs",
         "first",
+        "fresh",
         "last",
         "memory_bytes",
         "messages_count",
@@ -57,6 +75,7 @@ class LogEntry:
         self.messages_count = sum(len(sizes) for _, _, _, sizes, _ in runs)
         self.size_bytes = size_bytes
         self.memory_bytes = size_bytes + ENTRY_BYTES + RUN_BYTES * len(runs)
+        self.fresh: FreshMessages | None = None
         self._is_kept = True
         self._runs: Sequence[LogRun] | None = runs
         self._read = read
@@ -87,11 +106,20 @@ class LogEntry:
         if (not self._held_count or not self._is_kept) and self._read is not None:
             self._runs = None
 
+    def keep_fresh(self, fresh: FreshMessages) -> None:
+        self.fresh = fresh
+        self.memory_bytes += fresh.size_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """About what it takes in memory once it is judged."""
+        return self.size_bytes + ENTRY_BYTES + (self.fresh.size_bytes if self.fresh else 0)
+
     def discard_runs(self) -> None:
         """Keep its messages only while one route judges it, not until all have: memory is short."""
         if self._read is not None:
-            self._is_kept, self._runs = False, None
-            self.memory_bytes = self.size_bytes + ENTRY_BYTES
+            self._is_kept, self._runs, self.fresh = False, None, None
+            self.memory_bytes = self.stored_bytes
 
     def between(self, after: int, last: int) -> LogEntry:
         """Its messages with IDs above one, up to another one; there must be some."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from libs.filters import Rest
-from services.router.entries import ENTRY_BYTES, LogEntry
+from services.router.entries import LogEntry
 from services.router.routing import BrokerRules, Columns
 
 
@@ -262,7 +262,7 @@ class Piece:
         if self._left_at is not None:
             return False
         self.entries.append(entry)
-        self.entries_bytes += entry.size_bytes + ENTRY_BYTES
+        self.entries_bytes += entry.stored_bytes
         self.messages_count += entry.messages_count
         return True
 

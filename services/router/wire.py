@@ -18,7 +18,7 @@ from libs.filters import DEFAULT_PRIORITY, TooSlow
 from libs.serving.peers.calls import PeerFailed
 from libs.storage.errors import CorruptRecord
 from libs.storage.records.log_parts import read_log_parts
-from services.router.entries import LogEntry
+from services.router.entries import FreshMessages, LogEntry
 from services.router.pieces import Piece, Seen
 from services.router.routing import STEP_NS, BrokerRules, Columns, QueueRule
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc, ingest_pb2, queue_pb2
@@ -32,9 +32,23 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> Iterator[LogEntry | Non
     try:
         for one in response.entries:
             for part in read_log_parts(one.value):
-                yield part and LogEntry(*part)
+                entry = part and LogEntry(*part)
+                if entry is not None and response.messages:
+                    entry.keep_fresh(_fresh(entry, response.messages))
+                yield entry
     except CorruptRecord as error:
         raise PeerFailed(f"a log entry cannot be read: {error}") from error
+
+
+def _fresh(entry: LogEntry, messages: Sequence[ingest_pb2.StoredRun]) -> FreshMessages:
+    """Those of the messages that came with an entry that begin in it."""
+    runs = [
+        run
+        for run in messages
+        if run.message_ids and entry.first <= run.message_ids[0] <= entry.last
+    ]
+    size_bytes = sum(len(payload) for run in runs for payload in run.payloads)
+    return FreshMessages(time.monotonic(), runs, size_bytes)
 
 
 def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:
@@ -62,21 +76,35 @@ def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
     )
 
 
+class Incarnation(NamedTuple):
+    """The process of a broker that answered last, and when it first did, by the monotonic clock."""
+
+    number: int = 0
+    since_s: float = 0.0
+
+
 def assign_request(
-    pieces: Iterable[tuple[int, Piece, Seen | None]],
+    pieces: Iterable[tuple[int, Piece, Seen | None]], incarnation: Incarnation
 ) -> assignment_pb2.AssignRequest:
     """The call that sends judged pieces, each with its log's ingest shard and what counts for it.
 
-    See `Route.seen_of`.
+    See `Route.seen_of`. Messages that were read before this process of the broker was known stay
+    behind: it may not have learned that they were edited.
     """
-    ranges = []
+    ranges: list[assignment_pb2.LogRange] = []
+    messages: list[ingest_pb2.StoredRun] = []
     for ingest_shard, piece, seen in pieces:
         result = _range(ingest_shard, piece.previous, piece.last, piece.columns)
         result.config_revision = piece.revision
         if seen is not None:
             result.seen_revision, result.seen_by = seen.revision, seen.incarnation
         ranges.append(result)
-    return assignment_pb2.AssignRequest(ranges=ranges)
+        if piece.columns and incarnation.number:
+            for entry in piece.entries:
+                if entry.fresh is not None and entry.fresh.read_s >= incarnation.since_s:
+                    messages += entry.fresh.runs
+    messages_for = incarnation.number if messages else 0
+    return assignment_pb2.AssignRequest(ranges=ranges, messages=messages, messages_for=messages_for)
 
 
 def backfill_request(

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from slatemq.v1 import ingest_pb2 as _ingest_pb2
 from slatemq.v1 import queue_pb2 as _queue_pb2
 import builtins as _builtins
 import sys
@@ -216,18 +217,32 @@ class AssignRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FOR_FIELD_NUMBER: _builtins.int
+    messages_for: _builtins.int
+    """The `broker_incarnation` of an earlier response, which the router had before it read `messages`. Any other process than
+    that one drops them: it was not there to learn of edits of them.
+    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRange]:
         """At most one range for each log."""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_ingest_pb2.StoredRun]:
+        """Messages of the ranges that TailLog sent with their entries; perhaps none, or not all. The broker reads those that it
+        needs and that are not here.
+        """
 
     def __init__(
         self,
         *,
         ranges: _abc.Iterable[Global___LogRange] | None = ...,
+        messages: _abc.Iterable[_ingest_pb2.StoredRun] | None = ...,
+        messages_for: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "messages_for", b"messages_for", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -451,6 +451,7 @@ class TailLogResponse(_message.Message):
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     durable_sequence: _builtins.int
     """The ID of the last durable message, even if it is not sent yet, or removed since; 0 when there was none so far."""
     @_builtins.property
@@ -459,15 +460,22 @@ class TailLogResponse(_message.Message):
         has been sent. The first response comes at once, and the next ones at least every 10 seconds.
         """
 
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredRun]:
+        """Messages of these entries where they are few, small and just stored: a router hands them to brokers, which then need
+        not read them. Perhaps none, or not all.
+        """
+
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___LogEntry] | None = ...,
         durable_sequence: _builtins.int = ...,
+        messages: _abc.Iterable[Global___StoredRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "entries", b"entries", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

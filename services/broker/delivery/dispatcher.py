@@ -35,7 +35,14 @@ from services.broker.delivery.waiters import (
     paused,
 )
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
+from slatemq.errors import (
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.v1.ingest_pb2 import StoredRun
 
 log = logging.getLogger(__name__)
 
@@ -373,6 +380,18 @@ class Dispatcher:
         queue = self._owner.shard.queues.get(queue_id)
         waiter_line = self._waiter_lines.get(queue) if queue is not None else None
         return waiter_line is not None and bool(waiter_line.line)
+
+    def add_fresh(self, runs: Sequence[StoredRun]) -> None:
+        """Take messages that came with their assignment, if there are waiters; nothing else does.
+
+        Raises InvalidArgument.
+        """
+        for place, run in enumerate(runs):
+            if not run.message_ids or len(run.message_ids) != len(run.payloads):
+                what = "must have one for each message ID, of which there is at least one"
+                raise InvalidArgument(f"messages[{place}].payloads", what)
+        if self.is_waited_on:
+            self._payloads.add_fresh(runs, self._owner.shard.cursors)
 
     async def fetch_for_waiters(self, queue: Queue, ids: Sequence[int]) -> None:
         """Fetches new messages that are about to be assigned, if the queue has waiters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
@@ -32,6 +32,7 @@ from slatemq.v1.ingest_pb2 import (
     GetLogStatusRequest,
     RaisePurgeEpochRequest,
     ReplaceMessageRequest,
+    StoredRun,
 )
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 from slatemq.v1.message_pb2 import Message
@@ -104,6 +105,23 @@ class IngestMessages(NamedTuple):
     """IDs of those that the ingest is still reading."""
 
 
+def _held_of(runs: Iterable[StoredRun]) -> tuple[dict[int, CachedMessage], int]:
+    """The messages of some runs, and their size as of IngestMessages."""
+    held: dict[int, CachedMessage] = {}
+    size_bytes = 0
+    for run in runs:
+        alike, common = run.message_ids, run.common
+        if len(alike) == 1:
+            payload = run.payloads[0]
+            held[alike[0]] = (payload, common)
+            size_bytes += len(payload) + len(common)
+        else:
+            payloads = run.payloads[:]
+            held.update(zip(alike, zip(payloads, repeat(common), strict=False), strict=True))
+            size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
+    return held, size_bytes
+
+
 def size_of(held: dict[int, CachedMessage]) -> int:
     return sum(map(len, chain.from_iterable(held.values())))
 
@@ -147,19 +165,7 @@ class Ingests:
         request = BatchGetMessagesRequest(message_ids=ids, max_bytes=max_bytes)
         answer = await self._read(shard, request)
         gone = dict.fromkeys(answer.missing_ids, GONE) | dict.fromkeys(answer.damaged_ids, DAMAGED)
-        held: dict[int, CachedMessage] = {}
-        size_bytes = 0
-        for run in answer.runs:
-            alike, common = run.message_ids, run.common
-            if len(alike) == 1:
-                payload = run.payloads[0]
-                held[alike[0]] = (payload, common)
-                size_bytes += len(payload) + len(common)
-            else:
-                payloads = run.payloads[:]
-                held.update(zip(alike, zip(payloads, repeat(common), strict=False), strict=True))
-                size_bytes += sum(map(len, payloads)) + len(payloads) * len(common)
-        return IngestMessages(held, size_bytes, gone, answer.slow_ids)
+        return IngestMessages(*_held_of(answer.runs), gone, answer.slow_ids)
 
     async def read(
         self, shard: int, ids: Sequence[int], max_bytes: int = FETCH_BYTES, *, etags: bool = False
@@ -228,6 +234,7 @@ class Payloads:
         self._old: dict[int, CachedMessage] = {}
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
         self._hands: dict[object, dict[int, CachedMessage]] = {}
+        self._edited_ahead: set[int] = set()
 
     @property
     def size_bytes(self) -> int:
@@ -330,6 +337,24 @@ class Payloads:
         for hand in self._hands.values():
             hand.pop(message_id, None)
 
+    def forget_ahead(self, message_id: int, cursors: Mapping[int, int]) -> None:
+        """As `forget`, of a message that may not have come yet: then `add_fresh` refuses it."""
+        self.forget(message_id)
+        edited = {*self._edited_ahead, message_id}
+        self._edited_ahead = {one for one in edited if _is_ahead(one, cursors)}
+
+    def add_fresh(self, runs: Iterable[StoredRun], cursors: Mapping[int, int]) -> None:
+        """Take messages that came with their assignment, which is not applied yet.
+
+        Of those that are, or that were edited meanwhile, the cache may know better.
+        """
+        held, size_bytes = _held_of(runs)
+        known = {one for one in held if one in self._edited_ahead or not _is_ahead(one, cursors)}
+        if known:
+            held = {one: message for one, message in held.items() if one not in known}
+            size_bytes = size_of(held)
+        self._keep(held, size_bytes)
+
     def _keep(self, came: dict[int, CachedMessage], size_bytes: int) -> None:
         # With what messages share counted for each: they may outlive one another here.
         size_bytes += len(came) * OVERHEAD_BYTES
@@ -345,6 +370,11 @@ class Payloads:
             self._young, self._young_bytes = {}, 0
         self._young.update(came)
         self._young_bytes += size_bytes
+
+
+def _is_ahead(message_id: int, cursors: Mapping[int, int]) -> bool:
+    """Whether the message is not assigned yet, by the cursors of the logs."""
+    return message_id > cursors.get(shard_of(message_id), 0)
 
 
 class PrefetchWindow:

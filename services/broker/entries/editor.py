@@ -99,7 +99,7 @@ class MessageEditor:
 
     async def forget(self, message_id: int) -> None:
         """Drops what is cached of a message that another broker has edited."""
-        self._payloads.forget(message_id)
+        self._payloads.forget_ahead(message_id, self._owner.shard.cursors)
         self._delivery.look_again()
         await self._owner.durable()  # responses that hold the former content are sent after this
 

@@ -21,6 +21,7 @@ from services.ingest.read.blob_reads import BlobReads
 from services.ingest.read.entries import DecodedEntry, EntryCache, decoded, entry_before
 from services.ingest.read.etags import etag_of
 from services.ingest.read.message_runs import (
+    MessageRun,
     ReadResult,
     ResponseBudget,
     common_of,
@@ -101,6 +102,19 @@ class Reader:
                 break
             at += took
         return result
+
+    def cached(self, message_ids: Sequence[int], bytes_max: int) -> list[MessageRun]:
+        """Messages with these IDs: up to the first that is not cached, or does not fit."""
+        result = ReadResult([], [], [], [])
+        room = ResponseBudget(bytes_max, bytes_max)
+        room.take(0, 0)  # No message is so important that it may have any size.
+        at = 0
+        while at < len(message_ids) and (run := self.cache.run(message_ids[at])) is not None:
+            took = self._take_cached(run, message_ids, at, room, result)
+            if took <= 0:
+                break
+            at += took
+        return result.runs
 
     # --- The cache ------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, cast
 
@@ -34,7 +34,7 @@ from services.ingest import wire
 from services.ingest.batches import Accepted
 from services.ingest.config import IngestConfig
 from services.ingest.read.entries import part_behind
-from services.ingest.read.message_runs import ResponseBudget
+from services.ingest.read.message_runs import MessageRun, ResponseBudget
 from services.ingest.read.tailing import Update
 from services.ingest.shard import Shard
 from services.ingest.write.publishing import Publisher
@@ -56,6 +56,11 @@ log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 32 << 20
 """Payload bytes in one answer when the caller sets no bound."""
+
+FRESH_IDS_MAX: Final = 64
+FRESH_BYTES_MAX: Final = 64 << 10
+"""The last messages of the log go with their entries: to read so few takes a broker as long as to
+read a thousand, and consumers wait for it. More are cheaper to read."""
 
 HASHES_INLINE_MAX: Final = 4096
 """Hashes of dedupe keys computed on the event loop: 4 ms."""
@@ -417,13 +422,22 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             await shard.prove_ownership()
         async with aclosing(self._updates(request.after_sequence)) as updates:
             async for update in updates:
+                messages = self._fresh_messages(update)
                 size_bytes = sum(len(value) for _, value in update.entries)
+                size_bytes += sum(len(one) for run in messages for one in run.payloads)
                 # Even when others hold it all: the log must not stand still for them.
                 self._answers.take(size_bytes)
                 try:
-                    yield _tailed(update)
+                    yield _tailed(update, messages)
                 finally:
                     self._answers.release(size_bytes)
+
+    def _fresh_messages(self, update: Update) -> list[MessageRun]:
+        """The messages of an update that a broker would ask for at once, if it is a short one."""
+        if not update.entries or update.entries[0][0] <= update.durable_sequence - FRESH_IDS_MAX:
+            return []
+        ids = range(update.entries[0][0], update.durable_sequence + 1)
+        return self._shard.reader.cached(list(ids), FRESH_BYTES_MAX)
 
     async def _updates(self, position: int) -> AsyncGenerator[Update, None]:
         """What a tail sends: shares, so that tails which are not read leave room for the others.
@@ -522,6 +536,12 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
             wire.check_dedupe_shards(accepted, shards, self._config.shard)
 
 
-def _tailed(update: Update) -> ingest_pb2.TailLogResponse:
-    entries = [ingest_pb2.LogEntry(sequence=at, value=value) for at, value in update.entries]
-    return ingest_pb2.TailLogResponse(entries=entries, durable_sequence=update.durable_sequence)
+def _tailed(update: Update, messages: Sequence[MessageRun]) -> ingest_pb2.TailLogResponse:
+    return ingest_pb2.TailLogResponse(
+        entries=[ingest_pb2.LogEntry(sequence=at, value=value) for at, value in update.entries],
+        durable_sequence=update.durable_sequence,
+        messages=[
+            ingest_pb2.StoredRun(common=common, message_ids=ids, payloads=payloads)
+            for common, ids, payloads, _ in messages
+        ],
+    )

@@ -9,8 +9,10 @@ from libs.serving.peers.channels import open_channel
 from libs.serving.telemetry import Telemetry
 from services.ingest.config import IngestConfig
 from slatemq._rpc.rpc_status import raising_slatemq_errors
+from slatemq._rpc.stored_runs import messages_of
 from slatemq.errors import InvalidArgument, ResourceExhausted, Unavailable
 from slatemq.v1 import ingest_pb2, topology_pb2, topology_pb2_grpc
+from slatemq.v1.message_pb2 import Message
 from tests.integration.ingest.server import Ingest, Server, message, serving
 
 MIB = 1 << 20
@@ -282,6 +284,53 @@ async def test_a_tailer_hears_at_once_and_then_by_heartbeats_where_the_log_ends(
             assert isinstance(update, ingest_pb2.TailLogResponse)
             assert (list(update.entries), update.durable_sequence) == ([], message_id)
         call.cancel()
+
+
+def fresh_of(update: object) -> list[Message]:
+    """The messages that came with log entries."""
+    assert isinstance(update, ingest_pb2.TailLogResponse)
+    return messages_of(update.messages)
+
+
+async def test_the_last_messages_come_with_their_entries_as_far_as_they_are_few_and_small() -> None:
+    async with serving() as ingest:
+        # Given two publishes, of which the first alone is few and small
+        few = await ingest.send(b"one", b"two", region="eu")
+        call = ingest.stub.TailLog(ingest_pb2.TailLogRequest())
+        first = await call.read()
+        many = await ingest.publish(ingest_pb2.PublishRun(payloads=[b"x"] * 1000))
+        second = await call.read()
+        large = await ingest.send(b"y" * 65_000, b"z" * 1000)
+        third = await call.read()
+        call.cancel()
+
+        # Then its messages come along, as they are read; of the others those at the front that fit
+        assert fresh_of(first) == (await ingest.read(*few)).messages
+        assert [one.message_id for one in fresh_of(first)] == few
+        assert (len(many), fresh_of(second)) == (1000, [])
+        assert [one.message_id for one in fresh_of(third)] == large[:1]
+
+        # And none to a stream that begins far behind
+        call = ingest.stub.TailLog(ingest_pb2.TailLogRequest())
+        assert fresh_of(await call.read()) == []
+        call.cancel()
+
+
+async def test_a_message_that_was_edited_comes_along_as_it_is_now_or_not_at_all() -> None:
+    async with serving() as ingest:
+        (message_id,) = await ingest.send(b"old")
+        (etag,) = (await ingest.read(message_id, with_etags=True)).etags
+        await ingest.stub.ReplaceMessage(
+            ingest_pb2.ReplaceMessageRequest(
+                message_id=message_id, etag=etag, payload=b"new", keep_headers=True
+            )
+        )
+
+        call = ingest.stub.TailLog(ingest_pb2.TailLogRequest())
+        update = await call.read()
+        call.cancel()
+
+        assert b"old" not in [one.payload for one in fresh_of(update)]
 
 
 async def test_streams_over_the_bound_are_refused_until_one_ends() -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from libs.filters import Facts
 from libs.filters.allowance import Allowance
-from libs.storage.records.metadata import MessageMetadata
+from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from services.router import wire
 from services.router.config import parse_shards
 from services.router.entries import LogEntry
 from services.router.pieces import Piece
 from services.router.routing import BrokerRules, Columns, QueueRule
-from services.router.wire import assign_request, log_entries, queue_rules
+from services.router.wire import Incarnation, assign_request, log_entries, queue_rules
 from slatemq.v1 import ingest_pb2, queue_pb2
 from tests.log_entries import DecodedEntry, logged
 
@@ -153,13 +154,62 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
 
     sent = {
         assignment.queue_id: assignment
-        for assignment in assign_request([(4, piece, None)]).ranges[0].assignments
+        for assignment in assign_request([(4, piece, None)], Incarnation()).ranges[0].assignments
     }
 
     assert list(sent["p"].priorities) == [7]
     assert not sent["q"].priorities
     assert not sent["q"].retention_deadlines_ms
     assert not sent["q"].visible_at_ms
+
+
+def test_messages_that_came_with_the_log_go_on_to_the_process_that_was_known_before() -> None:
+    rules = standing_rules()
+    rules.change([QueueRule("q", "true")])
+    # Given a log entry that came with one of its two messages
+    value = encode_log_entry([logged(message_id=1), logged(message_id=2)])
+    run = ingest_pb2.StoredRun(message_ids=[1], payloads=[b"one"])
+    strange = ingest_pb2.StoredRun(message_ids=[3], payloads=[b"three"])
+    response = ingest_pb2.TailLogResponse(
+        entries=[ingest_pb2.LogEntry(sequence=1, value=value)],
+        messages=[run, strange, ingest_pb2.StoredRun()],
+    )
+    before_s = time.monotonic()
+    (received,) = log_entries(response)
+    assert received is not None
+    piece = Piece(0, 1, 0)
+    piece.add(received, rules)
+
+    def sent(incarnation: Incarnation) -> tuple[list[ingest_pb2.StoredRun], int]:
+        request = assign_request([(4, piece, None)], incarnation)
+        return list(request.messages), request.messages_for
+
+    # Then it goes to the broker's process that was known when they came, and to no other
+    assert sent(Incarnation(7, before_s)) == ([run], 7)
+    assert sent(Incarnation(7, time.monotonic())) == ([], 0)
+    assert sent(Incarnation()) == ([], 0)
+
+    # And only where something matches
+    piece.columns.clear()
+    assert sent(Incarnation(7, before_s)) == ([], 0)
+
+
+def test_messages_that_came_with_the_log_count_as_memory_while_they_are_kept() -> None:
+    value = encode_log_entry([logged(message_id=1)])
+    entries = [ingest_pb2.LogEntry(sequence=1, value=value)]
+    run = ingest_pb2.StoredRun(message_ids=[1], payloads=[bytes(1000)])
+    plain, fresh = (
+        next(log_entries(ingest_pb2.TailLogResponse(entries=entries, messages=messages)))
+        for messages in ([], [run])
+    )
+    assert plain is not None
+    assert fresh is not None
+
+    assert fresh.memory_bytes == plain.memory_bytes + 1000
+    assert fresh.stored_bytes == plain.stored_bytes + 1000
+    fresh.discard_runs()
+    assert fresh.stored_bytes == plain.stored_bytes
+    assert fresh.fresh is None
 
 
 def test_a_queue_is_changed_and_removed() -> None:
