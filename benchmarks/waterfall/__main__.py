@@ -100,7 +100,10 @@ def run(rate: float, seconds: float) -> tuple[list[Message], dict[str, Spans]]:
                 marks.setdefault(mark, []).append((last, first, when))
     for spans in marks.values():
         spans.sort()
-    messages = [Message(one, *times, came[one]) for one, times in sorted(published.items())]
+    messages = [
+        Message(one, began, answered, came[one])
+        for one, (began, answered) in sorted(published.items())
+    ]
     return messages, marks
 
 
