@@ -96,7 +96,10 @@ def _point(folder: Path, rate: int, interval_ms: int, seconds: float) -> dict[st
     dollars_s = (puts * PUT_DOLLARS + gets * GET_DOLLARS) / took_s
     where = f"every {interval_ms} ms @{rate}"
     if not rate:
-        return {f"idle $ a month, {where}": dollars_s * 86_400 * 30}
+        return {
+            f"idle $ a month, {where}": dollars_s * 86_400 * 30,
+            f"idle requests a second, {where}": (puts + gets) / took_s,
+        }
     times = results[-1]["latencies"]
     found = {
         f"$ a million, {where}": 1e6 * dollars_s / rate,

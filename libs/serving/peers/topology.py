@@ -41,7 +41,7 @@ CACHE_MS = 10_000
 request per process."""
 
 CHANGE = f"{FOLDER}/change"
-"""The object that tells whether any entry has changed."""
+"""The object that shows whether any entry has changed."""
 
 LIST_MS = 1_200_000
 """How old the list of entries may be while nothing seems to have changed: a process may have ended
