@@ -11,7 +11,7 @@ UV ?= $(BIN)/uv
 STACK := $(VENV)/.stack
 SPARK := $(VENV)/.spark
 STAMP := $(VENV)/.complete
-SERVICES := ingest router broker janitor console
+SERVICES := ingest router broker janitor console scaler
 SOURCES := $(wildcard slatemq libs services tests examples benchmarks)
 
 # Tests start hundreds of processes: what one has compiled the others load.
@@ -77,18 +77,24 @@ types: setup ## Check types, strictly
 	$(BIN)/mypy $(SOURCES)
 
 # The Python path of a stub is the path of its .proto below -I: protos/slatemq/v1/x.proto gives
-# slatemq/v1/x_pb2.py, with nothing to rewrite.
+# slatemq/v1/x_pb2.py, with nothing to rewrite. Those of KEDA's proto are in the one service that
+# serves it.
 protos: setup ## Generate the Python stubs from protos/
-	find slatemq/v1 -name '*_pb2*.py*' -delete
+	find slatemq/v1 services/scaler/stubs -name '*_pb2*.py*' -delete
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
 	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. \
 	  $$(cd protos && find slatemq -name '*.proto' | LC_ALL=C sort)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I services/scaler/stubs=protos/keda \
+	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. \
+	  services/scaler/stubs/externalscaler.proto
 
 # dev.txt holds everything in one resolution; each service's file is a part of it, so that tests run
 # what images run. What is already pinned stays: `make lock ARGS=--upgrade` moves on.
 lock: ## Pin all dependencies with hashes into requirements/
 	$(UV) pip compile pyproject.toml --all-extras --group dev -o requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
 	$(UV) pip compile pyproject.toml --extra cli --group stack -o requirements/stack.txt \
+	  --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
+	$(UV) pip compile pyproject.toml --group s3 -o deploy/compose/s3/requirements.txt \
 	  --constraints requirements/dev.txt $(LOCK_FLAGS) $(ARGS)
 	for service in $(SERVICES) bench activemq; do \
 	  $(UV) pip compile pyproject.toml --group $$service -o requirements/$$service.txt \

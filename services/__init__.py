@@ -2,7 +2,8 @@
 
 `ingest`   accepts and stores messages     `router`  judges them by the filters of all queues
 `broker`   owns queues and leases          `janitor` runs jobs over snapshots with Spark
-`console`  pages for people                `stack`   all of them on one machine
+`console`  pages for people                `scaler`  answers KEDA how much work queues have
+`stack`    all of them on one machine      `container` what images run: one of them
 """
 
 import os

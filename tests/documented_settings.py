@@ -18,6 +18,7 @@ from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
+from services.scaler.config import ScalerConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference/settings.md"
 
@@ -45,12 +46,13 @@ the record, or the process ends with exit code 2. `slatemq instance set` changes
 SECTIONS: tuple[tuple[str, str, type], ...] = (
     ("The instance", INSTANCE, InstanceSettings),
     ("Every process", "", ProcessConfig),
-    ("Every service", "All but the console.", ServingConfig),
+    ("Every service", "All but the console and the scaler.", ServingConfig),
     ("Ingest", "", IngestConfig),
     ("Broker", "", BrokerConfig),
     ("Router", "", RouterConfig),
     ("Janitor", "", JanitorConfig),
     ("Console", "", ConsoleConfig),
+    ("Scaler", "", ScalerConfig),
 )
 
 

@@ -20,9 +20,8 @@ from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.settings import flag_of, variable_of
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
-from libs.serving.tls import ServerTls
+from libs.serving.tls import ServerTls, certificate_files
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
-from slatemq.credentials import is_loopback
 from slatemq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Protection:
 
 def open_without(config: ServingConfig) -> list[str]:
     """What a process lacks although other machines can reach it: `TLS`, `policy`."""
-    if is_loopback(f"{config.host}:0"):
+    if not config.is_exposed:
         return []
     stated = {"TLS": config.tls_cert, "policy": config.access_policy}
     return [name for name, file in stated.items() if not file]
@@ -86,7 +85,7 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
             f"listen on 127.0.0.1, or say --insecure",
         )
     client_tls = service_tls_ = None
-    files = _files(config)
+    files = certificate_files(config)
     if files is not None:
         needs_certificate = config.client_certificates == "required"
         client_tls = ServerTls(files, needs_client_certificate=needs_certificate)
@@ -134,7 +133,7 @@ def service_tls(config: ServingConfig) -> ChannelTls | None:
         FatalError: A file is not usable.
     """
     try:
-        files = _files(config)
+        files = certificate_files(config)
         return None if files is None else ChannelTls(files, config.service_identity)
     except InvalidArgument as error:
         raise _unusable(error) from error
@@ -164,16 +163,6 @@ def _unusable(error: InvalidArgument) -> FatalError:
     name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
     problem = f"{flag_of(name)}: {error.description}" if name else error.description
     return FatalError(ExitCause.usage(problem))
-
-
-def _files(config: ServingConfig) -> CertificateFiles | None:
-    stated = {name: getattr(config, name) for name in ("tls_ca", "tls_cert", "tls_key")}
-    if not any(stated.values()):
-        return None
-    for name, value in stated.items():
-        if not value:
-            raise InvalidArgument(name, "needed, since other files of TLS are stated")
-    return CertificateFiles(*(Path(value) for value in stated.values()))
 
 
 def _callers(config: ServingConfig) -> Callers | None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
+import grpc
 import grpc.aio
 
 from libs.serving.tls import ServerTls
@@ -26,6 +27,41 @@ LOOK_S: Final = 0.05
 FORMER_S: Final = 5.0
 """How long calls of a former server may go on; then they are cancelled, and clients repeat them.
 It also has calls that it took while it ended, and will not answer."""
+
+
+class LateHandlers(grpc.GenericRpcHandler):
+    """The handlers of a server that have been registered so far.
+
+    A servicer needs what the start of its service opens, so it is built and registered after that.
+    Until then the guard answers its calls with STARTING.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: list[grpc.GenericRpcHandler] = []
+
+    @property
+    def registry(self) -> grpc.aio.Server:
+        """The argument of the generated `add_…_to_server` functions, in place of the server."""
+        return cast("grpc.aio.Server", self)
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        found = (handler.service(handler_call_details) for handler in self._handlers)
+        return next((one for one in found if one is not None), None)
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._handlers += handlers
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Called by generated code with what it has added by `add_generic_rpc_handlers`.
+
+        No method is registered with gRPC's server. It asks its core for the next call of each such
+        method, and frees the place for that call when it ends by itself :
+        the core then writes into memory that is something else (grpcio 1.85).
+        """
 
 
 class GrpcPort:

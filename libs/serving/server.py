@@ -14,16 +14,13 @@ a fatal cause skips the drain, since what is in memory must not be answered any 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -34,20 +31,21 @@ from opentelemetry import metrics
 from libs.serving import limits
 from libs.serving.access import measure_usage, protection_of
 from libs.serving.access_servicer import AccessServicer
-from libs.serving.grpc_port import GrpcPort
+from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
 from libs.serving.process.health import Health
 from libs.serving.process.memory import keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
+from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.store_watch import StoreWatch
 from libs.serving.reflection import add_reflection
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import Door
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.service import LateHandlers, Service
+from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls
 from libs.storage.database.roots import parse_root
@@ -259,8 +257,7 @@ class RunningService:
         self._keep_announced()
         self.gate.open()
         await self._health.serving()
-        if self._config.ready_file:
-            _write_whole(Path(self._config.ready_file), json.dumps(self._addresses))
+        write_ready_file(self._config.ready_file, self._addresses)
         log.info("serving", extra={"address": self.address})
 
     def _keep_announced(self) -> None:
@@ -357,10 +354,3 @@ def cause_of(error: BaseException) -> ExitCause:
         return ExitCause.failed(str(error))
     log.error("the service failed", exc_info=error)
     return ExitCause.failed(f"{type(error).__name__}: {error}")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write the file whole: a waiting reader never sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-import grpc
 import grpc.aio
 
 from libs.access.audit import Act
@@ -31,42 +30,6 @@ from libs.serving.process.store_measures import (
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
-
-
-class LateHandlers(grpc.GenericRpcHandler):
-    """The handlers of a server that have been registered so far.
-
-    A servicer needs what the start of its service opens, so it is built and registered after that.
-    Until then the guard answers its calls with STARTING.
-    """
-
-    def __init__(self) -> None:
-        self._handlers: list[grpc.GenericRpcHandler] = []
-
-    @property
-    def registry(self) -> grpc.aio.Server:
-        """The argument of the generated `add_…_to_server` functions, in place of the server."""
-        return cast("grpc.aio.Server", self)
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        found = (handler.service(handler_call_details) for handler in self._handlers)
-        return next((one for one in found if one is not None), None)
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._handlers += handlers
-
-    def add_registered_method_handlers(
-        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
-    ) -> None:
-        """Called by generated code with what it has added by `add_generic_rpc_handlers`.
-
-        No method is registered with gRPC's server. It asks its core for the next call of each such
-        method, and frees the place for that call when it ends by itself (`libs.serving.grpc_port`):
-        the core then writes into memory that is something else (grpcio 1.85).
-        """
-
 
 if TYPE_CHECKING:
     from libs.serving.events.relay import ProcessRelay

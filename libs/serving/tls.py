@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Final, cast
 
 import grpc
 
+from libs.serving.process.process_config import ProcessConfig
 from slatemq._file_status import LoadedFiles
 from slatemq._rpc.tls import CertificateFiles
 from slatemq.errors import InvalidArgument
@@ -26,6 +28,35 @@ OLDEST_TLS: Final = b"TLSv1.3"
 
 AuthContext = Mapping[str, Iterable[bytes]]
 """What gRPC says of a connection: `context.auth_context()`."""
+
+
+def certificate_files(config: ProcessConfig) -> CertificateFiles | None:
+    """The files that the settings of a process name; None without TLS.
+
+    Raises:
+        InvalidArgument: One is missing.
+    """
+    stated = {name: getattr(config, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+    if not any(stated.values()):
+        return None
+    for name, value in stated.items():
+        if not value:
+            raise InvalidArgument(name, "needed, since other files of TLS are stated")
+    return CertificateFiles(*(Path(value) for value in stated.values()))
+
+
+def require_tls(config: ProcessConfig, page: str) -> None:
+    """Check that a process without a policy has TLS where others can reach it; `page` says how.
+
+    Raises:
+        InvalidArgument: It has none, and is not said to be insecure.
+    """
+    if config.is_exposed and not config.tls_cert and not config.insecure:
+        raise InvalidArgument(
+            "host",
+            f"other machines can reach {config.host}, and there is no TLS: set --tls-cert, "
+            f"--tls-key and --tls-ca ({page}), listen on 127.0.0.1, or say --insecure",
+        )
 
 
 class ServerTls:

@@ -7,7 +7,6 @@ from typing import Final
 
 from libs.serving.process.process_config import ProcessConfig
 from libs.serving.process.settings import setting
-from slatemq.credentials import is_loopback
 
 DAY_S: Final = 24 * 3600
 
@@ -34,11 +33,6 @@ class ConsoleConfig(ProcessConfig):
         "through a proxy, separated by commas. Requests for other names are refused there.",
         default="",
     )
-
-    @property
-    def is_exposed(self) -> bool:
-        """Whether other machines reach it."""
-        return not is_loopback(f"{self.host}:0")
 
     @property
     def allowed_hosts(self) -> frozenset[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -23,7 +22,9 @@ from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
 from libs.serving.process.health import Health
 from libs.serving.process.open_files import allow_open_files
+from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
+from libs.serving.tls import certificate_files, require_tls
 from services.console.app import build_app
 from services.console.config import ConsoleConfig
 from slatemq._file_status import FilesValue
@@ -45,8 +46,6 @@ KEEP_ALIVE_S: Final = 20
 
 END_S: Final = 2
 """How long pages in work may go on at the end: browsers keep idle connections open for longer."""
-
-TLS_SETTINGS: Final = ("tls_cert", "tls_key", "tls_ca")
 
 
 def run(config: ConsoleConfig) -> int:
@@ -80,17 +79,8 @@ def check(config: ConsoleConfig) -> None:
         addresses_of(config.endpoint)
     except InvalidArgument as error:
         raise InvalidArgument("endpoint", error.description) from error
-    if any(getattr(config, name) for name in TLS_SETTINGS):
-        for name in TLS_SETTINGS:
-            if not getattr(config, name):
-                raise InvalidArgument(name, "needed, since other files of TLS are stated")
-    elif config.is_exposed and not config.insecure:
-        raise InvalidArgument(
-            "host",
-            f"other machines can reach {config.host}, and there is no TLS: set --tls-cert, "
-            "--tls-key and --tls-ca (docs/how-to/secure.md), listen on 127.0.0.1, or say "
-            "--insecure",
-        )
+    certificate_files(config)
+    require_tls(config, "docs/how-to/secure.md")
 
 
 def _certificate(config: ConsoleConfig) -> FilesValue[ssl.SSLContext] | None:
@@ -156,8 +146,7 @@ async def _serve(
             log.error("cannot listen on %s:%d: %s", host, config.http_port, error.strerror or error)
             return EXIT_FAILED
     log.info("serving", extra={**facts, "address": f"{scheme}://{host}:{port}"})
-    if config.ready_file:
-        _write_whole(Path(config.ready_file), json.dumps(facts))
+    write_ready_file(config.ready_file, facts)
     try:
         await server.serve([listener])
     finally:
@@ -201,10 +190,3 @@ def _renewed(certificate: FilesValue[ssl.SSLContext]) -> ssl.SSLContext:
 
     context.sni_callback = choose
     return context
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write the file whole: a waiting reader never sees half of it."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+
+WITH_KEDA = "s3 with keda"
+"""The overlay for S3 with the component that scales workers."""
 
 Manifest = dict[str, Any]
 
@@ -31,7 +35,23 @@ def rendered(overlay: str) -> list[Manifest]:
 
 @cache
 def _rendered(overlay: str) -> list[Manifest]:
-    folder = FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}")
+    if overlay == WITH_KEDA:
+        with TemporaryDirectory() as folder:
+            return _built(_over(Path(folder), "overlays/s3", "components/keda"))
+    return _built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))
+
+
+def _over(folder: Path, overlay: str, component: str) -> Path:
+    """A folder with a kustomization over these, as an operator writes it."""
+    places = (os.path.relpath(FOLDER / one, folder.resolve()) for one in (overlay, component))
+    kustomization = {"namespace": "slatemq"} | dict(
+        zip(("resources", "components"), ([place] for place in places), strict=True)
+    )
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return folder
+
+
+def _built(folder: Path) -> list[Manifest]:
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from libs.serving.process.config import load
-from libs.serving.process.process_config import load_own
+from libs.serving.process.process_config import ProcessConfig, load_own
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
@@ -23,6 +23,7 @@ from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
 from services.janitor.spark.sql import parse as parse_question
 from services.router.config import RouterConfig
+from services.scaler.config import ScalerConfig
 from services.stack.options import parse
 from slatemq.cli.app import slatemq
 from slatemq.cli.session import Session
@@ -35,6 +36,7 @@ CONFIGS = {
     "janitor": JanitorConfig,
     "router": RouterConfig,
 }
+OWN_CONFIGS: dict[str, type[ProcessConfig]] = {"console": ConsoleConfig, "scaler": ScalerConfig}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -133,8 +135,8 @@ def test_every_command_that_starts_services_is_understood() -> None:
                 parse_question(words[3:], {})
             elif words[3:4] == ["backup"]:
                 parse_backup(words[3:], {})
-            elif service == "console":
-                load_own(ConsoleConfig, words[2], words[3:], {})
+            elif service in OWN_CONFIGS:
+                load_own(OWN_CONFIGS[service], words[2], words[3:], {})
             elif service:
                 load(CONFIGS[service], words[2], words[3:], {"SLATEMQ_ROOT": "memory:///"})
             else:

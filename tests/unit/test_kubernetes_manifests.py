@@ -14,18 +14,23 @@ import pytest
 import yaml
 
 from libs.access.policy import Policy
+from libs.access.principals import Principal
+from libs.access.verbs import VERBS
 from libs.documents import Document
 from libs.serving.process.config import ServingConfig, load
-from libs.serving.process.process_config import load_own
+from libs.serving.process.process_config import ProcessConfig, load_own
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
+from services.scaler.config import ScalerConfig
+from services.scaler.triggers import trigger_of
 from slatemq.variables import KNOWN
 from tests.kubernetes.manifests import (
     FOLDER,
     OVERLAYS,
+    WITH_KEDA,
     Manifest,
     containers,
     named,
@@ -47,7 +52,10 @@ CONFIGS: dict[str, type[ServingConfig]] = {
     "router": RouterConfig,
 }
 
-MADE_BY_OPERATORS = {"slatemq-tokens"}
+OWN_CONFIGS: dict[str, type[ProcessConfig]] = {"console": ConsoleConfig, "scaler": ScalerConfig}
+"""Of those that know the instance as clients do: they have one port, and no name as a service."""
+
+MADE_BY_OPERATORS = {"slatemq-tokens", "slatemq-scaler-token"}
 MADE_BY_CERT_MANAGER = {"slatemq-service-tls", "slatemq-console-tls"}
 
 OTHERS = {"POD_NAME", "POD_NAMESPACE", "AZURE_STORAGE_ACCOUNT_NAME"}
@@ -56,7 +64,7 @@ OTHERS = {"POD_NAME", "POD_NAMESPACE", "AZURE_STORAGE_ACCOUNT_NAME"}
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
-@pytest.fixture(params=OVERLAYS)
+@pytest.fixture(params=[*OVERLAYS, WITH_KEDA])
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return rendered(request.param)
 
@@ -66,7 +74,7 @@ def pods(manifests: list[Manifest]) -> list[Pod]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS, WITH_KEDA])
 def test_every_manifest_is_valid_for_kubernetes(overlay: str, version: str) -> None:
     for manifest in rendered(overlay):
         if manifest["apiVersion"] != CERTIFICATES:
@@ -119,7 +127,7 @@ def test_no_recovery_is_killed_and_no_client_can_have_a_pod_killed(
     manifests: list[Manifest],
 ) -> None:
     for pod in pods(manifests):
-        if pod.service == "console":
+        if pod.service in OWN_CONFIGS:
             continue
         for kind in ("startupProbe", "livenessProbe"):
             *_, alive, address = pod.probe(kind)
@@ -134,9 +142,11 @@ def test_each_service_accepts_its_settings(manifests: list[Manifest]) -> None:
         assert {*pod.environ} <= KNOWN | OTHERS
         assert pod.container["command"] == ["python", "-m", f"services.{pod.service}"]
         arguments = pod.container.get("args", [])
-        if pod.service == "console":
-            console = load_own(ConsoleConfig, "console", arguments, pod.environ)
-            assert console.port == pod.ports["pages"]
+        if pod.service in OWN_CONFIGS:
+            own = load_own(OWN_CONFIGS[pod.service], pod.service, arguments, pod.environ)
+            assert [own.port] == [*pod.ports.values()]
+            assert own.tls_cert
+            assert not own.insecure
             continue
         config: Any = load(CONFIGS[pod.service], pod.service, arguments, pod.environ)
         assert config.stated == ()
@@ -160,7 +170,7 @@ def test_a_pod_without_its_ordinal_does_not_take_a_shard(
 
 def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]) -> None:
     for pod in pods(manifests):
-        if pod.service == "console":
+        if pod.service in OWN_CONFIGS:
             continue
         for setting, door in (("ADVERTISED_ADDRESS", "clients"), ("PEER_ADDRESS", "services")):
             host, _, port = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")
@@ -193,7 +203,8 @@ def test_selectors_select_the_pods_that_they_mean(manifests: list[Manifest]) -> 
     for one in of_kind(manifests, "PodDisruptionBudget"):
         assert selected(one["spec"]["selector"]["matchLabels"]) == {one["metadata"]["name"]}
     budgets = {one["metadata"]["name"] for one in of_kind(manifests, "PodDisruptionBudget")}
-    assert budgets == {"slatemq-ingest", "slatemq-broker", "slatemq-router"}
+    single = {"slatemq-console", "slatemq-janitor"}
+    assert budgets == labels.keys() - single
 
 
 def test_the_two_doors_are_open_to_whom_they_are_for(manifests: list[Manifest]) -> None:
@@ -210,7 +221,7 @@ def test_the_two_doors_are_open_to_whom_they_are_for(manifests: list[Manifest]) 
         for rule in one["spec"].get("ingress", ())
         for port in rule["ports"]
     }
-    assert opened == {"clients", "services", "pages"}
+    assert opened - {"keda"} == {"clients", "services", "pages"}
 
 
 def test_what_pods_refer_to_exists(manifests: list[Manifest]) -> None:
@@ -252,9 +263,9 @@ def test_the_certificates_have_the_names_that_pods_advertise(manifests: list[Man
     assert "slatemq-service" in names
     assert "slatemq-service" not in certificates["slatemq-console-tls"]["dnsNames"]
     for pod in pods(manifests):
-        if pod.service == "console":
+        if pod.service in OWN_CONFIGS:
             identity = pod.environ["SLATEMQ_SERVICE_IDENTITY"]
-            assert identity in certificates["slatemq-console-tls"]["dnsNames"]
+            assert identity in certificates[f"slatemq-{pod.service}-tls"]["dnsNames"]
             continue
         for setting in ("ADVERTISED_ADDRESS", "PEER_ADDRESS"):
             host = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")[0]
@@ -275,7 +286,8 @@ def test_the_certificates_have_the_names_that_pods_advertise(manifests: list[Man
         assert spec["issuerRef"] == {"kind": "Issuer", "name": spec["issuerRef"]["name"]}
         assert spec["issuerRef"]["name"] in issuers
         if "usages" in spec:
-            assert {"server auth", "client auth"} <= set(spec["usages"])
+            assert "client auth" in spec["usages"]
+            assert "server auth" in spec["usages"] or spec["secretName"] == "slatemq-keda-tls"
 
 
 def test_the_pod_to_try_it_from_is_a_restricted_client() -> None:
@@ -288,3 +300,64 @@ def test_the_pod_to_try_it_from_is_a_restricted_client() -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     ingest = next(pod for pod in pods(rendered("laptop")) if pod.service == "ingest")
     assert environ["SLATEMQ_ENDPOINT"] == ingest.environ["SLATEMQ_ADVERTISED_ADDRESS"]
+
+
+def test_keda_reaches_the_scaler_and_is_known_to_it() -> None:
+    manifests = rendered(WITH_KEDA)
+    (pod, *_) = (pod for pod in pods(manifests) if pod.service == "scaler")
+    config = load_own(ScalerConfig, "scaler", [], pod.environ)
+    authentication, scaled = yaml.safe_load_all(
+        (FOLDER / "examples" / "scaledobject.yaml").read_text()
+    )
+
+    # The door is open to its namespace alone
+    policy = named(manifests, "NetworkPolicy", "slatemq-scaler")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= _labels(manifests, "scaler").items()
+    assert policy["ingress"] == [
+        {
+            "from": [
+                {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+            ],
+            "ports": [{"protocol": "TCP", "port": "keda"}],
+        }
+    ]
+
+    # Its certificate has the name that the scaler asks for, and the scaler that of its address
+    certificates = {
+        one["spec"]["secretName"]: one["spec"]["dnsNames"]
+        for one in of_kind(manifests, "Certificate")
+        if "dnsNames" in one["spec"]
+    }
+    assert certificates["slatemq-keda-tls"] == [config.keda_identity]
+    for one in authentication["spec"]["secretTargetRef"]:
+        assert set(one) == {"parameter", "name", "key"}
+        assert one["name"] == "slatemq-keda-tls"
+    assert [one["parameter"] for one in authentication["spec"]["secretTargetRef"]] == [
+        "caCert",
+        "tlsClientCert",
+        "tlsClientKey",
+    ]
+    service = named(manifests, "Service", "slatemq-scaler")
+    (port,) = service["spec"]["ports"]
+    for trigger in scaled["spec"]["triggers"]:
+        host, _, number = trigger["metadata"]["scalerAddress"].partition(":")
+        assert host in certificates["slatemq-scaler-tls"]
+        assert host == f"slatemq-scaler.{service['metadata']['namespace']}.svc"
+        assert int(number) == port["port"]
+        assert trigger["type"] == "external-push"
+        assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+        assert trigger_of(trigger["metadata"]).queue_id == "orders"
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+def test_the_scaler_may_inspect_and_nothing_else() -> None:
+    text = named(rendered("base"), "ConfigMap", "slatemq-policy")["data"]["policy.yaml"]
+    rights = Policy(Document("policy.yaml", text)).rights(Principal("scaler", "token"))
+
+    assert {verb for verb in VERBS if rights.decide(verb, "orders").is_permitted} == {"inspect"}
+
+
+def _labels(manifests: list[Manifest], service: str) -> dict[str, str]:
+    deployment = named(manifests, "Deployment", f"slatemq-{service}")
+    labels: dict[str, str] = deployment["spec"]["template"]["metadata"]["labels"]
+    return labels

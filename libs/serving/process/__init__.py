@@ -20,6 +20,7 @@ In reading order; a file imports only files above it:
 `ownership`      One process's hold of its shard: proven, announced, and the announcement kept true
 `process_measures` What a process measures of itself: memory and processor time
 `parent`         Ending with the process that started this one, even when that one is killed
+`ready_file`     The file that says where a process serves, once it does
 `shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends
 `store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
 `store_measures` What a process measures of its store, its commits and its memory

@@ -55,8 +55,11 @@ def probe(
     """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain:
-            status = _ask(_encrypted(plain, tls) if tls else plain, address)
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain,
+            _encrypted(plain, tls) if tls else plain as connection,
+        ):
+            status = _ask(connection, address)
     except (OSError, ValueError) as error:
         return f"{address}: {error}"
     return "" if status in accepted else f"{address}: {_STATUSES.get(status, status)}"
@@ -67,8 +70,10 @@ def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
     host, _, port = address.rpartition(":")
     request = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain:
-            connection = _encrypted(plain, tls, "http/1.1") if tls else plain
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_SECONDS) as plain,
+            _encrypted(plain, tls, "http/1.1") if tls else plain as connection,
+        ):
             connection.sendall(request.encode())
             with connection.makefile("rb") as answer:
                 status = answer.readline().decode("latin-1").strip()

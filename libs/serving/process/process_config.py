@@ -1,9 +1,9 @@
 """The settings of every process, and how settings are read from flags and environment.
 
-A console declares its settings by extending `ProcessConfig`, a service by extending `ServingConfig`
-(`libs.serving.process.config`). Each setting has a flag (`--drain-ms`), a variable
-(`SLATEMQ_DRAIN_MS`) and a line in `--help`. A flag goes before the variable, and that before the
-default.
+The console and the scaler declare their settings by extending `ProcessConfig`, a service by
+extending `ServingConfig` (`libs.serving.process.config`). Each setting has a flag (`--drain-ms`), a
+variable (`SLATEMQ_DRAIN_MS`) and a line in `--help`. A flag goes before the variable, and that
+before the default.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from libs.serving.process.settings import (
     settings_of,
     variable_of,
 )
+from slatemq.credentials import is_loopback
 from slatemq.variables import is_service_link, unknown_variables
 
 C = TypeVar("C", bound="ProcessConfig")
@@ -84,6 +85,11 @@ class ProcessConfig:
     log_format: str = setting(
         "Form of a log line, on stderr.", default="text", choices=("text", "json")
     )
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines reach it."""
+        return not is_loopback(f"{self.host}:0")
 
 
 def load_own(

@@ -13,11 +13,11 @@ from typing import Any
 import grpc.aio
 
 from libs.serving import limits
+from libs.serving.grpc_port import LateHandlers
 from libs.serving.peers.channels import open_channel
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.service import LateHandlers
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, open_root
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry

@@ -14,13 +14,14 @@ from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
+from services.scaler.config import ScalerConfig
 from services.stack import launcher
 from slatemq.cli.app import invoke
 from slatemq.credentials import VARIABLES
 from slatemq.variables import KNOWN, is_service_link, unknown_variables
 
 CONFIGS = (BrokerConfig, IngestConfig, JanitorConfig, RouterConfig)
-HOLDERS = (*CONFIGS, ConsoleConfig, InstanceSettings)
+HOLDERS = (*CONFIGS, ConsoleConfig, InstanceSettings, ScalerConfig)
 COMMAND = {
     *(f"SLATEMQ_{name}" for name in ("ENDPOINT", "MESSAGE_ID", "QUEUE", "ATTEMPTS", "HEADERS")),
     *(f"SLATEMQ_{name}" for name in ("PROFILE", "PROFILES", "TLS")),

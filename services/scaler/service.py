@@ -1,0 +1,140 @@
+"""The process: its port, TLS, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+
+from libs.serving import limits
+from libs.serving.grpc_port import GrpcPort, LateHandlers
+from libs.serving.process import logs, parent
+from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
+from libs.serving.process.health import Health
+from libs.serving.process.open_files import allow_open_files
+from libs.serving.process.ready_file import write_ready_file
+from libs.serving.process.settings import flag_of
+from libs.serving.requests.doors import ServiceDoor
+from libs.serving.requests.gate import Gate
+from libs.serving.requests.guard import CallGuard
+from libs.serving.telemetry import Telemetry
+from libs.serving.tls import ServerTls, certificate_files, require_tls
+from services.scaler.config import ScalerConfig
+from services.scaler.readings import Readings
+from services.scaler.servicer import SERVICE, Scaler
+from services.scaler.stubs.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_server
+from slatemq._rpc.tls import CertificateFiles
+from slatemq.client import Client, connect
+from slatemq.credentials import Credentials
+from slatemq.errors import InvalidArgument
+from slatemq.variables import unknown_variables
+
+log = logging.getLogger(__name__)
+
+CALLS_MAX: Final = 4_096
+"""In flight at once: a stream for each trigger, and what KEDA polls."""
+
+REQUEST_BYTES_MAX: Final = limits.MEBIBYTE
+"""Of metadata, which Kubernetes bounds to some such size itself."""
+
+CALL_S: Final = 5.0
+"""How long an answer waits for services that are down."""
+
+PAGE: Final = "docs/how-to/autoscale.md"
+
+
+def run(config: ScalerConfig) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    logs.configure("scaler", config.log_level, config.log_format)
+    if unknown := unknown_variables(os.environ):
+        log.warning("%s", unknown)
+    allow_open_files()
+    if config.parent_pid:
+        parent.end_with(config.parent_pid)
+    return asyncio.run(_run(config))
+
+
+async def _run(config: ScalerConfig) -> int:
+    try:
+        files = certificate_files(config)
+        tls = _server_tls(config, files)
+        client = _client(config, files)
+    except InvalidArgument as error:
+        name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
+        log.error("%s: %s", flag_of(name), error.description)
+        return EXIT_USAGE
+    try:
+        return await _serve(config, tls, client)
+    except OSError as error:
+        log.error("cannot listen: %s", error)
+        return EXIT_FAILED
+    finally:
+        await client.close()
+
+
+def _server_tls(config: ScalerConfig, files: CertificateFiles | None) -> ServerTls | None:
+    """Raises InvalidArgument for settings that do not go together, or would open the scaler."""
+    require_tls(config, PAGE)
+    if files is None:
+        return None
+    if not config.keda_identity:
+        raise InvalidArgument("keda_identity", f"must be the name in KEDA's certificate ({PAGE})")
+    return ServerTls(files, needs_client_certificate=True)
+
+
+def _client(config: ScalerConfig, files: CertificateFiles | None) -> Client:
+    """The client of the instance. Raises InvalidArgument."""
+    own = files or CertificateFiles()
+    token_file = Path(config.token_file) if config.token_file else None
+    credentials = Credentials(ca=own.ca, cert=own.cert, key=own.key, token_file=token_file)
+    return connect(config.endpoint, call_timeout=CALL_S, credentials=credentials)
+
+
+async def _serve(config: ScalerConfig, tls: ServerTls | None, client: Client) -> int:
+    """Raises OSError where it cannot listen."""
+    scaler = Scaler(Readings(client))
+    health = Health([SERVICE])
+    handlers = LateHandlers()
+    health_pb2_grpc.add_HealthServicer_to_server(health, handlers.registry)
+    add_ExternalScalerServicer_to_server(scaler, handlers.registry)
+    gate = Gate(CALLS_MAX)
+    door = ServiceDoor(config.keda_identity if tls is not None else "")
+    guard = CallGuard(gate, Telemetry(), REQUEST_BYTES_MAX).of_door(door)
+    port = GrpcPort(partial(_new_server, guard, handlers), tls)
+    stopping = _stop_signals()
+    address = f"{config.host}:{port.bind(config.host, config.port)}"
+    await port.start()
+    try:
+        gate.open()
+        await health.serving()
+        log.info("serving", extra={"address": address})
+        write_ready_file(config.ready_file, {"address": address})
+        await stopping.wait()
+        gate.close("DRAINING", "the scaler is stopping")
+        await health.not_serving("the scaler is stopping")
+        scaler.stop_streams()
+    finally:
+        await port.stop(config.drain_ms / 1000)
+    log.info("stopped")
+    return EXIT_CLEAN
+
+
+def _new_server(guard: CallGuard, handlers: LateHandlers) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=[guard], options=limits.server_options(0))
+    server.add_generic_rpc_handlers((handlers,))
+    return server
+
+
+def _stop_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
