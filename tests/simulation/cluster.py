@@ -16,7 +16,7 @@ from typing import Any, Final
 from libs.serving.process import ownership
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FENCED
-from libs.serving.process.instance import join_instance
+from libs.serving.process.instance import StatedSetting, join_instance
 from libs.serving.server import run_service
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
@@ -34,6 +34,9 @@ from tests.simulation.network import Network
 from tests.simulation.store import SimulatedRoot, SimulatedStore
 
 log = logging.getLogger(__name__)
+
+GRACE_S: Final = 1
+"""For how long something must have been over before it is removed."""
 
 RESTART_S: Final = 0.5
 """Between the end of a process and its next life, in the mean."""
@@ -54,6 +57,8 @@ class Process:
         lives: How often it was started.
         exits: The codes with which it ended by itself.
         machine: Of its present life.
+        service: The object of its present life, once it has joined the instance.
+        wall_offset_s: How far the wall clock of its machines is ahead of the world's.
     """
 
     kind: str
@@ -63,6 +68,8 @@ class Process:
     exits: list[int] = field(default_factory=list)
     machine: Machine | None = None
     running: asyncio.Task[Any] | None = None
+    service: Any = None
+    wall_offset_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -77,7 +84,9 @@ class Cluster:
         story: What happened, a line each; with its time.
     """
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, window_s: int = 0) -> None:
+        """`window_s`: how far back queues may start, and how long what none needs is kept."""
+        self.window_s = window_s
         self.loop = WorldLoop(seed)
         self.network = Network(self.loop, seed)
         self.store = SimulatedStore(self.loop, seed)
@@ -108,7 +117,9 @@ class Cluster:
 
     def start(self, process: Process) -> None:
         process.lives += 1
+        process.service = None
         machine = process.machine = self.machine(process.name)
+        machine.wall_offset_s = process.wall_offset_s
         self.tell(f"{machine.name} starts")
         process.running = machine.run(self._live(process), process.name)
         process.running.add_done_callback(
@@ -120,15 +131,24 @@ class Cluster:
         root = SimulatedRoot(self.store)
         config: Any = config_type(root=stores.ADDRESS.url, port=process.port, shard=process.shard)
         try:
-            instance = await join_instance(InstanceRecords(root.objects), ())
+            instance = await join_instance(InstanceRecords(root.objects), self._settings())
         except Exception as error:
             self.tell(f"{process.name} could not join: {error}")
             return 1
         config = replace(config, instance=instance.settings, instance_number=instance.number)
         telemetry = Telemetry()
-        cause = await run_service(build(config, telemetry, root), config, telemetry)
+        process.service = build(config, telemetry, root)
+        cause = await run_service(process.service, config, telemetry)
         self.tell(f"{process.name} ends: {cause.event}: {cause.message}")
         return cause.code
+
+    def _settings(self) -> list[StatedSetting]:
+        if not self.window_s:
+            return [StatedSetting("replay_window_s", 0, "the world")]
+        return [
+            StatedSetting("replay_window_s", self.window_s, "the world"),
+            StatedSetting("purge_grace_s", GRACE_S, "the world"),
+        ]
 
     def _ended(self, process: Process, machine: Machine, done: asyncio.Future[int]) -> None:
         """A life has ended by itself."""

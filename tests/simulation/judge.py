@@ -2,6 +2,9 @@
 
 The rules are those of the documentation, said again from its words; nothing of the services is
 used here. What is not certain, such as a publish without an answer, may have happened or not.
+
+The world has one order of events: what clients began and what was answered to them. A thing comes
+after another for certain where it began after the other was answered.
 """
 
 from __future__ import annotations
@@ -9,9 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+NEVER = 1 << 62
+"""A moment that is not reached."""
+
 
 class Violated(Exception):
     """A rule was broken."""
+
+
+@dataclass
+class Span:
+    """From the moment at which a client began something to that of its answer."""
+
+    began: int
+    answered: int = NEVER
 
 
 @dataclass
@@ -19,44 +33,160 @@ class _Lease:
     token: str
     deadline_ms: int
     attempt: int
+    given: int
     is_ended: bool = False
 
 
 @dataclass
 class _Copy:
-    """A message in one queue."""
+    """A message in one queue.
+
+    Attributes:
+        finished_by: The one thing that finished it, such as the payload that was pushed with it.
+        not_before_ms: From when on it may come again.
+    """
 
     leases: list[_Lease] = field(default_factory=list)
     acked: bool = False
     maybe_acked: bool = False
+    finished_by: str = ""
+    not_before_ms: int = 0
+    ids: set[int] = field(default_factory=set)
 
 
 @dataclass
 class _Sent:
-    """A publish."""
+    """A publish, or a push of commands.
+
+    Attributes:
+        only: The one queue that a push is for.
+        source: What a push finishes with itself: queue and payload.
+        is_refused: The push was refused, so it must never be seen.
+    """
 
     headers: Mapping[str, str]
     visible_at_ms: int
+    began: int
     began_ms: int
     answered: bool = False
-    message_id: int = 0
-    published_ids: set[int] = field(default_factory=set)
+    only: str = ""
+    source: tuple[str, bytes] | None = None
+    is_refused: bool = False
+    ids: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Filter(Span):
+    """A filter of a queue: one header and its value; None takes all."""
+
+    header: str | None = None
+    value: str | None = None
+
+    def takes(self, headers: Mapping[str, str]) -> bool:
+        return self.header is None or headers.get(self.header) == self.value
+
+
+@dataclass
+class _Queue:
+    """What clients did to a queue.
+
+    Attributes:
+        losses: Purges and deletions: what was in it then is gone.
+        pauses: From the answer of each pause to the beginning of its end.
+        attempts_max: Of one message, until it is a dead letter.
+        fed_from: The queue whose messages move here; no other message comes here.
+        since_ms: What was published before may not be there; 0: all is.
+    """
+
+    made: Span
+    filters: list[_Filter] = field(default_factory=list)
+    losses: list[Span] = field(default_factory=list)
+    pauses: list[Span] = field(default_factory=list)
+    attempts_max: int = 0
+    fed_from: str = ""
+    is_replayed: bool = False
+    since_ms: int = 0
+    moves_in: dict[bytes, bool] = field(default_factory=dict)
 
 
 class Judge:
     """Judges each thing that a client sees, when it sees it.
 
     Attributes:
-        filters: Of each queue, as header and value; (None, None) takes all.
+        slack_ms: How far the clocks of services may be apart from those of clients.
     """
 
-    def __init__(self) -> None:
-        self.filters: dict[str, tuple[str | None, str | None]] = {}
+    def __init__(self, slack_ms: int = 0) -> None:
+        self.slack_ms = slack_ms
+        self.queues: dict[str, _Queue] = {}
         self.sent: dict[bytes, _Sent] = {}
         self.copies: dict[tuple[str, bytes], _Copy] = {}
         self.delivered = 0
         self.acked = 0
         self.redelivered = 0
+        self._moment = 0
+
+    def now(self) -> int:
+        """The next moment."""
+        self._moment += 1
+        return self._moment
+
+    # --- Queues -------------------------------------------------------------
+
+    def creating(
+        self,
+        name: str,
+        header: str | None = None,
+        value: str | None = None,
+        *,
+        attempts_max: int = 0,
+        fed_from: str = "",
+        since_ms: int | None = None,
+    ) -> _Queue:
+        """A client is about to create a queue; `since_ms`: from where on it replays the log."""
+        moment = self.now()
+        known = self.queues.get(name)
+        queue = self.queues[name] = _Queue(
+            Span(moment),
+            attempts_max=attempts_max,
+            fed_from=fed_from,
+            is_replayed=since_ms is not None,
+            since_ms=since_ms or 0,
+        )
+        if known is not None:
+            # What a claim on the deleted one still brings was judged by its last filter.
+            queue.losses, queue.filters = known.losses, known.filters[-1:]
+        queue.filters.append(_Filter(moment, header=header, value=value))
+        return queue
+
+    def created(self, name: str) -> None:
+        queue = self.queues[name]
+        queue.made.answered = queue.filters[-1].answered = self.now()
+
+    def changing(self, name: str, header: str | None, value: str | None) -> Span:
+        """A filter is about to change; `done` tells the answer."""
+        change = _Filter(self.now(), header=header, value=value)
+        self.queues[name].filters.append(change)
+        return change
+
+    def losing(self, name: str) -> Span:
+        """A purge of all, or a deletion, is about to happen: its leases may end from now on."""
+        loss = Span(self.now())
+        self.queues[name].losses.append(loss)
+        for (queue, _), copy in self.copies.items():
+            if queue == name:
+                for lease in copy.leases:
+                    lease.is_ended = True
+        return loss
+
+    def done(self, span: Span) -> None:
+        span.answered = self.now()
+
+    def paused(self, name: str) -> Span:
+        """A pause was answered; `done` tells that its end begins."""
+        pause = Span(self.now())
+        self.queues[name].pauses.append(pause)
+        return pause
 
     # --- Producers ----------------------------------------------------------
 
@@ -64,12 +194,11 @@ class Judge:
         self, key: bytes, headers: Mapping[str, str], visible_at_ms: int, now_ms: int
     ) -> None:
         """A client is about to publish this payload, for the first time."""
-        self.sent[key] = _Sent(headers, visible_at_ms, now_ms)
+        self.sent[key] = _Sent(headers, visible_at_ms, self.now(), now_ms)
 
     def published(self, key: bytes, message_id: int) -> None:
         """The publish was answered."""
-        sent = self.sent[key]
-        sent.answered, sent.message_id = True, message_id
+        self.sent[key].answered = True
         self._same_message(key, message_id)
 
     # --- Consumers ----------------------------------------------------------
@@ -84,45 +213,102 @@ class Judge:
         attempt: int,
         deadline_ms: int,
         now_ms: int,
+        claimed: int = NEVER,
     ) -> None:
-        """A claim gave this message."""
+        """A claim gave this message; the claim began at the moment `claimed`."""
         self.delivered += 1
         sent = self.sent.get(key)
         if sent is None:
             raise Violated(f"{queue} delivers {key!r}, which nobody published")
         if dict(headers) != dict(sent.headers):
             raise Violated(f"{queue} delivers {key!r} with other headers: {dict(headers)}")
-        if not self.takes(queue, sent.headers):
-            raise Violated(f"{queue} delivers {key!r}, which its filter does not take")
-        if now_ms < sent.visible_at_ms:
-            raise Violated(
-                f"{queue} delivers {key!r} {sent.visible_at_ms - now_ms} ms before its time"
-            )
-        self._same_message(key, message_id)
+        self._may_be_there(queue, key, sent, message_id)
         copy = self.copies.setdefault((queue, key), _Copy())
+        earliest_ms = max(sent.visible_at_ms, copy.not_before_ms) - self.slack_ms
+        if now_ms < earliest_ms:
+            raise Violated(f"{queue} delivers {key!r} {earliest_ms - now_ms} ms before its time")
         if copy.acked:
             raise Violated(f"{queue} delivers {key!r} again after an answered ack")
+        self._is_not_lost(queue, key, copy, claimed)
+        for pause in self.queues[queue].pauses:
+            if pause.began < claimed and self._moment < pause.answered:
+                raise Violated(f"{queue} delivers {key!r} while it is paused")
+        self._may_be_leased(queue, key, copy, token, attempt, now_ms)
+        if copy.leases:
+            self.redelivered += 1
+        copy.leases.append(_Lease(token, deadline_ms, attempt, self.now()))
+
+    def _may_be_there(self, queue: str, key: bytes, sent: _Sent, message_id: int) -> None:
+        if sent.is_refused:
+            raise Violated(f"{queue} delivers {key!r}, whose commands were refused")
+        known = self.queues[queue]
+        if known.fed_from:
+            # Dead letters are redriven by their broker, which says nothing of single ones.
+            is_redriven = self.queues[known.fed_from].attempts_max > 0
+            if key not in known.moves_in and not is_redriven:
+                raise Violated(f"{queue} delivers {key!r}, which nobody moved there")
+            self._finishes((known.fed_from, key), f"its move to {queue}")
+            copy = self.copies.setdefault((queue, key), _Copy())
+            copy.ids.add(message_id)
+            if len(copy.ids) > 1:
+                raise Violated(f"{queue} has {key!r} twice, as {copy.ids}")
+            return
+        self._same_message(key, message_id)
+        if sent.only:
+            if queue != sent.only:
+                raise Violated(f"{queue} delivers {key!r}, which was pushed to {sent.only}")
+        elif not any(one.takes(sent.headers) for one in self._filters(queue, sent)):
+            raise Violated(f"{queue} delivers {key!r}, which its filter does not take")
+        if sent.source is not None:
+            self._finishes(sent.source, key.decode())
+
+    def _finishes(self, source: tuple[str, bytes], what: str) -> None:
+        """What was done together with the end of a message is seen: the message has ended."""
+        copy = self.copies.setdefault(source, _Copy())
+        if copy.finished_by not in ("", what):
+            raise Violated(f"{source} was finished by both {copy.finished_by} and {what}")
+        copy.finished_by = what
+        copy.acked = copy.maybe_acked = True
+
+    def _is_not_lost(self, queue: str, key: bytes, copy: _Copy, claimed: int) -> None:
+        """What a client had from the queue before a purge does not come again after it."""
+        for loss in self.queues[queue].losses:
+            if loss.answered < claimed and any(one.given < loss.began for one in copy.leases):
+                raise Violated(f"{queue} delivers {key!r}, which was purged or deleted with it")
+
+    def _may_be_leased(
+        self, queue: str, key: bytes, copy: _Copy, token: str, attempt: int, now_ms: int
+    ) -> None:
+        attempts_max = self.queues[queue].attempts_max
+        if attempts_max and attempt > attempts_max:
+            raise Violated(f"{queue} delivers {key!r} as attempt {attempt} of {attempts_max}")
         for lease in copy.leases:
             if lease.token == token:
                 raise Violated(f"{queue} gives one lease of {key!r} twice")
-            if not lease.is_ended and now_ms < lease.deadline_ms:
+            if not lease.is_ended and now_ms < lease.deadline_ms - self.slack_ms:
                 raise Violated(
                     f"{queue} leases {key!r} again {lease.deadline_ms - now_ms} ms before the "
                     f"end of attempt {lease.attempt}"
                 )
-            if attempt <= lease.attempt and not lease.is_ended:
+            # Only a redrive begins to count again.
+            if attempt <= lease.attempt and not lease.is_ended and not attempts_max:
                 raise Violated(f"{queue} delivers {key!r} as attempt {attempt} after a later one")
-        if copy.leases:
-            self.redelivered += 1
-        copy.leases.append(_Lease(token, deadline_ms, attempt))
 
-    def ending(self, queue: str, key: bytes, token: str, *, is_ack: bool) -> None:
+    def ending(
+        self, queue: str, key: bytes, token: str, *, is_ack: bool, not_before_ms: int = 0
+    ) -> None:
         """A client is about to ack or nack: from now on the lease may have ended."""
         copy = self.copies[queue, key]
         copy.maybe_acked |= is_ack
         for lease in copy.leases:
             if lease.token == token:
                 lease.is_ended = True
+
+    def nacked(self, queue: str, key: bytes, token: str, not_before_ms: int) -> None:
+        """A nack was answered: the message comes again, at this time the earliest."""
+        copy = self.copies[queue, key]
+        if copy.leases[-1].token == token:
+            copy.not_before_ms = not_before_ms
 
     def extended(self, queue: str, key: bytes, token: str, deadline_ms: int) -> None:
         for lease in self.copies[queue, key].leases:
@@ -131,29 +317,97 @@ class Judge:
 
     def acked_by(self, queue: str, key: bytes) -> None:
         """An ack was answered: the message never comes again."""
-        self.copies[queue, key].acked = True
+        copy = self.copies[queue, key]
+        copy.acked = True
         self.acked += 1
+
+    # --- Commands -----------------------------------------------------------
+
+    def executing(
+        self, queue: str, key: bytes, token: str, pushed: bytes, into: str, now_ms: int
+    ) -> None:
+        """Commands are about to end a message and to push another, both or none."""
+        self.ending(queue, key, token, is_ack=True)
+        source = queue, key
+        self.sent[pushed] = _Sent({}, 0, self.now(), now_ms, only=into, source=source)
+
+    def executed(self, pushed: bytes) -> None:
+        sent = self.sent[pushed]
+        assert sent.source is not None, "pushed by commands"
+        sent.answered = True
+        self._finishes(sent.source, pushed.decode())
+
+    def refused(self, pushed: bytes) -> None:
+        """The commands were refused, so nothing of them may have happened."""
+        sent = self.sent[pushed]
+        if sent.ids:
+            raise Violated(f"{pushed!r} was delivered, and its commands were refused")
+        sent.is_refused = True
+
+    def moving(self, key: bytes, into: str) -> None:
+        """A message may move to a queue from now on."""
+        self.queues[into].moves_in.setdefault(key, False)
+
+    def moved(self, key: bytes, into: str) -> None:
+        """A message has moved to a queue."""
+        queue = self.queues[into]
+        queue.moves_in[key] = True
+        self._finishes((queue.fed_from, key), f"its move to {into}")
+
+    def dropping(self, queue: str, key: bytes) -> None:
+        """An entry is about to be cancelled or dropped: it may not come any more."""
+        self.copies.setdefault((queue, key), _Copy()).maybe_acked = True
+
+    def dropped(self, queue: str, key: bytes) -> None:
+        self.copies[queue, key].acked = True
 
     # --- The end ------------------------------------------------------------
 
     def missing(self) -> list[tuple[str, bytes]]:
         """Answered publishes that a queue should have, and that no client tried to ack there."""
         return [
-            (queue, key)
+            (name, key)
+            for name, queue in self.queues.items()
             for key, sent in self.sent.items()
-            if sent.answered
-            for queue in self.filters
-            if self.takes(queue, sent.headers)
-            and not ((copy := self.copies.get((queue, key))) and copy.maybe_acked)
+            if self._must_be_there(name, queue, key, sent)
+            and not ((copy := self.copies.get((name, key))) and copy.maybe_acked)
+            and not self._has_moved(name, key)
         ]
 
-    def takes(self, queue: str, headers: Mapping[str, str]) -> bool:
-        name, value = self.filters[queue]
-        return name is None or headers.get(name) == value
+    def _has_moved(self, name: str, key: bytes) -> bool:
+        """Whether a client tried to ack it in the queue that it may have moved to."""
+        return any(
+            queue.fed_from == name and (copy := self.copies.get((into, key))) and copy.maybe_acked
+            for into, queue in self.queues.items()
+        )
+
+    def _must_be_there(self, name: str, queue: _Queue, key: bytes, sent: _Sent) -> bool:
+        if queue.fed_from:
+            return queue.moves_in.get(key, False)
+        if not sent.answered or any(loss.answered > sent.began for loss in queue.losses):
+            return False
+        if sent.only:
+            return sent.only == name
+        if queue.made.answered > sent.began and not queue.is_replayed:
+            return False
+        if queue.is_replayed and (
+            queue.made.answered == NEVER or sent.began_ms < queue.since_ms + self.slack_ms
+        ):
+            return False
+        return all(one.takes(sent.headers) for one in self._filters(name, sent))
+
+    def _filters(self, queue: str, sent: _Sent) -> list[_Filter]:
+        """Those by which the queue may judge a message: from the last one answered before it."""
+        filters = self.queues[queue].filters
+        first = 0
+        for place, one in enumerate(filters):
+            if one.answered < sent.began:
+                first = place
+        return filters[first:]
 
     def _same_message(self, key: bytes, message_id: int) -> None:
         """A payload that was published once is one message in all queues."""
-        known = self.sent[key].published_ids
+        known = self.sent[key].ids
         known.add(message_id)
         if len(known) > 1:
             raise Violated(f"{key!r} was published once, and is {len(known)} messages: {known}")

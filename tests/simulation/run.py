@@ -14,15 +14,29 @@ from itertools import count
 from typing import Any, Final, TextIO
 
 from tests.simulation.cluster import Cluster, Process
+from tests.simulation.invariants import check_service
+from tests.simulation.janitor import Janitor
 from tests.simulation.judge import Judge, Violated
 from tests.simulation.loop import Machine
-from tests.simulation.workload import Workload, failed
+from tests.simulation.operators import Operators
+from tests.simulation.workload import DELAY_MAX_S, Workload, failed
 
 DRAIN_S: Final = 180.0
 """How long all that was published may take to be consumed once nothing is at fault."""
 
 TROUBLED_S: Final = 1800.0
 """How long clients may need for their publishes while there are mishaps."""
+
+PRODUCERS: Final = 3
+
+WINDOW_S: Final = 5
+"""How far back queues may start, in worlds with a janitor."""
+
+CLOCK_APART_MS: Final = 500
+"""By how much more than its steps a clock may be apart where clocks step: owners follow slowly."""
+
+CHECK_EVERY: Final = 32
+"""After so many steps of brokers the state of one is looked at as a whole."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,8 @@ class Verdict:
     Attributes:
         violation: The rule that was broken; empty: none.
         trace: A hash over all steps: two runs of a seed have the same.
+        purged: Messages that the janitor had deleted.
+        queues: The kinds of queues that it had.
         mishaps: The numbers of those that happened.
     """
 
@@ -43,6 +59,8 @@ class Verdict:
     published: int
     delivered: int
     redelivered: int
+    purged: int
+    queues: list[str]
     crashes: int
     mishaps: list[int]
     faults: list[str]
@@ -54,6 +72,12 @@ class Verdict:
 
 
 class World:
+    """One world: what it has, and what goes wrong, follows from its seed.
+
+    Attributes:
+        trace: Where each step is written; None: nowhere.
+    """
+
     def __init__(
         self, seed: str, messages: int, mishaps: float = 1.0, without: Collection[int] = ()
     ) -> None:
@@ -61,17 +85,28 @@ class World:
 
         The mishaps numbered in `without` are left out.
         """
-        self.cluster = Cluster(seed)
-        self.judge = Judge()
+        shape = random.Random(f"{seed}/shape")
+        self._has_janitor = shape.random() < 0.5
+        self._routers = shape.choice((1, 1, 2, 3))
+        # What clocks may be ahead for a while, in seconds; none of them steps in most worlds.
+        self._clock_steps = shape.choice(((), (), (-0.8, -0.2, 0.3, 0.8), (-3.0, 0.5, 2.0, 15.0)))
+        self._late = shape.choice((0.0, 0.01, 0.05))
+        self.cluster = Cluster(seed, window_s=WINDOW_S if self._has_janitor else 0)
+        slack_s = max(map(abs, self._clock_steps), default=0.0)
+        self.judge = Judge(int(slack_s * 1000) + (CLOCK_APART_MS if slack_s else 0))
         self.workload = Workload(self.cluster, self.judge, seed)
+        self.operators = Operators(self.cluster, self.judge, self.workload, seed)
+        self.janitor = Janitor(self.cluster, seed)
         self.crashes = 0
         self.mishaps: list[int] = []
+        self.trace: TextIO | None = None
         self._seed = seed
         self._messages = messages
         self._mishaps = mishaps
         self._without = without
-        self.trace: TextIO | None = None
         self._hash = hashlib.blake2b(digest_size=16)
+        self._seen = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
     def run(self) -> Verdict:
         loop = self.cluster.loop
@@ -94,6 +129,8 @@ class World:
             sum(sent.answered for sent in self.judge.sent.values()),
             self.judge.delivered,
             self.judge.redelivered,
+            self.janitor.purged,
+            self.workload.names,
             self.crashes,
             self.mishaps,
             loop.faults,
@@ -105,43 +142,85 @@ class World:
         self._hash.update(f"{step}\n".encode())
         if self.trace is not None:
             self.trace.write(f"{step} {_place(handle)}\n")
+        if machine.name.startswith("broker"):
+            self._seen += 1
+            if self._seen % CHECK_EVERY == 0:
+                for process in self.cluster.processes:
+                    if process.machine is machine:
+                        check_service(machine.name, process.service)
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
-        for kind, shards in (("ingest", 2), ("broker", 2), ("router", 1)):
+        for kind, shards in (("ingest", 2), ("broker", 2), ("router", self._routers)):
             for shard in range(shards):
                 cluster.add(kind, shard)
         admin = cluster.machine("admin")
         async with asyncio.timeout(TROUBLED_S):
             await admin.run(workload.create_queues())
-        workload.begin(producers=3, consumers=8, messages=self._messages)
+        workload.begin(PRODUCERS, self._messages)
+        self.operators.begin()
+        if self._has_janitor:
+            self._tasks.append(self.janitor.begin())
         mishaps = asyncio.create_task(self._mishap())
         while not all(task.done() for task in workload.publish_tasks):
-            await asyncio.sleep(0.5)
-            self._check()
+            await self._go_on()
             if cluster.loop.time() > TROUBLED_S:
                 raise Violated(f"publishing is not over after {TROUBLED_S:.0f} s")
         mishaps.cancel()
         self._make_peace()
-        until_s = cluster.loop.time() + DRAIN_S
-        while (missing := self.judge.missing()) and cluster.loop.time() < until_s:
-            await asyncio.sleep(0.5)
-            self._check()
-        if missing:
-            raise Violated(f"{len(missing)} messages were lost, such as {missing[:3]}")
+        await self._drain()
         workload.stopping = True
 
-    def _check(self) -> None:
+    async def _drain(self) -> None:
+        """Nothing is at fault any more: all that was answered must come to its end."""
+        workload, loop = self.workload, self.cluster.loop
+        until_s = loop.time() + DRAIN_S
+        self.operators.stopping = True
+        while loop.time() < until_s:
+            await self._go_on()
+            missing = self.judge.missing()
+            if "ranked" in workload.names and all(queue == "ranked" for queue, _ in missing):
+                await self._rank(len(missing))
+                missing = self.judge.missing()
+            if not missing:
+                return
+            workload.calm = loop.time() > until_s - DRAIN_S / 2
+        raise Violated(f"{len(missing)} messages were lost, such as {missing[:3]}")
+
+    async def _rank(self, count: int) -> None:
+        """Consume what was left alone: the most urgent first, whatever else happened meanwhile."""
+        workload, loop = self.workload, self.cluster.loop
+        if not workload.ranks:
+            await asyncio.sleep(DELAY_MAX_S + 1)  # So that none is delayed any more.
+            workload.consume("ranked")
+        until_s = loop.time() + DRAIN_S
+        while len(self.judge.missing()) and loop.time() < until_s:
+            await self._go_on()
+        if workload.ranks != sorted(workload.ranks):
+            raise Violated(f"ranked delivers {count} messages in this order: {workload.ranks}")
+
+    async def _go_on(self) -> None:
+        await asyncio.sleep(0.5)
         if self.cluster.loop.faults:
             raise Violated(self.cluster.loop.faults[0])
-        error = failed([*self.workload.publish_tasks, *self.workload.consume_tasks])
+        workload = self.workload
+        error = failed(
+            [
+                *workload.publish_tasks,
+                *workload.consume_tasks,
+                *self.operators.tasks,
+                *self._tasks,
+            ]
+        )
         if error is not None:
             raise error
 
     # --- Mishaps ------------------------------------------------------------
 
     async def _mishap(self) -> None:
-        mishaps = (self._crash, self._stop, self._cut, self._take_store_away, self._lose_requests)
+        mishaps = [self._crash, self._stop, self._cut, self._take_store_away, self._lose_requests]
+        if self._clock_steps:
+            mishaps.append(self._step_clock)
         for number in count():
             # Of its own, so that the others stay what they are without it.
             chance = random.Random(f"{self._seed}/mishap/{number}")
@@ -181,6 +260,17 @@ class World:
         self.cluster.network.cut(one, two)
         self.cluster.loop.call_later(seconds, self.cluster.network.heal, one, two)
 
+    def _step_clock(self, process: Process, chance: random.Random) -> None:
+        """Its wall clock is wrong for a while."""
+        self._set_clock(process, chance.choice(self._clock_steps))
+        self.cluster.loop.call_later(chance.uniform(0.5, 20.0), self._set_clock, process, 0.0)
+
+    def _set_clock(self, process: Process, offset_s: float) -> None:
+        self.cluster.tell(f"the clock of {process.name} is {offset_s} s ahead")
+        process.wall_offset_s = offset_s
+        if process.machine is not None:
+            process.machine.wall_offset_s = offset_s
+
     def _take_store_away(self, process: Process, chance: random.Random) -> None:
         seconds = chance.choice((0.5, 3.0, 20.0))
         self.cluster.tell(f"the store is away for {seconds} s")
@@ -190,13 +280,15 @@ class World:
         faults = self.cluster.store.faults
         faults.lost_answers = chance.choice((0.0, 0.05, 0.2))
         faults.lost_requests = chance.choice((0.0, 0.05))
+        faults.late = self._late
 
     def _make_peace(self) -> None:
         self.cluster.tell("no mishaps from here on")
         self.cluster.network.heal_all()
         faults = self.cluster.store.faults
-        faults.lost_answers = faults.lost_requests = faults.down_until_s = 0.0
+        faults.lost_answers = faults.lost_requests = faults.late = faults.down_until_s = 0.0
         for process in self.cluster.processes:
+            self._set_clock(process, 0.0)
             if process.machine is not None and process.machine.is_still:
                 self.cluster.loop.resume(process.machine)
 

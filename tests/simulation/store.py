@@ -41,12 +41,16 @@ from libs.storage.database.binding import PublicCalls, Row
 from libs.storage.database.formats import settle_format
 from libs.storage.database.roots import Address, Root
 from libs.storage.database.settings import Kind, Tuning, tuning_of
-from libs.storage.database.slate import Database
+from libs.storage.database.slate import Batch, Database
+from libs.storage.database.snapshots import NEVER_PUT
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects
 from tests.simulation.loop import WorldLoop
 
 T = TypeVar("T")
+
+Rows = SortedDict[bytes, tuple[bytes, int]]
+"""The rows of a database, by key: each with its value and the time of its write."""
 
 ADDRESS: Final = Address("s3", "simulated", "instance", None, ())
 
@@ -62,12 +66,14 @@ class StoreFaults:
         latency_s: Of one way, in the mean.
         lost_requests: Share of requests that do not arrive; their client tries again.
         lost_answers: Share of answers that do not arrive: what was asked for has happened.
+        late: Share of requests that arrive seconds later, when their client has tried again.
         down_until_s: Time of the world until which nothing is answered.
     """
 
     latency_s: float = 0.004
     lost_requests: float = 0.0
     lost_answers: float = 0.0
+    late: float = 0.0
     down_until_s: float = 0.0
 
 
@@ -82,7 +88,7 @@ class _Stored:
 class _Log:
     """What is durable of a database."""
 
-    rows: SortedDict[bytes, tuple[bytes, int]] = field(default_factory=SortedDict)
+    rows: Rows = field(default_factory=SortedDict)
     epoch: int = 0
     tick_ms: int = 0
 
@@ -96,6 +102,7 @@ class SimulatedStore:
         self.chance = random.Random(f"{seed}/store")
         self.objects: SortedDict[str, _Stored] = SortedDict()
         self.logs: dict[str, _Log] = {}
+        self.snapshots: dict[str, Rows] = {}
         self.requests = 0
         self._tags = 0
 
@@ -110,6 +117,8 @@ class SimulatedStore:
             self.requests += 1
             answer: asyncio.Future[T | None] = self.loop.create_future()
             arrives_s = self.loop.time() + self._way_s()
+            if self.faults.late and self.chance.random() < self.faults.late:
+                arrives_s += self.chance.uniform(0.0, 6.0)
             if self.loop.time() >= self.faults.down_until_s:
                 is_lost = self.chance.random() < self.faults.lost_requests
                 if not is_lost:
@@ -300,8 +309,8 @@ class Db:
         self._name = name
         self._epoch = epoch
         # What it sees: the log at its opening, and what it has written since.
-        self._memory: SortedDict[bytes, tuple[bytes, int]] = log.rows.copy()
-        self._durable: SortedDict[bytes, tuple[bytes, int]] = log.rows.copy()
+        self._memory: Rows = log.rows.copy()
+        self._durable: Rows = log.rows.copy()
         self._pending: list[tuple[int, int, dict[bytes, bytes | None]]] = []
         self._written = 0
         self.durable_number = 0
@@ -409,7 +418,7 @@ class Db:
         await self._seek()
         return _Scan(self, found)
 
-    def _seen(self, options: Any) -> SortedDict[bytes, tuple[bytes, int]]:
+    def _seen(self, options: Any) -> Rows:
         is_durable = options.durability_filter == DurabilityLevel.REMOTE
         return self._durable if is_durable else self._memory
 
@@ -451,7 +460,7 @@ class _Scan:
 
 
 def _apply(
-    rows: SortedDict[bytes, tuple[bytes, int]],
+    rows: Rows,
     changes: Mapping[bytes, bytes | None],
     tick_ms: int,
 ) -> None:
@@ -497,8 +506,34 @@ class SimulatedRoot(Root):
         return database
 
     def snapshots(self, database: Database) -> Any:
-        """Nothing in the world reads databases beside their owners."""
-        return None
+        return SimulatedSnapshots(self._simulated, database)
+
+
+class SimulatedSnapshots:
+    """The calls of `Snapshots` that services make; `SimulatedStore.snapshots` has what was taken.
+
+    They are kept for ever, and written by nobody.
+    """
+
+    def __init__(self, store: SimulatedStore, database: Database) -> None:
+        self._store = store
+        self._database = database
+
+    @property
+    def database(self) -> str:
+        return self._database.name
+
+    async def take(self, lifetime_ms: int) -> str:
+        # As the real ones: a write of this owner is durable first, so it has not been replaced.
+        proof = Batch()
+        proof.delete(NEVER_PUT)
+        await self._database.write(proof)
+        await self._database.flush_memtable()
+        log = self._store.log_of(self.database)
+        rows: Rows = await self._store.request(log.rows.copy)
+        name = f"snapshot-{len(self._store.snapshots)}"
+        self._store.snapshots[name] = rows
+        return name
 
 
 def install() -> None:

@@ -1,24 +1,96 @@
-"""Clients of a simulated world: they publish, consume, fail, and come back."""
+"""Clients of a simulated world: they publish, consume, fail, and come back.
+
+Each world has some of the kinds of queues, which its seed chooses; `QUEUES` has all of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
-from slatemq import Backoff, connect
+from slatemq import Backoff, Complete, Push, Transfer, connect
 from slatemq.client import Client
-from slatemq.errors import AlreadyExists, SlateMQError, Unavailable
+from slatemq.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SlateMQError,
+)
+from slatemq.v1 import queue_pb2
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.simulation.cluster import Cluster
 from tests.simulation.judge import Judge
 
+T = TypeVar("T")
+
 COLORS: Final = ("red", "green", "blue")
 LEASE_S: Final = 3.0
+ATTEMPTS_MAX: Final = 2
+"""Of queues whose messages become dead letters."""
 
 BACKOFF: Final = Backoff.exponential(0.5, max=5, jitter=0.5)
 """By default an attempt may come ten minutes after the one before: no world is watched so long."""
+
+NACK_WAIT_MS: Final = 250
+"""The least that a message waits after its first nack, by BACKOFF."""
+
+CLAIM_S: Final = 1.0
+
+DELAY_MAX_S: Final = 5
+"""How long a message may be delayed by its producer."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of queue.
+
+    Attributes:
+        header: Of the messages that it takes, with the value; None: all.
+        shard: Of its broker.
+        consumers: How many; those of `ranked` begin at the end.
+        fed_from: The queue whose messages move here.
+        needs: Kinds that a world must have with it.
+    """
+
+    header: str | None = None
+    value: str | None = None
+    shard: int = 0
+    consumers: int = 2
+    attempts_max: int = 0
+    fed_from: str = ""
+    needs: tuple[str, ...] = ()
+
+
+NONE: Final = "none"
+"""No message has this as its color: of queues that get messages otherwise."""
+
+QUEUES: Final[Mapping[str, Kind]] = {
+    "all": Kind(),
+    "red": Kind("color", "red", shard=1),
+    # Nacked until they are dead letters, which are redriven, or dropped.
+    "flaky": Kind("color", "green", attempts_max=ATTEMPTS_MAX, needs=("rescue",)),
+    "rescue": Kind("color", NONE, shard=1, consumers=1, fed_from="flaky"),
+    # Executed: completed with a push to another broker, whose message is transferred.
+    "first": Kind("color", "blue", needs=("second", "third")),
+    "second": Kind("color", NONE, shard=1),
+    "third": Kind("color", NONE, shard=1, consumers=1, fed_from="second"),
+    # Their filters change; they are paused, purged, deleted and created again.
+    "edited": Kind("color", "red"),
+    "moved": Kind("color", "blue", shard=1),
+    # Created while messages come; it starts at the beginning.
+    "late": Kind(consumers=1),
+    # Not consumed before the end.
+    "ranked": Kind("color", "green", consumers=1),
+}
+
+CHOSEN: Final = ("red", "flaky", "first", "edited", "moved", "ranked")
+"""Kinds of which a world has some, beside `all`."""
 
 
 def now_ms() -> int:
@@ -26,61 +98,112 @@ def now_ms() -> int:
 
 
 class Workload:
-    """The clients of one run; each has a machine of its own."""
+    """The clients of one run; each has a machine of its own.
+
+    Attributes:
+        names: The queues of this world.
+        stopping: Consumers end after their present claim.
+        calm: Consumers only ack.
+    """
 
     def __init__(self, cluster: Cluster, judge: Judge, seed: str) -> None:
         self._cluster = cluster
         self._judge = judge
         self._chance = random.Random(f"{seed}/workload")
-        self._number = 0
+        chosen = self._chance.sample(CHOSEN, self._chance.randint(2, 4))
+        chosen += [needed for name in chosen for needed in QUEUES[name].needs]
+        self.names = [name for name in QUEUES if name == "all" or name in chosen]
         self.stopping = False
+        self.calm = False
         self.publish_tasks: list[asyncio.Task[None]] = []
         self.consume_tasks: list[asyncio.Task[None]] = []
+        self.ranks: list[int] = []
 
     async def create_queues(self) -> None:
-        queues = {"all": (None, None)} | {color: ("color", color) for color in COLORS}
-        async with await self._connected() as client:
-            for name, (header, value) in queues.items():
-                filter_text = "true" if header is None else f"headers['{header}'] == '{value}'"
-                while True:
-                    try:
-                        await client.create_queue(
-                            name,
-                            filter=filter_text,
-                            lease=LEASE_S,
-                            max_attempts=1000,
-                            backoff=BACKOFF,
-                        )
-                    except AlreadyExists:
-                        pass
-                    except Unavailable as error:
-                        self._cluster.tell(f"creating {name}: {error}")
-                        await asyncio.sleep(0.1)
-                        continue
-                    break
-                self._judge.filters[name] = (header, value)
+        async with await self.connected() as client:
+            for name in self.names:
+                await self.create_queue(client, name)
 
-    def begin(self, producers: int, consumers: int, messages: int) -> None:
+    async def create_queue(self, client: Client, name: str) -> None:
+        """On the shard of its kind, however often that has to be tried."""
+        kind = QUEUES[name]
+        self._judge.creating(
+            name,
+            kind.header,
+            kind.value,
+            attempts_max=kind.attempts_max,
+            fed_from=kind.fed_from,
+        )
+        beside = f"beside-{kind.shard}"
+        await self.insist(lambda: _create_beside(client, beside, kind.shard))
+
+        async def create() -> None:
+            await client.create_queue(
+                name,
+                with_queue=beside,
+                filter=filter_of(kind.header, kind.value),
+                priority="int(headers['rank'])" if name == "ranked" else None,
+                lease=LEASE_S,
+                max_attempts=kind.attempts_max or 1000,
+                backoff=Backoff.none() if kind.attempts_max else BACKOFF,
+            )
+
+        await self.insist(create, AlreadyExists)
+        self._judge.created(name)
+
+    async def insist(
+        self, act: Callable[[], Awaitable[T]], *fine: type[SlateMQError], pause_s: float = 0.1
+    ) -> T | None:
+        """Act until it is answered; an error that is `fine` counts as an answer."""
+        while True:
+            try:
+                return await act()
+            except fine:
+                return None
+            except (InvalidArgument, NotFound):
+                raise
+            except SlateMQError as error:
+                self._cluster.tell(f"again: {error}")
+                await asyncio.sleep(pause_s)
+
+    def begin(self, producers: int, messages: int) -> None:
         for number in range(producers):
             machine = self._cluster.machine(f"producer-{number}")
             self.publish_tasks.append(machine.run(self._produce(number, messages)))
-        queues = list(self._judge.filters)
-        for number in range(consumers):
-            machine = self._cluster.machine(f"consumer-{number}")
-            queue = queues[number % len(queues)]
-            self.consume_tasks.append(machine.run(self._consume(queue, f"consumer-{number}")))
+        for name in self.names:
+            if name != "ranked":
+                self.consume(name)
+
+    def consume(self, name: str) -> None:
+        for number in range(QUEUES[name].consumers):
+            consumer = f"{name}-consumer-{number}"
+            machine = self._cluster.machine(consumer)
+            self.consume_tasks.append(machine.run(self._consume(name, consumer)))
+
+    # --- Producers ----------------------------------------------------------
 
     async def _produce(self, number: int, messages: int) -> None:
         chance = random.Random(self._chance.random())
-        async with await self._connected() as client:
+        async with await self.connected() as client:
+            published: list[tuple[bytes, dict[str, str], int]] = []
             for count in range(messages):
                 await asyncio.sleep(chance.expovariate(20))
-                await self._publish(client, f"{number}/{count}".encode(), chance)
+                if published and chance.random() < 0.05:
+                    # The same publish again: its dedupe key makes it the same message.
+                    await self._send(client, *chance.choice(published))
+                key = f"{number}/{count}".encode()
+                headers = {"color": chance.choice((*COLORS, "black"))}
+                headers["rank"] = str(chance.randrange(5))
+                visible_at_ms = 0
+                if chance.random() < 0.2:
+                    visible_at_ms = now_ms() + chance.randrange(DELAY_MAX_S * 1000)
+                self._judge.publishing(key, headers, visible_at_ms, now_ms())
+                published.append((key, headers, visible_at_ms))
+                await self._send(client, *published[-1])
 
-    async def _publish(self, client: Client, key: bytes, chance: random.Random) -> None:
-        headers = {"color": chance.choice((*COLORS, "black"))}
-        visible_at_ms = now_ms() + chance.randrange(5000) if chance.random() < 0.2 else 0
-        self._judge.publishing(key, headers, visible_at_ms, now_ms())
+    async def _send(
+        self, client: Client, key: bytes, headers: dict[str, str], visible_at_ms: int
+    ) -> None:
         try:
             done = await client.publish(
                 key, headers, visible_at=visible_at_ms or None, dedupe_key=key.decode()
@@ -90,14 +213,16 @@ class Workload:
             return
         self._judge.published(key, done.message_id)
 
+    # --- Consumers ----------------------------------------------------------
+
     async def _consume(self, queue: str, name: str) -> None:
         chance = random.Random(self._chance.random())
-        async with await self._connected() as client:
+        async with await self.connected() as client:
             while not self.stopping:
+                most = 1 if queue == "ranked" else chance.randint(1, 8)
+                claimed = self._judge.now()
                 try:
-                    messages = await client.claim(
-                        queue, chance.randint(1, 8), wait=1.0, consumer_id=name
-                    )
+                    messages = await client.claim(queue, most, wait=CLAIM_S, consumer_id=name)
                 except SlateMQError as error:
                     self._cluster.tell(f"{name} claims: {error}")
                     await asyncio.sleep(0.2)
@@ -112,34 +237,74 @@ class Workload:
                         message.attempts_count,
                         message.lease_deadline_ms,
                         now_ms(),
+                        claimed,
                     )
                 for message in messages:
-                    await self._finish(client, queue, message, chance)
+                    if queue == "ranked":
+                        self.ranks.append(int(message.headers["rank"]))
+                    try:
+                        await self._finish(client, queue, message, chance)
+                    except SlateMQError as error:
+                        self._cluster.tell(f"finishing {message.payload!r}: {error}")
 
     async def _finish(
         self, client: Client, queue: str, message: Any, chance: random.Random
     ) -> None:
         key, token, dice = message.payload, message.lease_token, chance.random()
+        if self.calm or queue == "ranked":
+            dice = 1.0
         if dice < 0.05:
             return  # A consumer that forgets it: its lease ends by itself.
-        try:
-            if dice < 0.15:
-                self._judge.ending(queue, key, token, is_ack=False)
-                await client.nack([token], "a bad day", delay=chance.random())
-                return
-            if dice < 0.25:
-                [deadline] = await client.extend([token], LEASE_S + 1)
-                if isinstance(deadline, int):
-                    self._judge.extended(queue, key, token, deadline)
-                await asyncio.sleep(chance.random())
+        if dice < (0.6 if QUEUES[queue].attempts_max else 0.15):
+            await self._nack(client, queue, key, token, chance)
+            return
+        if dice > 0.9 and not self.calm:
+            [deadline] = await client.extend([token], LEASE_S + 1)
+            if isinstance(deadline, int):
+                self._judge.extended(queue, key, token, deadline)
+            await asyncio.sleep(chance.random())
+        if queue == "first":
+            await self._push(client, queue, key, token)
+        elif queue == "second":
+            await self._transfer(client, queue, key, token)
+        else:
             self._judge.ending(queue, key, token, is_ack=True)
             [problem] = await client.ack([token])
             if problem is None:
                 self._judge.acked_by(queue, key)
-        except SlateMQError as error:
-            self._cluster.tell(f"finishing {key!r}: {error}")
 
-    async def _connected(self) -> Client:
+    async def _nack(
+        self, client: Client, queue: str, key: bytes, token: str, chance: random.Random
+    ) -> None:
+        is_delayed = chance.random() < 0.5
+        delay_s = chance.random() if is_delayed else None
+        wait_ms = int(delay_s * 1000) if delay_s is not None else NACK_WAIT_MS
+        not_before_ms = now_ms() + wait_ms
+        self._judge.ending(queue, key, token, is_ack=False)
+        [problem] = await client.nack([token], "a bad day", delay=delay_s)
+        # A redrive may have it available before that time.
+        if problem is None and not QUEUES[queue].attempts_max:
+            self._judge.nacked(queue, key, token, not_before_ms)
+
+    async def _push(self, client: Client, queue: str, key: bytes, token: str) -> None:
+        """End a message, and push another to the other broker: both or none."""
+        pushed = key + b"/" + token[-6:].encode()
+        self._judge.executing(queue, key, token, pushed, "second", now_ms())
+        try:
+            await client.execute([Complete(token), Push("second", pushed)])
+        except (FailedPrecondition, NotFound):
+            self._judge.refused(pushed)
+        else:
+            self._judge.executed(pushed)
+
+    async def _transfer(self, client: Client, queue: str, key: bytes, token: str) -> None:
+        """Move a message to another queue of the broker."""
+        self._judge.ending(queue, key, token, is_ack=False)
+        self._judge.moving(key, "third")
+        await client.execute([Transfer(token, "third")])
+        self._judge.moved(key, "third")
+
+    async def connected(self) -> Client:
         while True:
             client = connect(self._cluster.addresses, call_timeout=20)
             try:
@@ -149,6 +314,20 @@ class Workload:
                 await asyncio.sleep(0.2)
                 continue
             return client
+
+
+async def _create_beside(client: Client, name: str, shard: int) -> None:
+    """A queue without messages on a shard, so that others can be created with it."""
+    queue = queue_pb2.Queue(queue_id=name, filter="false")
+    request = queue_pb2.CreateQueueRequest(queue=queue)
+    with suppress(AlreadyExists):
+        await client._peers.ask_broker(
+            shard, lambda channel: QueueServiceStub(channel).CreateQueue, request
+        )
+
+
+def filter_of(header: str | None, value: str | None) -> str:
+    return "true" if header is None else f"headers['{header}'] == '{value}'"
 
 
 def failed(tasks: Sequence[asyncio.Task[None]]) -> BaseException | None:

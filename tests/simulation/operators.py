@@ -1,0 +1,161 @@
+"""People and jobs that work on the queues of a simulated world while clients use them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+from uuid import uuid4
+
+from slatemq._admin.redrives import RedriveState
+from slatemq._admin.settling import DropDeadLetter
+from slatemq.client import Client
+from slatemq.errors import AlreadyExists, NotFound, SlateMQError
+from tests.simulation.cluster import Cluster
+from tests.simulation.judge import Judge
+from tests.simulation.workload import BACKOFF, COLORS, LEASE_S, Workload, filter_of, now_ms
+
+LATE: Final = "late"
+"""A queue that is created while messages come, and starts at the beginning."""
+
+
+class Operators:
+    """Attributes:
+    stopping: No more changes from now on, but of what waits to be redriven.
+    """
+
+    def __init__(self, cluster: Cluster, judge: Judge, workload: Workload, seed: str) -> None:
+        self._cluster = cluster
+        self._judge = judge
+        self._workload = workload
+        self._chance = random.Random(f"{seed}/operators")
+        self.stopping = False
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        names = self._workload.names
+        works: list[tuple[str, Callable[[Client, random.Random], Awaitable[None]]]] = []
+        if "edited" in names:
+            works.append(("editor", self._edit))
+        if "moved" in names:
+            works.append(("mover", self._empty))
+        if "flaky" in names:
+            works.append(("redriver", self._redrive))
+        if self._chance.random() < 0.5:
+            works.append(("starter", self._start_late))
+        for name, work in works:
+            machine = self._cluster.machine(name)
+            self.tasks.append(machine.run(self._work(name, work)))
+
+    async def _work(
+        self, name: str, work: Callable[[Client, random.Random], Awaitable[None]]
+    ) -> None:
+        chance = random.Random(self._chance.random())
+        async with await self._workload.connected() as client:
+            await work(client, chance)
+
+    # --- Edits --------------------------------------------------------------
+
+    async def _edit(self, client: Client, chance: random.Random) -> None:
+        """Change the filter of a queue, and pause it."""
+        while not self.stopping:
+            await asyncio.sleep(chance.uniform(0.1, 1.5))
+            if chance.random() < 0.7:
+                await self._change_filter(client, "edited", chance.choice(COLORS))
+            else:
+                await self._pause(client, "edited", chance.random())
+
+    async def _change_filter(self, client: Client, name: str, color: str) -> None:
+        change = self._judge.changing(name, "color", color)
+        wanted = filter_of("color", color)
+
+        async def attempt() -> None:
+            # By its etag, so that a try whose answer was lost changes nothing later.
+            queue = await client.get_queue(name)
+            if queue.filter != wanted:
+                await client.update_queue(name, etag=queue.etag, filter=wanted)
+
+        await self._workload.insist(attempt)
+        self._judge.done(change)
+
+    async def _pause(self, client: Client, name: str, seconds: float) -> None:
+        await self._workload.insist(lambda: client.pause_queue(name))
+        pause = self._judge.paused(name)
+        await asyncio.sleep(seconds)
+        self._judge.done(pause)
+        await self._workload.insist(lambda: client.resume_queue(name))
+
+    async def _empty(self, client: Client, chance: random.Random) -> None:
+        """Purge a queue, and delete it and create it again."""
+        name = "moved"
+        while not self.stopping:
+            await asyncio.sleep(chance.uniform(0.3, 3.0))
+            loss = self._judge.losing(name)
+            if chance.random() < 0.5:
+                self._cluster.tell(f"{name} is purged")
+                await self._workload.insist(
+                    lambda: client.purge_queue(name, ["available", "in_flight"])
+                )
+                self._judge.done(loss)
+            else:
+                self._cluster.tell(f"{name} is deleted")
+                await self._workload.insist(lambda: client.delete_queue(name), NotFound)
+                self._judge.done(loss)
+                await self._workload.create_queue(client, name)
+                self._cluster.tell(f"{name} is there again")
+
+    # --- Dead letters -------------------------------------------------------
+
+    async def _redrive(self, client: Client, chance: random.Random) -> None:
+        """Redrive dead letters, back or into another queue, and drop some."""
+        while not self._workload.stopping:
+            await asyncio.sleep(chance.uniform(0.2, 2.0))
+            try:
+                if not self.stopping and chance.random() < 0.3:
+                    await self._drop(client, chance)
+                    continue
+                into = "rescue" if chance.random() < 0.5 else ""
+                name = str(uuid4())
+                redrive = await client.start_redrive("flaky", into=into, request_id=name)
+                while redrive.state is RedriveState.RUNNING:
+                    await asyncio.sleep(0.1)
+                    redrive = await client.get_redrive(redrive)
+                self._cluster.tell(f"redrive into {into or 'flaky'}: {redrive.state}")
+            except SlateMQError as error:
+                self._cluster.tell(f"redriving: {error}")
+
+    async def _drop(self, client: Client, chance: random.Random) -> None:
+        page = await client.entry_page("flaky", "failed", page_size=10, view="full")
+        stored = [entry for entry in page.entries if entry.message is not None]
+        if not stored:
+            return
+        entry = chance.choice(stored)
+        assert entry.message is not None, "stored"
+        key = entry.message.payload
+        self._judge.dropping("flaky", key)
+        await client.settle_dead_letters([DropDeadLetter(entry.handle)])
+        self._judge.dropped("flaky", key)
+
+    # --- Replays ------------------------------------------------------------
+
+    async def _start_late(self, client: Client, chance: random.Random) -> None:
+        await asyncio.sleep(chance.uniform(1.0, 6.0))
+        window_ms = self._cluster.window_s * 1000
+        since_ms = now_ms() - window_ms if window_ms else 0
+        self._judge.creating(LATE, since_ms=since_ms)
+
+        async def create() -> None:
+            await client.create_queue(
+                LATE,
+                start_from="beginning",
+                filter="true",
+                lease=LEASE_S,
+                backoff=BACKOFF,
+                max_attempts=1000,
+            )
+
+        await self._workload.insist(create, AlreadyExists)
+        self._judge.created(LATE)
+        self._cluster.tell("late is created")
+        self._workload.consume(LATE)
