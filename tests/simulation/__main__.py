@@ -40,6 +40,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="Run worlds 1 to this.")
     parser.add_argument("--first", type=int, default=1, help="Begin with this one instead.")
     parser.add_argument("--seed", help="Run this world alone.")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count() or 1, help="Worlds that run at a time."
+    )
     parser.add_argument("--messages", type=int, default=100, help="Messages of each producer.")
     parser.add_argument("--mishaps", type=float, default=1.0, help="Mishaps a second.")
     parser.add_argument("--without", default="", help="Mishaps to leave out, such as 3,8.")
@@ -50,7 +53,7 @@ def main() -> None:
     settings = Settings(options.messages, options.mishaps)
     if options.seed is None:
         seeds = range(options.first, options.first + (options.seeds or 1))
-        sys.exit(run_seeds([str(seed) for seed in seeds], settings))
+        sys.exit(run_seeds([str(seed) for seed in seeds], settings, options.at_once))
     logging.basicConfig(level=options.log, format="%(name)s %(message)s")
     without = [int(number) for number in options.without.split(",") if number]
     _run(options.seed, settings, without, is_told=options.story, trace=options.trace)

@@ -141,17 +141,16 @@ class Judge:
         *,
         attempts_max: int = 0,
         fed_from: str = "",
-        since_ms: int | None = None,
+        is_replayed: bool = False,
     ) -> _Queue:
-        """A client is about to create a queue; `since_ms`: from where on it replays the log."""
+        """A client is about to create a queue; `is_replayed`: it starts in the past."""
         moment = self.now()
         known = self.queues.get(name)
         queue = self.queues[name] = _Queue(
             Span(moment),
             attempts_max=attempts_max,
             fed_from=fed_from,
-            is_replayed=since_ms is not None,
-            since_ms=since_ms or 0,
+            is_replayed=is_replayed,
         )
         if known is not None:
             # What a claim on the deleted one still brings was judged by its last filter.
@@ -159,8 +158,10 @@ class Judge:
         queue.filters.append(_Filter(moment, header=header, value=value))
         return queue
 
-    def created(self, name: str) -> None:
+    def created(self, name: str, since_ms: int = 0) -> None:
+        """The queue is there; a replay has all that was published since then."""
         queue = self.queues[name]
+        queue.since_ms = since_ms
         queue.made.answered = queue.filters[-1].answered = self.now()
 
     def changing(self, name: str, header: str | None, value: str | None) -> Span:

@@ -141,9 +141,7 @@ class Operators:
 
     async def _start_late(self, client: Client, chance: random.Random) -> None:
         await asyncio.sleep(chance.uniform(1.0, 6.0))
-        window_ms = self._cluster.window_s * 1000
-        since_ms = now_ms() - window_ms if window_ms else 0
-        self._judge.creating(LATE, since_ms=since_ms)
+        self._judge.creating(LATE, is_replayed=True)
 
         async def create() -> None:
             await client.create_queue(
@@ -156,6 +154,7 @@ class Operators:
             )
 
         await self._workload.insist(create, AlreadyExists)
-        self._judge.created(LATE)
+        window_ms = self._cluster.window_s * 1000
+        self._judge.created(LATE, now_ms() - window_ms if window_ms else 0)
         self._cluster.tell("late is created")
         self._workload.consume(LATE)

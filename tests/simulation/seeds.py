@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -58,15 +57,16 @@ def run_seed(
     return facts
 
 
-def run_seeds(seeds: Sequence[str], settings: Settings) -> int:
-    """Run all worlds, print a line for each, and shrink what fails; returns the exit code."""
+def run_seeds(seeds: Sequence[str], settings: Settings, at_once: int) -> int:
+    """Run all worlds, `at_once` at a time, and shrink what fails; returns the exit code."""
     began_s, steps, broken = time.monotonic(), 0, []
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(at_once) as threads:
         for facts in threads.map(partial(run_seed, settings=settings), seeds):
             steps += facts["steps"]
             if facts["violation"]:
                 broken.append(facts)
-            print(f"seed {facts['seed']}: {facts['violation'] or 'ok'}, {facts['steps']:,} steps")
+            said = f"seed {facts['seed']}: {facts['violation'] or 'ok'}, {facts['steps']:,} steps"
+            print(said, flush=True)
     for facts in broken:
         tell_least(facts, settings)
     seconds = time.monotonic() - began_s
