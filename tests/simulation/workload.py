@@ -185,10 +185,10 @@ class Workload:
     async def _produce(self, number: int, messages: int) -> None:
         chance = random.Random(self._chance.random())
         async with await self.connected() as client:
-            published: list[tuple[bytes, dict[str, str], int]] = []
+            published: list[tuple[bytes, dict[str, str], int, str]] = []
             for count in range(messages):
                 await asyncio.sleep(chance.expovariate(20))
-                if published and chance.random() < 0.05:
+                if published and chance.random() < 0.1:
                     # The same publish again: its dedupe key makes it the same message.
                     await self._send(client, *chance.choice(published))
                 key = f"{number}/{count}".encode()
@@ -198,15 +198,24 @@ class Workload:
                 if chance.random() < 0.2:
                     visible_at_ms = now_ms() + chance.randrange(DELAY_MAX_S * 1000)
                 self._judge.publishing(key, headers, visible_at_ms, now_ms())
-                published.append((key, headers, visible_at_ms))
-                await self._send(client, *published[-1])
+                if chance.random() < 0.5:
+                    published.append((key, headers, visible_at_ms, key.decode()))
+                    await self._send(client, *published[-1])
+                else:
+                    await self._send(client, key, headers, visible_at_ms)
 
     async def _send(
-        self, client: Client, key: bytes, headers: dict[str, str], visible_at_ms: int
+        self,
+        client: Client,
+        key: bytes,
+        headers: dict[str, str],
+        visible_at_ms: int,
+        dedupe_key: str | None = None,
     ) -> None:
+        """Publish; without a dedupe key the client's request ID alone makes it one message."""
         try:
             done = await client.publish(
-                key, headers, visible_at=visible_at_ms or None, dedupe_key=key.decode()
+                key, headers, visible_at=visible_at_ms or None, dedupe_key=dedupe_key
             )
         except SlateMQError as error:
             self._cluster.tell(f"publishing {key!r}: {error}")
