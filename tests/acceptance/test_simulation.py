@@ -10,6 +10,8 @@ from tests.simulation.judge import Judge, Violated
 from tests.simulation.seeds import Settings, run_seed, shrunk
 
 SHORT = Settings(messages=20, mishaps=1.0)
+BUSY = Settings(messages=20, mishaps=2.0)
+"""Ten of these worlds take some 40 s of a processor."""
 
 
 def test_a_seed_is_replayed_step_by_step() -> None:
@@ -19,9 +21,9 @@ def test_a_seed_is_replayed_step_by_step() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("seed", ["11", "12"])
+@pytest.mark.parametrize("seed", [str(seed) for seed in range(11, 21)])
 def test_a_world_with_mishaps_breaks_no_rule(seed: str) -> None:
-    facts = run_seed(seed, SHORT)
+    facts = run_seed(seed, BUSY)
     assert facts["violation"] == ""
     assert facts["delivered"] >= facts["published"]
 
@@ -59,7 +61,9 @@ def test_a_world_that_breaks_no_rule_is_not_shrunk() -> None:
 def judge() -> Judge:
     """One that knows of a message, which went to the queue `red`."""
     judge = Judge()
-    judge.filters = {"red": ("color", "red"), "blue": ("color", "blue")}
+    for color in ("red", "blue"):
+        judge.creating(color, "color", color)
+        judge.created(color)
     judge.publishing(b"key", {"color": "red"}, visible_at_ms=500, now_ms=0)
     judge.published(b"key", 7)
     deliver(judge)
@@ -75,9 +79,11 @@ def deliver(
     token: str = "one",
     attempt: int = 1,
     now_ms: int = 1000,
+    claimed: int | None = None,
 ) -> None:
-    headers = {"color": color}
-    judge.delivered_to(queue, key, headers, message_id, token, attempt, 2000, now_ms)
+    headers = {"color": color} if color else {}
+    moment = judge.now() if claimed is None else claimed
+    judge.delivered_to(queue, key, headers, message_id, token, attempt, 2000, now_ms, moment)
 
 
 def test_what_may_happen_is_no_violation() -> None:
@@ -115,3 +121,124 @@ def test_a_message_that_comes_again_after_its_ack_is_a_violation() -> None:
     found.acked_by("red", b"key")
     with pytest.raises(Violated, match="again after an answered ack"):
         deliver(found, token="two", attempt=2, now_ms=3000)
+
+
+def test_a_message_that_comes_before_the_time_of_its_nack_is_a_violation() -> None:
+    found = judge()
+    found.ending("red", b"key", "one", is_ack=False)
+    found.nacked("red", b"key", "one", not_before_ms=3000)
+    with pytest.raises(Violated, match="1 ms before its time"):
+        deliver(found, token="two", attempt=2, now_ms=2999)
+
+
+def test_a_message_that_was_purged_must_not_come_again_on_a_later_claim() -> None:
+    found = judge()
+    before = found.now()
+    loss = found.losing("red")
+    found.done(loss)
+    deliver(found, token="two", attempt=2, now_ms=3000, claimed=before)
+    with pytest.raises(Violated, match="purged or deleted with it"):
+        deliver(found, token="three", attempt=3, now_ms=6000)
+    assert found.missing() == []
+
+
+def test_a_message_published_after_a_purge_must_come() -> None:
+    found = judge()
+    found.done(found.losing("red"))
+    found.publishing(b"later", {"color": "red"}, visible_at_ms=0, now_ms=10)
+    found.published(b"later", 8)
+    assert found.missing() == [("red", b"later")]
+
+
+def test_a_change_of_a_filter_counts_from_its_answer() -> None:
+    found = judge()
+    change = found.changing("blue", "color", "green")
+    found.publishing(b"meanwhile", {"color": "green"}, visible_at_ms=0, now_ms=10)
+    found.published(b"meanwhile", 8)
+    found.done(change)
+    found.publishing(b"after", {"color": "green"}, visible_at_ms=0, now_ms=10)
+    found.published(b"after", 9)
+    found.publishing(b"late", {"color": "blue"}, visible_at_ms=0, now_ms=10)
+    found.published(b"late", 10)
+    assert ("blue", b"after") in found.missing()
+    assert ("blue", b"meanwhile") not in found.missing(), "by the filter before, it is not taken"
+    deliver(found, "blue", b"meanwhile", "green", 8)
+    with pytest.raises(Violated, match="its filter does not take"):
+        deliver(found, "blue", b"late", "blue", 10)
+
+
+def test_a_paused_queue_must_not_deliver() -> None:
+    found = judge()
+    pause = found.paused("red")
+    found.publishing(b"other", {"color": "red"}, visible_at_ms=0, now_ms=10)
+    with pytest.raises(Violated, match="while it is paused"):
+        deliver(found, key=b"other", message_id=8)
+    found.done(pause)
+    deliver(found, key=b"other", message_id=8)
+
+
+def pushing() -> Judge:
+    """One that knows of commands which end `key` and push `pushed` to the queue `blue`."""
+    found = judge()
+    found.executing("red", b"key", "one", b"pushed", "blue", now_ms=1000)
+    return found
+
+
+def test_pushes_of_refused_commands_must_not_be_seen() -> None:
+    found = pushing()
+    found.refused(b"pushed")
+    with pytest.raises(Violated, match="whose commands were refused"):
+        deliver(found, "blue", b"pushed", "", 8)
+
+
+def test_commands_whose_push_is_seen_were_executed() -> None:
+    found = pushing()
+    deliver(found, "blue", b"pushed", "", 8)
+    with pytest.raises(Violated, match="again after an answered ack"):
+        deliver(found, token="two", attempt=2, now_ms=3000)
+    with pytest.raises(Violated, match="its commands were refused"):
+        found.refused(b"pushed")
+
+
+def test_of_two_executions_on_a_message_one_takes_effect() -> None:
+    found = pushing()
+    found.executing("red", b"key", "one", b"again", "blue", now_ms=1000)
+    found.executed(b"again")
+    with pytest.raises(Violated, match="was finished by both again and pushed"):
+        deliver(found, "blue", b"pushed", "", 8)
+
+
+def test_executed_pushes_must_come() -> None:
+    found = pushing()
+    assert found.missing() == []
+    found.executed(b"pushed")
+    assert found.missing() == [("blue", b"pushed")]
+
+
+def test_a_message_moves_once() -> None:
+    found = judge()
+    found.creating("third", "color", "none", fed_from="red")
+    found.created("third")
+    with pytest.raises(Violated, match="nobody moved there"):
+        deliver(found, "third", token="two")
+    found.moving(b"key", "third")
+    deliver(found, "third", token="two")
+    with pytest.raises(Violated, match="has b'key' twice"):
+        deliver(found, "third", message_id=8, token="three", now_ms=3000)
+    with pytest.raises(Violated, match="again after an answered ack"):
+        deliver(found, token="four", attempt=2, now_ms=3000)
+
+
+def test_a_message_has_no_more_attempts_than_its_queue_allows() -> None:
+    found = judge()
+    found.queues["red"].attempts_max = 1
+    with pytest.raises(Violated, match="attempt 2 of 1"):
+        deliver(found, token="two", attempt=2, now_ms=3000)
+
+
+def test_clocks_that_are_apart_are_allowed_for() -> None:
+    found = judge()
+    found.slack_ms = 1000
+    deliver(found, token="two", attempt=2, now_ms=1001)
+    with pytest.raises(Violated, match="before the"):
+        deliver(found, token="three", attempt=3, now_ms=999)

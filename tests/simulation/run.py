@@ -19,7 +19,7 @@ from tests.simulation.janitor import Janitor
 from tests.simulation.judge import Judge, Violated
 from tests.simulation.loop import Machine
 from tests.simulation.operators import Operators
-from tests.simulation.workload import DELAY_MAX_S, Workload, failed
+from tests.simulation.workload import DELAY_MAX_S, INGESTS, Workload, failed
 
 DRAIN_S: Final = 180.0
 """How long all that was published may take to be consumed once nothing is at fault."""
@@ -151,7 +151,7 @@ class World:
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
-        for kind, shards in (("ingest", 2), ("broker", 2), ("router", self._routers)):
+        for kind, shards in (("ingest", INGESTS), ("broker", 2), ("router", self._routers)):
             for shard in range(shards):
                 cluster.add(kind, shard)
         admin = cluster.machine("admin")
@@ -272,7 +272,8 @@ class World:
             process.machine.wall_offset_s = offset_s
 
     def _take_store_away(self, process: Process, chance: random.Random) -> None:
-        seconds = chance.choice((0.5, 3.0, 20.0))
+        # Seldom for so long that its clients give up: nothing else would happen then.
+        seconds = chance.choice((0.2, 0.2, 0.5, 0.5, 1.0, 1.0, 3.0, 3.0, 20.0))
         self.cluster.tell(f"the store is away for {seconds} s")
         self.cluster.store.faults.down_until_s = self.cluster.loop.time() + seconds
 

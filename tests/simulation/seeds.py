@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 LIMIT_S: Final = 600
@@ -37,9 +38,16 @@ def command_of(seed: str, settings: Settings, without: Iterable[int] = ()) -> li
 
 
 def run_seed(
-    seed: str, settings: Settings, without: Iterable[int] = (), options: Sequence[str] = ()
+    seed: str,
+    settings: Settings,
+    without: Iterable[int] = (),
+    options: Sequence[str] = (),
+    tree: Path | None = None,
 ) -> dict[str, Any]:
-    """The facts of one world, as `Verdict.line` prints them; `violation` where it did not end."""
+    """The facts of one world, as `Verdict.line` prints them; `violation` where it did not end.
+
+    `tree` has the code to run, in place of this one.
+    """
     try:
         ended = subprocess.run(
             [*command_of(seed, settings, without), *options],
@@ -47,6 +55,7 @@ def run_seed(
             text=True,
             timeout=LIMIT_S,
             check=False,
+            cwd=tree,
         )
         facts: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

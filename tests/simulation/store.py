@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from obstore.exceptions import (
     AlreadyExistsError,
@@ -49,7 +49,7 @@ from tests.simulation.loop import WorldLoop
 
 T = TypeVar("T")
 
-Rows = SortedDict[bytes, tuple[bytes, int]]
+Rows: TypeAlias = SortedDict[bytes, tuple[bytes, int]]
 """The rows of a database, by key: each with its value and the time of its write."""
 
 ADDRESS: Final = Address("s3", "simulated", "instance", None, ())
