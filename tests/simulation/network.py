@@ -47,10 +47,13 @@ class LinkFaults:
     Attributes:
         latency_s: Of a message, in the mean.
         slow: Share of messages that take fifty times as long.
+        slow_calls: Share of the directions of calls in which all messages take so long: one call
+            then overtakes another, as on a connection whose stream waits for its window.
     """
 
     latency_s: float = 0.0003
     slow: float = 0.005
+    slow_calls: float = 0.03
 
 
 class Network:
@@ -90,8 +93,9 @@ class Network:
     def is_cut(self, one: str, other: str) -> bool:
         return frozenset((one, other)) in self._cuts
 
-    def way_s(self) -> float:
-        slow = 50.0 if self.chance.random() < self.faults.slow else 1.0
+    def way_s(self, *, is_slow: bool = False) -> float:
+        is_slow = is_slow or self.chance.random() < self.faults.slow
+        slow = 50.0 if is_slow else 1.0
         return self.chance.uniform(0.3, 1.7) * self.faults.latency_s * slow
 
     def _end_cut_calls(self, pair: frozenset[str]) -> None:
@@ -139,6 +143,7 @@ class Pipe:
         self._sender = sender
         self._on_way: deque[Any] = deque()
         self._last_s = 0.0
+        self._is_slow = call.network.chance.random() < call.network.faults.slow_calls
         self._arrived: deque[Any] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._is_ended = False
@@ -147,7 +152,8 @@ class Pipe:
     def send(self, item: Any) -> None:
         network = self._call.network
         self._on_way.append(item)
-        self._last_s = max(self._last_s, network.loop.time() + network.way_s())
+        way_s = network.way_s(is_slow=self._is_slow)
+        self._last_s = max(self._last_s, network.loop.time() + way_s)
         network.loop.at(self._last_s, network.loop.world, self._deliver)
 
     def _deliver(self) -> None:

@@ -63,6 +63,9 @@ class Operators:
             await asyncio.sleep(chance.uniform(0.1, 1.5))
             if chance.random() < 0.7:
                 await self._change_filter(client, "edited", chance.choice(COLORS))
+                # At once, while routers may not know of the change yet.
+                for color in COLORS:
+                    await self._workload.publish(client, {"color": color, "rank": "1"})
             else:
                 await self._pause(client, "edited", chance.random())
 
@@ -90,7 +93,7 @@ class Operators:
         """Purge a queue, and delete it and create it again."""
         name = "moved"
         while not self.stopping:
-            await asyncio.sleep(chance.uniform(0.3, 3.0))
+            await asyncio.sleep(chance.choice((0.3, 1.0, 3.0, 10.0)))
             loss = self._judge.losing(name)
             if chance.random() < 0.5:
                 self._cluster.tell(f"{name} is purged")

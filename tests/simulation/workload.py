@@ -55,6 +55,7 @@ class Kind:
         header: Of the messages that it takes, with the value; None: all.
         shard: Of its broker.
         consumers: How many; those of `ranked` begin at the end.
+        idle_s: How long its consumers wait after a claim at most, so that messages gather.
         fed_from: The queue whose messages move here.
         needs: Kinds that a world must have with it.
     """
@@ -64,6 +65,7 @@ class Kind:
     shard: int = 0
     consumers: int = 2
     attempts_max: int = 0
+    idle_s: float = 0.0
     fed_from: str = ""
     needs: tuple[str, ...] = ()
 
@@ -83,7 +85,7 @@ QUEUES: Final[Mapping[str, Kind]] = {
     "third": Kind("color", NONE, shard=1, consumers=1, fed_from="second"),
     # Their filters change; they are paused, purged, deleted and created again.
     "edited": Kind("color", "red"),
-    "moved": Kind("color", "blue", shard=1),
+    "moved": Kind("color", "blue", shard=1, consumers=1, idle_s=2.0),
     # Created while messages come; it starts at the beginning.
     "late": Kind(consumers=1),
     # Not consumed before the end.
@@ -114,6 +116,7 @@ class Workload:
         chosen = self._chance.sample(CHOSEN, self._chance.randint(2, 4))
         chosen += [needed for name in chosen for needed in QUEUES[name].needs]
         self.names = [name for name in QUEUES if name == "all" or name in chosen]
+        self._number = 0
         self.stopping = False
         self.calm = False
         self.publish_tasks: list[asyncio.Task[None]] = []
@@ -183,6 +186,13 @@ class Workload:
 
     # --- Producers ----------------------------------------------------------
 
+    async def publish(self, client: Client, headers: dict[str, str]) -> None:
+        """Publish a message with these headers, beside those of the producers."""
+        self._number += 1
+        key = f"beside/{self._number}".encode()
+        self._judge.publishing(key, headers, 0, now_ms())
+        await self._send(client, key, headers, 0)
+
     async def _produce(self, number: int, messages: int) -> None:
         chance = random.Random(self._chance.random())
         async with await self.connected() as client:
@@ -229,6 +239,8 @@ class Workload:
         chance = random.Random(self._chance.random())
         async with await self.connected() as client:
             while not self.stopping:
+                if QUEUES[queue].idle_s and not self.calm:
+                    await asyncio.sleep(chance.random() * QUEUES[queue].idle_s)
                 most = 1 if queue == "ranked" else chance.randint(1, 8)
                 claimed = self._judge.now()
                 try:

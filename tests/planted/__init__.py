@@ -1,0 +1,61 @@
+"""Bugs that are planted on purpose: each must be caught, or what should catch it is no judge.
+
+A patch `<name>.patch` begins with what it breaks, and with what catches it, `simulation` or a test
+file::
+
+    An ack is answered before its commit is durable.
+    Caught-by: simulation
+
+`python -m tests.planted` applies each to a copy of the tree, and runs that.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent
+ROOT: Final = FOLDER.parent.parent
+SIMULATION: Final = "simulation"
+COPIED: Final = ("services", "libs", "slatemq", "tests", "protos", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A patch: its name, what it breaks, and what catches it."""
+
+    name: str
+    breaks: str
+    caught_by: str
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.patch"
+
+
+def all_planted() -> list[Planted]:
+    return [_read(path) for path in sorted(FOLDER.glob("*.patch"))]
+
+
+def _read(path: Path) -> Planted:
+    breaks, caught_by = path.read_text().splitlines()[:2]
+    return Planted(path.stem, breaks, caught_by.removeprefix("Caught-by: "))
+
+
+def copy_tree(into: Path) -> None:
+    """Copy what runs, so that a patch changes the copy alone."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, into / name)
+        else:
+            shutil.copy2(source, into / name)
+
+
+def apply(planted: Planted, tree: Path) -> None:
+    """Raises CalledProcessError where the patch does not fit the tree any more."""
+    command = ["git", "apply", "--unsafe-paths", f"--directory={tree}", str(planted.path)]
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd="/")

@@ -1,0 +1,112 @@
+"""`python -m tests.planted`: plants each bug in a copy of the tree, and says what caught it.
+
+    python -m tests.planted                        all of them, one after the other
+    python -m tests.planted token-reused           one of them
+    python -m tests.planted --write docs/reliability.md
+
+A bug that the simulation catches gets worlds 1, 2, 3, …, until one breaks a rule. The exit code is
+1 where a bug was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.planted import SIMULATION, Planted, all_planted, apply, copy_tree
+from tests.simulation.seeds import Settings, run_seed
+
+WORLDS: Final = 20
+SETTINGS: Final = Settings(messages=20, mishaps=2.0)
+BEGIN: Final = "<!-- planted bugs: python -m tests.planted --write docs/reliability.md -->"
+END: Final = "<!-- end of planted bugs -->"
+
+
+class Caught(NamedTuple):
+    """What became of a planted bug; `by` is empty where nothing caught it."""
+
+    planted: Planted
+    by: str
+    said: str
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.planted",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Patches; all without any.")
+    parser.add_argument("--worlds", type=int, default=WORLDS, help="Worlds for each bug at most.")
+    parser.add_argument("--write", type=Path, help="Put the table into this page.")
+    options = parser.parse_args()
+    known = {planted.name: planted for planted in all_planted()}
+    unknown = [name for name in options.names if name not in known]
+    if unknown:
+        parser.error(f"no patch is named {unknown[0]}; there are: {', '.join(known)}")
+    caught = []
+    for name in options.names or known:
+        caught.append(one := catch(known[name], options.worlds))
+        print(f"{name}: {one.by or 'NOT CAUGHT'}, {one.seconds:.0f} s: {one.said}", flush=True)
+    if options.write is not None:
+        write_table(options.write, caught)
+    missed = sum(not one.by for one in caught)
+    print(f"{len(caught)} planted, {len(caught) - missed} caught")
+    sys.exit(1 if missed else 0)
+
+
+def catch(planted: Planted, worlds: int) -> Caught:
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        apply(planted, tree)
+        began_s = time.monotonic()
+        if planted.caught_by == SIMULATION:
+            by, said = _simulate(tree, worlds)
+        else:
+            by, said = _test(tree, planted.caught_by)
+        return Caught(planted, by, said, time.monotonic() - began_s)
+
+
+def _simulate(tree: Path, worlds: int) -> tuple[str, str]:
+    for seed in range(1, worlds + 1):
+        facts = run_seed(str(seed), SETTINGS, tree=tree)
+        if facts["violation"]:
+            return f"simulation, world {seed}", facts["violation"].splitlines()[-1]
+    return "", f"{worlds} worlds broke no rule"
+
+
+def _test(tree: Path, path: str) -> tuple[str, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-x", path]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=tree, env=environment, check=False
+    )
+    failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]
+    if ended.returncode != 1 or not failed:
+        return "", f"pytest ended with {ended.returncode}"
+    return path, failed[0].removeprefix("FAILED ").partition(" - ")[2]
+
+
+def write_table(page: Path, caught: Sequence[Caught]) -> None:
+    rows = ["| planted | what it breaks | caught by | s |", "|---|---|---|---|"]
+    rows += [
+        f"| `{one.planted.name}` | {one.planted.breaks} | {one.by or 'nothing'} "
+        f"| {one.seconds:.0f} |"
+        for one in caught
+    ]
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join(rows) + f"\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
