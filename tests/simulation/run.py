@@ -218,7 +218,10 @@ class World:
     # --- Mishaps ------------------------------------------------------------
 
     async def _mishap(self) -> None:
-        mishaps = [self._crash, self._stop, self._cut, self._take_store_away, self._lose_requests]
+        mishaps = [
+            *(self._crash, self._crash_after_commit, self._stop, self._cut),
+            *(self._take_store_away, self._lose_requests),
+        ]
         if self._clock_steps:
             mishaps.append(self._step_clock)
         for number in count():
@@ -235,6 +238,13 @@ class World:
     def _crash(self, process: Process, chance: random.Random) -> None:
         self.crashes += 1
         self.cluster.crash(process)
+
+    def _crash_after_commit(self, process: Process, chance: random.Random) -> None:
+        """It crashes when its next commit has landed, before it learns of that."""
+        store = self.cluster.store
+        database = f"{process.kind}/{process.shard}"
+        if process.kind != "router":
+            store.on_append[database] = lambda: self._crash(process, chance)
 
     def _stop(self, process: Process, chance: random.Random) -> None:
         """It stands still for a while; another may take its shard meanwhile."""
@@ -288,6 +298,7 @@ class World:
         self.cluster.network.heal_all()
         faults = self.cluster.store.faults
         faults.lost_answers = faults.lost_requests = faults.late = faults.down_until_s = 0.0
+        self.cluster.store.on_append.clear()
         for process in self.cluster.processes:
             self._set_clock(process, 0.0)
             if process.machine is not None and process.machine.is_still:

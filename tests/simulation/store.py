@@ -94,7 +94,12 @@ class _Log:
 
 
 class SimulatedStore:
-    """Everything that is durable in the world."""
+    """Everything that is durable in the world.
+
+    Attributes:
+        snapshots: The rows of databases as they were, by the ID of the snapshot.
+        on_append: By database, what to call once its next commit has landed, unanswered as yet.
+    """
 
     def __init__(self, loop: WorldLoop, seed: str) -> None:
         self.loop = loop
@@ -103,6 +108,7 @@ class SimulatedStore:
         self.objects: SortedDict[str, _Stored] = SortedDict()
         self.logs: dict[str, _Log] = {}
         self.snapshots: dict[str, Rows] = {}
+        self.on_append: dict[str, Callable[[], None]] = {}
         self.requests = 0
         self._tags = 0
 
@@ -379,6 +385,7 @@ class Db:
             for _, tick_ms, rows in pending:
                 _apply(self._log.rows, rows, tick_ms)
                 self._log.tick_ms = max(self._log.tick_ms, tick_ms)
+            self._store.on_append.pop(self._name, _nothing)()
             return True
 
         if not await self._asked(append):
@@ -441,6 +448,10 @@ class Db:
 
     async def shutdown_with_options(self, options: Any) -> None:
         self._close(CloseReason.CLEAN)
+
+
+def _nothing() -> None:
+    """Nothing waits for this commit."""
 
 
 class _Scan:
