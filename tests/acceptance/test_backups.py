@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from services.janitor.runs.history import RunStore
 from services.janitor.spark.snapshots import taken_snapshots
 from slatemq.errors import AlreadyExists
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, queue_pb2, queue_pb2_grpc
+from tests.acceptance.steady_load import SteadyLoad
 from tests.forms import proof
 from tests.integration.stack.processes import Service
 
@@ -91,61 +91,6 @@ async def serving(folder: Path) -> AsyncIterator[Instance]:
         await asyncio.gather(*(service.close() for service in made.all))
 
 
-class Load:
-    """Publishes and consumes until it is stopped, and knows what was answered.
-
-    Attributes:
-        published: Payloads by message ID.
-        acked: Message IDs; those whose ack was sent, and not answered, are in `acking` alone.
-    """
-
-    def __init__(self, client: slatemq.Client) -> None:
-        self._client = client
-        self._tasks: list[asyncio.Task[None]] = []
-        self.published: dict[int, bytes] = {}
-        self.acking: set[int] = set()
-        self.acked: set[int] = set()
-
-    def start(self) -> None:
-        works = (self._publish(), *(self._consume(queue_id) for queue_id in QUEUES))
-        self._tasks = [asyncio.create_task(work) for work in works]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def publish(self, queue_id: str, size_bytes: int = 100) -> int:
-        payload = os.urandom(size_bytes)
-        published = await self._client.publish(payload, {"queue": queue_id})
-        self.published[int(published)] = payload
-        return int(published)
-
-    async def until(self, published: int) -> None:
-        """Wait until so many messages were published, and a third of them acked."""
-        async with asyncio.timeout(WAIT_S):
-            while len(self.published) < published or len(self.acked) < published // 3:
-                await asyncio.sleep(0.02)
-
-    async def _publish(self) -> None:
-        number = 0
-        while True:
-            number += 1
-            await self.publish(QUEUES[number % 3], LARGE if number % 10 == 0 else 100)
-
-    async def _consume(self, queue_id: str) -> None:
-        taken = 0
-        while True:
-            for message in await self._client.claim(queue_id, 10, wait=1):
-                taken += 1
-                if taken % 2:  # The others stay claimed.
-                    self.acking.add(message.message_id)
-                    await message.ack()
-                    self.acked.add(message.message_id)
-
-
 async def back_up(root: Root, backups: Root, snapshots: Any = None, kept: int = 5) -> Backup:
     take = snapshots or (lambda: snapshots_of_owners(root))
     return await Taking(BackupSource(root, take, RunStore(root.objects)), backups, kept).take()
@@ -165,10 +110,10 @@ async def test_a_restored_instance_has_all_that_was_answered_before_the_backup_a
     async with serving(tmp_path / "old") as old:
         for place, queue_id in enumerate(QUEUES):
             await old.create_queue(queue_id, place % 2)
-        load = Load(old.client)
+        load = SteadyLoad(old.client, QUEUES, keep=2)
         load.start()
-        for number in range(1, rounds + 1):
-            await load.until(60 * number)
+        for _ in range(rounds):
+            await load.progress(60, 20)
             # When it is backed up under load
             published, acked = dict(load.published), set(load.acked)
             backup = await back_up(old.root, backups)
@@ -180,12 +125,12 @@ async def test_a_restored_instance_has_all_that_was_answered_before_the_backup_a
         found = await new.consume_all(QUEUES)
 
         # Then nothing is lost that was answered before, and nothing is there that was acked before
-        assert published.keys() - load.acking <= found.keys()
+        assert published.keys() - load.consumed.keys() <= found.keys()
         assert not found.keys() & acked
         assert all(load.published.get(one, payload) == payload for one, payload in found.items())
 
         # And it goes on: with IDs that were never given out, and names that are taken
-        more = Load(new.client)
+        more = SteadyLoad(new.client, QUEUES)
         given = [await more.publish(queue_id) for queue_id in QUEUES for _ in range(5)]
         assert not {*given} & {*load.published, *found}
         assert await new.consume_all(QUEUES) == more.published
@@ -199,7 +144,7 @@ async def test_an_acked_message_stays_acked_and_a_claimed_one_comes_again(tmp_pa
     backups = open_root((tmp_path / "backups").as_uri())
     async with serving(tmp_path / "old") as old:
         await old.create_queue("apples", 1)
-        load = Load(old.client)
+        load = SteadyLoad(old.client, ["apples", "pears"])
         ids = [await load.publish("apples", size) for size in (10, LARGE, 10, LARGE)]
         claimed: list[slatemq.Received] = []
         async with asyncio.timeout(WAIT_S):
@@ -276,7 +221,7 @@ async def test_an_instance_moves_while_it_is_stopped_and_nothing_is_lost(tmp_pat
     async with serving(tmp_path / "old") as old:
         await old.create_queue("apples", 0)
         await old.create_queue("pears", 1)
-        load = Load(old.client)
+        load = SteadyLoad(old.client, ["apples", "pears"])
         # Given a backup from before, whose objects need not be copied again
         for number in range(10):
             await load.publish(("apples", "pears")[number % 2], LARGE)

@@ -1,42 +1,74 @@
-"""What the manifests say, as processes: no cluster is needed to see that they serve.
+"""What the manifests say, as processes: no cluster is needed to see that they serve, and go on
+under load while pods are replaced, a node dies, and certificates are renewed.
 
 The laptop's overlay, with a second shard of each owner: command, environment and probes as they
 stand there. Only what a machine without a cluster lacks is replaced: an address of the loopback
 network stands for each pod's own, and its name; folders stand for the volumes.
 """
 
+import asyncio
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
+import slatemq
 import slatemq.sync
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED
 from slatemq.cli.access.dev_access import make_access
+from slatemq.cli.access.dev_certificates import make_certificates
 from slatemq.credentials import Credentials
 from tests.acceptance.local_stack import REPOSITORY, wait_until
+from tests.acceptance.steady_load import SteadyLoad
+from tests.forms import proof
 from tests.kubernetes.manifests import Manifest, named, rendered, workloads
 from tests.kubernetes.pods import Pod, pods_of
+from tests.kubernetes.volumes import Volume
 from tests.ready_process import popen
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Seven pods, which are processes.
+
+
+CONFINED = """
+mount --make-rprivate / || exit 1
+for folder in $WRITABLE; do mount --bind $folder $folder || exit 1; done
+mount -o bind,remount,ro / || exit 1
+exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
+"""
+"""Runs a program with a root that is read only, WRITABLE aside, and without capabilities."""
 
 
 class RunningPod:
     """One pod as a process. `address` is its own; its ports are those of the manifest."""
 
     def __init__(self, pod: Pod, address: str, environ: dict[str, str], folder: Path) -> None:
-        self.pod, self.address = pod, address
+        self.pod, self.address, self.folder = pod, address, folder
         self._environ = {**_machine(), **environ}
         self._log = folder / f"{pod.name}.log"
         self.process: Any = None
+
+    def replace(self) -> None:
+        """End it as a kubelet does; its successor has a UID of its own."""
+        self.process.send_signal(signal.SIGTERM)
+        grace: int = self.pod.spec["terminationGracePeriodSeconds"]
+        assert self.process.wait(timeout=grace) == EXIT_CLEAN
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Start its successor, once it is gone."""
+        self._environ["SLATEMQ_OWNER_NAME"] = uuid.uuid4().hex
+        self.start()
 
     def start(self) -> None:
         _, *module = self.pod.container["command"]
@@ -45,12 +77,43 @@ class RunningPod:
                 [sys.executable, *module], cwd=REPOSITORY, env=self._environ, stderr=log
             )
 
+    def start_confined(self) -> None:
+        """Start it with what its manifest mounts, and nothing else that can be written."""
+        paths = {
+            one["mountPath"]: one.get("readOnly") for one in self.pod.container["volumeMounts"]
+        }
+        writable = [self.folder / "data"] if "/data" in paths and not paths["/data"] else []
+        temporary = "/nonexistent"
+        if "/tmp" in paths:
+            (folder := self.folder / f"{self.pod.name}-tmp").mkdir()
+            writable.append(folder)
+            temporary = str(folder)
+        environ = {"WRITABLE": " ".join(map(str, writable)), "TMPDIR": temporary}
+        _, *module = self.pod.container["command"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["unshare", "-m", "sh", "-c", CONFINED, "sh", sys.executable, *module],
+                cwd=REPOSITORY,
+                env={**self._environ, **environ},
+                stderr=log,
+            )
+
     def probe(self, kind: str) -> bool:
         """Whether a probe of the manifest passes."""
         _, *words = self.pod.probe(kind)
         command = [sys.executable, *(word.replace("127.0.0.1", self.address) for word in words)]
         done = subprocess.run(command, cwd=REPOSITORY, env=self._environ, capture_output=True)
         return done.returncode == 0
+
+    def shows(self, port: int) -> bytes:
+        """The certificate with which it answers there."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with (
+            socket.create_connection((self.address, port), timeout=10) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
+            return connection.getpeercert(binary_form=True) or b""
 
     @property
     def said(self) -> str:
@@ -65,12 +128,14 @@ class RunningPod:
 class Cluster:
     """All pods of the manifests, started at once, as a cluster does."""
 
-    def __init__(self, folder: Path, manifests: list[Manifest]) -> None:
+    def __init__(self, folder: Path, manifests: list[Manifest], address_shift: int = 0) -> None:
+        """`address_shift` keeps the addresses of two clusters of one process apart."""
         self.folder = folder
-        network = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250 + 1}"
+        network = f"127.{os.getpid() % 200 + 20 + address_shift}.{os.getpid() // 200 % 250 + 1}"
         pods = [pod for one in workloads(manifests) for pod in pods_of(manifests, one)]
         addresses = {pod.name: f"{network}.{number}" for number, pod in enumerate(pods, 1)}
-        make_access(folder / "access", [*addresses.values()])
+        self.hosts = [*addresses.values()]
+        make_access(folder / "access", self.hosts)
         self._lay_volumes(manifests)
         self.pods = [
             RunningPod(pod, addresses[pod.name], self._environ(pod, addresses), folder)
@@ -79,18 +144,11 @@ class Cluster:
 
     def _lay_volumes(self, manifests: list[Manifest]) -> None:
         made = self.folder / "access"
-        for folder, files in {
-            "tls": {"ca.crt": "ca.crt", "tls.crt": "service.crt", "tls.key": "service.key"},
-            "tokens": {"tokens.yaml": "tokens.yaml"},
-        }.items():
-            (self.folder / folder).mkdir()
-            for name, source in files.items():
-                (self.folder / folder / name).write_bytes((made / source).read_bytes())
-                (self.folder / folder / name).chmod(0o440)
-        (self.folder / "policy").mkdir()
+        self.tls = Volume(self.folder / "tls", secret_of(made))
+        Volume(self.folder / "tokens", {"tokens.yaml": (made / "tokens.yaml").read_bytes()})
         policy = named(manifests, "ConfigMap", "slatemq-policy")["data"]
-        for name, text in policy.items():
-            (self.folder / "policy" / name).write_text(text)
+        texts = {name: text.encode() for name, text in policy.items()}
+        Volume(self.folder / "policy", texts)
 
     def _environ(self, pod: Pod, addresses: dict[str, str]) -> dict[str, str]:
         mounts = {
@@ -114,8 +172,58 @@ class Cluster:
 
     @property
     def credentials(self) -> Credentials:
-        access = self.folder / "access"
-        return Credentials(ca=access / "ca.crt", token_file=access / "operator.token")
+        token = self.folder / "access" / "operator.token"
+        return Credentials(ca=self.tls.folder / "ca.crt", token_file=token)
+
+    def wait_ready(self, *pods: RunningPod) -> None:
+        for pod in pods or self.pods:
+            wait_until(lambda pod=pod: pod.probe("readinessProbe"), 120)
+
+    def wait_renewed(self, certificate: bytes) -> None:
+        """Wait until each pod shows this certificate to those who connect."""
+        shown = ssl.PEM_cert_to_DER_cert(certificate.decode())
+        for pod in self.pods:
+            for port in pod.pod.ports.values():
+                wait_until(lambda pod=pod, port=port: pod.shows(port) == shown, 60)
+
+    @asynccontextmanager
+    async def load(self, *names: str) -> AsyncIterator[SteadyLoad]:
+        """Publishes and consumes by a client until the block ends, then nothing is left."""
+        async with slatemq.connect(
+            self.endpoint, credentials=self.credentials, call_timeout=120
+        ) as client:
+            for name in names:
+                await client.create_queue(name, filter=f'headers.queue == "{name}"')
+            load = SteadyLoad(client, names)
+            load.start()
+            try:
+                await load.progress()
+                yield load
+                await load.progress()
+                await load.finish()
+            finally:
+                await load.stop()
+        # All that was answered came, as it was published, and nothing after its ack
+        assert load.published.items() <= load.consumed.items()
+        assert {*load.consumed.values()} == {*load.published.values()}
+        assert load.again == set()
+        assert load.unanswered == []  # Calls are repeated while a pod is away.
+
+
+def secret_of(made: Path) -> dict[str, bytes]:
+    """The files of the Secret slatemq-service-tls, of certificates made in this folder."""
+    names = {"ca.crt": "ca.crt", "tls.crt": "service.crt", "tls.key": "service.key"}
+    return {name: (made / source).read_bytes() for name, source in names.items()}
+
+
+def as_cert_manager_writes(key: bytes) -> bytes:
+    """A private key in the form that cert-manager gives it by default, which is older."""
+    loaded = serialization.load_pem_private_key(key, None)
+    return loaded.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
 
 
 def _machine() -> dict[str, str]:
@@ -170,15 +278,15 @@ def cluster(
 
 
 def test_all_probes_pass_once_the_pods_serve(cluster: Cluster) -> None:
+    cluster.wait_ready()
     for pod in cluster.pods:
-        wait_until(lambda pod=pod: pod.probe("readinessProbe"), 120)
         assert pod.probe("startupProbe")
         assert pod.probe("livenessProbe")
         assert "unknown environment variables" not in pod.said
 
 
 def test_messages_go_through_them(cluster: Cluster) -> None:
-    wait_until(lambda: all(pod.probe("readinessProbe") for pod in cluster.pods), 120)
+    cluster.wait_ready()
     with slatemq.sync.connect(cluster.endpoint, credentials=cluster.credentials) as client:
         for number in range(8):
             queue = client.create_queue(f"orders-{number}")
@@ -213,3 +321,82 @@ def test_a_pod_that_is_deleted_drains_within_its_grace_and_its_successor_serves(
     assert broker.process.wait(timeout=60) == EXIT_FENCED
     broker.process, broker._environ = running, new
     assert broker.probe("readinessProbe")
+
+
+@pytest.mark.parametrize("rounds", [1, proof(10)])
+async def test_pods_are_replaced_one_by_one_under_load_and_nothing_is_lost(
+    cluster: Cluster, rounds: int
+) -> None:
+    cluster.wait_ready()
+    async with cluster.load(f"upgraded-{rounds}-0", f"upgraded-{rounds}-1") as load:
+        for _ in range(rounds):
+            # As a StatefulSet does: the highest ordinal first, the next one once it is ready
+            for service in ("ingest", "broker", "router"):
+                for pod in reversed(cluster.of(service)):
+                    await asyncio.to_thread(pod.replace)
+                    await asyncio.to_thread(cluster.wait_ready, pod)
+                    await load.progress()
+
+
+@pytest.mark.parametrize("rounds", [1, proof(10)])
+async def test_a_node_dies_under_load_and_nothing_is_lost(cluster: Cluster, rounds: int) -> None:
+    cluster.wait_ready()
+    async with cluster.load(f"moved-{rounds}-0", f"moved-{rounds}-1") as load:
+        for number in range(rounds):
+            # With a shard of each kind, and the only router
+            lost = [cluster.of(service)[number % -2] for service in ("ingest", "broker")]
+            lost += cluster.of("router")
+            for pod in lost:
+                pod.kill()
+            for pod in lost:
+                pod.start_anew()
+            await asyncio.to_thread(cluster.wait_ready, *lost)
+            await load.progress()
+
+
+@pytest.mark.proof
+def test_pods_write_nothing_but_their_volumes_and_need_no_capability(
+    tmp_path: Path, manifests: list[Manifest]
+) -> None:
+    confined = subprocess.run(["unshare", "-m", "sh", "-c", CONFINED, "sh", "true"])
+    if confined.returncode:
+        pytest.skip("no process here may have mounts of its own")
+    (tmp_path / "data").mkdir()
+    cluster = Cluster(tmp_path, manifests, address_shift=1)
+    try:
+        for pod in cluster.pods:
+            pod.start_confined()
+        cluster.wait_ready()
+        test_messages_go_through_them(cluster)
+    finally:
+        for pod in cluster.pods:
+            pod.kill()
+
+
+async def test_certificates_and_their_authority_are_renewed_under_load(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.wait_ready()
+    names = ("renewed-0", "renewed-1")
+    old = secret_of(cluster.folder / "access")
+    make_certificates(tmp_path / "new", hosts=cluster.hosts)
+    new = secret_of(tmp_path / "new")
+    new["tls.key"] = as_cert_manager_writes(new["tls.key"])
+    both = old["ca.crt"] + new["ca.crt"]
+    pids = [pod.process.pid for pod in cluster.pods]
+    try:
+        async with cluster.load(*names) as load:
+            # First all trust both authorities, then all have certificates of the new one, then
+            # none trusts the old one any more
+            for files in ({**old, "ca.crt": both}, {**new, "ca.crt": both}, new):
+                cluster.tls.change(files)
+                await asyncio.to_thread(cluster.wait_renewed, files["tls.crt"])
+                await load.progress()
+            # Also for who comes only now
+            async with slatemq.connect(
+                cluster.endpoint, credentials=cluster.credentials
+            ) as another:
+                assert {one.queue_id async for one in another.list_queues()} >= {*names}
+        assert pids == [pod.process.pid for pod in cluster.pods]
+    finally:
+        cluster.tls.change({**old, "ca.crt": both})

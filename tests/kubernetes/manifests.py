@@ -20,6 +20,9 @@ OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 WITH_KEDA = "s3 with keda"
 """The overlay for S3 with the component that scales workers."""
 
+WITH_METRICS = "s3 with metrics"
+"""The overlay for S3 with the component that Prometheus needs."""
+
 Manifest = dict[str, Any]
 
 
@@ -35,9 +38,10 @@ def rendered(overlay: str) -> list[Manifest]:
 
 @cache
 def _rendered(overlay: str) -> list[Manifest]:
-    if overlay == WITH_KEDA:
+    if overlay in (WITH_KEDA, WITH_METRICS):
+        name, _, component = overlay.partition(" with ")
         with TemporaryDirectory() as folder:
-            return _built(_over(Path(folder), "overlays/s3", "components/keda"))
+            return _built(_over(Path(folder), f"overlays/{name}", f"components/{component}"))
     return _built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))
 
 

@@ -54,6 +54,7 @@ def _pod(manifests: list[Manifest], workload: Manifest, ordinal: int) -> Pod:
         }
     facts = {
         "metadata.name": name,
+        "status.podIP": "127.0.0.1",
         "metadata.namespace": workload["metadata"]["namespace"],
         "metadata.uid": str(uuid5(NAMESPACE_DNS, name)),
     }

@@ -7,6 +7,7 @@ what is tested here is known to be right.
 from __future__ import annotations
 
 import re
+import tomllib
 from typing import Any
 
 import kubernetes_validate
@@ -18,10 +19,13 @@ from libs.access.principals import Principal
 from libs.access.verbs import VERBS
 from libs.documents import Document
 from libs.serving.process.config import ServingConfig, load
+from libs.serving.process.exits import FatalError
 from libs.serving.process.process_config import ProcessConfig, load_own
+from libs.serving.process.shards import opened_root
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
+from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
 from services.scaler.config import ScalerConfig
@@ -31,6 +35,7 @@ from tests.kubernetes.manifests import (
     FOLDER,
     OVERLAYS,
     WITH_KEDA,
+    WITH_METRICS,
     Manifest,
     containers,
     named,
@@ -44,6 +49,7 @@ VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest that labels pods with their ordinal, and the newest whose schemas are here."""
 
 CERTIFICATES = "cert-manager.io/v1"
+MONITORS = "monitoring.coreos.com/v1"
 
 CONFIGS: dict[str, type[ServingConfig]] = {
     "broker": BrokerConfig,
@@ -58,13 +64,19 @@ OWN_CONFIGS: dict[str, type[ProcessConfig]] = {"console": ConsoleConfig, "scaler
 MADE_BY_OPERATORS = {"slatemq-tokens", "slatemq-scaler-token"}
 MADE_BY_CERT_MANAGER = {"slatemq-service-tls", "slatemq-console-tls"}
 
-OTHERS = {"POD_NAME", "POD_NAMESPACE", "AZURE_STORAGE_ACCOUNT_NAME"}
+OTHERS = {
+    *("POD_NAME", "POD_NAMESPACE", "POD_IP"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"),
+}
 """Variables that are not SlateMQ's."""
+
+ASKS_KUBERNETES = "slatemq-janitor"
+"""The account of the one workload that may call Kubernetes, where its executors are pods."""
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
-@pytest.fixture(params=[*OVERLAYS, WITH_KEDA])
+@pytest.fixture(params=[*OVERLAYS, WITH_KEDA, WITH_METRICS])
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return rendered(request.param)
 
@@ -74,10 +86,10 @@ def pods(manifests: list[Manifest]) -> list[Pod]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("overlay", ["base", *OVERLAYS, WITH_KEDA])
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS, WITH_KEDA, WITH_METRICS])
 def test_every_manifest_is_valid_for_kubernetes(overlay: str, version: str) -> None:
     for manifest in rendered(overlay):
-        if manifest["apiVersion"] != CERTIFICATES:
+        if manifest["apiVersion"] not in (CERTIFICATES, MONITORS):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -97,7 +109,8 @@ def test_every_container_is_restricted(manifests: list[Manifest]) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] == 1000
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert spec["automountServiceAccountToken"] is False
+        asks = spec["serviceAccountName"] == ASKS_KUBERNETES
+        assert spec["automountServiceAccountToken"] is asks
         assert spec["enableServiceLinks"] is False
         for container in containers(workload):
             assert container["securityContext"] == {
@@ -168,6 +181,22 @@ def test_a_pod_without_its_ordinal_does_not_take_a_shard(
     assert "SLATEMQ_SHARD" in capsys.readouterr().err
 
 
+def test_nothing_starts_without_a_store(capsys: pytest.CaptureFixture[str]) -> None:
+    base = rendered("base")
+    for pod in pods(base):
+        if pod.service in CONFIGS:
+            config: Any = load(CONFIGS[pod.service], pod.service, [], pod.environ)
+            with pytest.raises(FatalError, match="root URL"):
+                opened_root(config.root)
+
+
+def test_jobs_take_no_more_processors_than_the_pod_has_memory_for(
+    manifests: list[Manifest],
+) -> None:
+    (janitor,) = (pod for pod in pods(manifests) if pod.service == "janitor")
+    assert re.fullmatch(r"local\[\d\]|k8s://.*", janitor.environ["SLATEMQ_SPARK_MASTER"])
+
+
 def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]) -> None:
     for pod in pods(manifests):
         if pod.service in OWN_CONFIGS:
@@ -180,6 +209,17 @@ def test_each_pod_advertises_a_name_that_a_service_has(manifests: list[Manifest]
             assert first == ([pod.name] if service["spec"].get("clusterIP") == "None" else [])
             ports = {one["name"]: one["port"] for one in service["spec"]["ports"]}
             assert ports[door] == int(port)
+
+
+def test_metrics_are_where_a_monitor_scrapes_them() -> None:
+    with_metrics = rendered(WITH_METRICS)
+    (door,) = named(with_metrics, "NetworkPolicy", "slatemq-metrics")["spec"]["ingress"]
+    (endpoint,) = named(with_metrics, "PodMonitor", "slatemq")["spec"]["podMetricsEndpoints"]
+    assert [one["port"] for one in door["ports"]] == [endpoint["port"]] == ["metrics"]
+    for pod in pods(with_metrics):
+        if pod.service in CONFIGS:
+            config: Any = load(CONFIGS[pod.service], pod.service, [], pod.environ)
+            assert config.http_port == pod.ports["metrics"]
 
 
 def test_selectors_select_the_pods_that_they_mean(manifests: list[Manifest]) -> None:
@@ -221,7 +261,8 @@ def test_the_two_doors_are_open_to_whom_they_are_for(manifests: list[Manifest]) 
         for rule in one["spec"].get("ingress", ())
         for port in rule["ports"]
     }
-    assert opened - {"keda"} == {"clients", "services", "pages"}
+    executors = {7078, 7079} if of_kind(manifests, "Role") else set()
+    assert opened - {"keda", "metrics"} == {"clients", "services", "pages", *executors}
 
 
 def test_what_pods_refer_to_exists(manifests: list[Manifest]) -> None:
@@ -290,12 +331,55 @@ def test_the_certificates_have_the_names_that_pods_advertise(manifests: list[Man
             assert "server auth" in spec["usages"] or spec["secretName"] == "slatemq-keda-tls"
 
 
+def test_the_job_that_restores_is_restricted_and_understood() -> None:
+    job = yaml.safe_load((FOLDER / "examples" / "restore.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(job, version, strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    environ = {one["name"]: one["value"] for one in container["env"]}
+    assert set(environ) <= KNOWN
+    python, dash_m, module, *words = container["command"]
+    assert (python, dash_m, module) == ("python", "-m", "services.janitor")
+    given = parse_backup(words, environ)
+    assert (given.what, given.root) == ("restore", environ["SLATEMQ_ROOT"])
+    janitor = named(rendered("base"), "Deployment", "slatemq-janitor")
+    (as_there,) = containers(janitor)
+    assert container["image"] == as_there["image"]
+    assert container["securityContext"] == as_there["securityContext"]
+
+
+def test_the_template_of_executors_is_a_restricted_pod() -> None:
+    settings = named(rendered("s3-spark"), "ConfigMap", "slatemq-spark")["data"]
+    pod = yaml.safe_load(settings["executor.yaml"])
+    janitor = named(rendered("s3-spark"), "Deployment", "slatemq-janitor")
+    (as_there,) = containers(janitor)
+    (container,) = pod["spec"]["containers"]
+    assert container["securityContext"] == as_there["securityContext"]
+    whole = janitor["spec"]["template"]["spec"]["securityContext"]
+    assert pod["spec"]["securityContext"] == whole
+    lines = (line.split(" ", 1) for line in settings["spark-defaults.conf"].splitlines())
+    conf = {name: value for name, value in lines if not name.startswith("#")}
+    assert conf["spark.kubernetes.container.image"] == as_there["image"]
+    mounts = {one["name"]: one["mountPath"] for one in as_there["volumeMounts"]}
+    folder, _, name = conf["spark.kubernetes.executor.podTemplateFile"].rpartition("/")
+    assert (folder, name) == (mounts["spark"], "executor.yaml")
+    ports = {one["containerPort"] for one in as_there["ports"]}
+    assert {int(value) for name, value in conf.items() if name.endswith(".port")} <= ports
+
+
 def test_the_pod_to_try_it_from_is_a_restricted_client() -> None:
     pod = yaml.safe_load((FOLDER / "examples" / "client.yaml").read_text())
     kubernetes_validate.validate(pod, VERSIONS[-1], strict=True)
     (container,) = pod["spec"]["containers"]
     environ = {one["name"]: one["value"] for one in container["env"]}
     assert set(environ) <= KNOWN
+    # The image has what the command `slatemq` needs
+    requirements = FOLDER.parents[1] / "requirements" / "console.txt"
+    has = {line.partition("==")[0] for line in requirements.read_text().splitlines()}
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
+    assert {re.split(r"[\[><=]", one)[0] for one in needed} <= has
+    assert container["image"].startswith("slatemq-console:")
     assert pod["metadata"]["labels"] == {"slatemq-client": "true"}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     ingest = next(pod for pod in pods(rendered("laptop")) if pod.service == "ingest")

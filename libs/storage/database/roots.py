@@ -130,7 +130,8 @@ def parse_root(url: str) -> Address:
 
 def overlap(one: Address, other: Address) -> bool:
     """Whether one of two roots is the other, or lies below it."""
-    if (one.scheme, one.bucket) != (other.scheme, other.bucket):
+    places = [(at.scheme, at.bucket, dict(at.options).get("endpoint")) for at in (one, other)]
+    if places[0] != places[1]:
         return False
     if one.folder is not None and other.folder is not None:
         return one.folder.is_relative_to(other.folder) or other.folder.is_relative_to(one.folder)

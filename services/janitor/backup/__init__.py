@@ -2,12 +2,12 @@
 
 In reading order; a file imports only files above it:
 
-`catalogue`  What a backup has, and which backups there are
-`copying`    Copies objects from one root to another, many at a time, those that lack alone
-`shards`     Snapshots of all shards: from their owners, or of an instance that is stopped
-`taking`     Takes a backup: what is copied when, so that no shard lacks what another needs
-`settling`   What a copied instance must not continue as it was: numbers that were given out since
-`restoring`  Makes an instance from a backup
-`worker`     The child that a janitor starts for a run of `backup`
-`command`    `python -m services.janitor backup`: create, ls, restore
+`catalogue`   What a backup has, and which backups there are
+`copying`     Copies objects from one root to another, many at a time, those that lack alone
+`shards`      Snapshots of all shards: from their owners, or of an instance that is stopped
+`taking`      Takes a backup: what is copied when, so that no shard lacks what others need
+`renumbering` What a copied instance must not continue as it was: numbers given out since
+`restoring`   Makes an instance from a backup
+`worker`      The child that a janitor starts for a run of `backup`
+`command`     `python -m services.janitor backup`: create, ls, restore
 """

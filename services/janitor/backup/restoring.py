@@ -5,7 +5,7 @@
     restoring.json    names the backup: a restore that was interrupted may go on
     objects           tables, payloads, archived dead letters; they may be copied ahead
     manifests         from here on it is an instance
-    each database     opened once, and settled; the queue names as the brokers have them
+    each database     opened once, and renumbered; the queue names as the brokers have them
     the settings of the instance
 """
 
@@ -30,10 +30,10 @@ from libs.storage.layout.keys import config_range, parse_config_key
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
-from services.janitor.backup.settling import (
+from services.janitor.backup.renumbering import (
     last_pushes,
-    settle_broker,
-    settle_ingest,
+    renumber_broker,
+    renumber_ingest,
 )
 from services.janitor.backup.shards import KINDS
 from services.janitor.jobs.contract import Progress, Report
@@ -84,7 +84,7 @@ class Restoring:
         self._say("databases", 0, len(self.backup.databases))
         for one in self.backup.databases:
             await self._put_manifest(one)
-        await self._settle()
+        await self._renumber()
         for path, text in self.backup.instance.items():
             if not await self.target.objects.put_if_absent(path, text.encode()):
                 raise self._in_use(path)
@@ -160,8 +160,8 @@ class Restoring:
             "empty it, and restore again",
         )
 
-    async def _settle(self) -> None:
-        """Open each database once, and put right what must not go on as it was."""
+    async def _renumber(self) -> None:
+        """Open each database once; let no number be given out that was given out since."""
         age_s = max(self.now_ms() - self.backup.taken_at_ms, 0) / 1000
         pushes: dict[tuple[int, int], int] = {}
         brokers_first = sorted(self.backup.databases, key=lambda one: one.service != "broker")
@@ -169,10 +169,10 @@ class Restoring:
             async with self._opened(one) as database:
                 if one.service == "broker":
                     pushes |= await last_pushes(database, one.shard)
-                    await settle_broker(database)
+                    await renumber_broker(database)
                     await self._claim_names(database, one.shard)
                 else:
-                    await settle_ingest(database, one.shard, pushes, age_s)
+                    await renumber_ingest(database, one.shard, pushes, age_s)
             self._say("databases", done, len(self.backup.databases))
 
     @asynccontextmanager

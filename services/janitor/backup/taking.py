@@ -9,9 +9,9 @@
     tables, manifests      of the snapshots, which are kept alive
     the record             written last
 
-Nothing but the janitor's jobs removes messages and objects. So if none was at work from the first
-snapshot to the last list, then every message that a broker's snapshot has is in an ingest's, and
-every object that a snapshot names was listed, and copied.
+Nothing but the janitor's jobs removes messages and objects, bodies of tasks aside. So if none was
+at work from the first snapshot to the last list, then every message that a broker's snapshot has is
+in an ingest's, and every object that a snapshot names was listed, and copied.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,6 +47,10 @@ from services.janitor.runs.history import ENDED, RunStore, seen_now
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
+
+TASKS: Final = "tasks"
+"""Bodies of publishes that wait in the backend of an event queue. An ingest removes one as soon as
+its publish is stored, so one may go while it is copied."""
 
 REMOVING: Final = ("retention", "unreferenced", "dead-letters", "restore")
 """The jobs that remove messages from ingests, or objects."""
@@ -120,10 +124,12 @@ class Taking:
             return await self._counted(copier)
         for _ in range(ATTEMPTS):
             started = await self._wait_quiet()
-            async with self.source.snapshots() as taken:
+            async with AsyncExitStack() as stack:
                 with self._phase("snapshots", copier):
+                    taken = await stack.enter_async_context(self.source.snapshots())
                     listed = await self._objects()
                     await copier.copy(map(_copy_of, listed))
+                    listed = [one for one in listed if not _has_gone(one, copier.there)]
                     later = await self._started() - started
                 if later:
                     log.warning("%s removed while snapshots were taken: again", min(later))
@@ -150,11 +156,11 @@ class Taking:
             )
 
     async def _objects(self) -> list[StoredObject]:
-        """The payloads and archived dead letters that there are."""
+        """The payloads, archived dead letters and bodies of tasks that there are."""
         objects = self.source.root.objects
         return [
             StoredObject(info.path, stored_path(info), info.size_bytes)
-            for folder in (BLOBS, ARCHIVE)
+            for folder in (BLOBS, ARCHIVE, TASKS)
             for info in await objects.describe(folder)
         ]
 
@@ -260,6 +266,11 @@ class Taking:
             yield
         finally:
             self.phases.append((name, round(time.monotonic() - began, 3)))
+
+
+def _has_gone(one: StoredObject, there: Mapping[str, int]) -> bool:
+    """Whether it is the body of a task that was removed before it was copied."""
+    return one.path.startswith(f"{TASKS}/") and one.stored not in there
 
 
 def _copy_of(one: StoredObject) -> Copy:

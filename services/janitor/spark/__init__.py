@@ -11,5 +11,6 @@ In reading order; a file imports only files above it:
 `snapshots` Snapshots of every shard of an instance, kept alive while they are read; their tables
 `packages`  What jobs need of the machine
 `session`   The Spark session: its Java, and where it runs
+`executor`  An executor of Spark, in a pod of the janitor's image
 `sql`       `python -m services.janitor sql 'SELECT …'`: a question, answered by Spark
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from obstore.store import LocalStore
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root, overlap, parse_root
@@ -15,14 +16,16 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
 from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
+from libs.storage.objects.small_objects import ObjectInfo, Objects
 from services.janitor.backup.catalogue import Backup, Catalogue
+from services.janitor.backup.renumbering import LEFT_OUT_MIN
 from services.janitor.backup.restoring import MARKER, Restoring
-from services.janitor.backup.settling import LEFT_OUT_MIN
 from services.janitor.backup.shards import ShardSnapshots, snapshots_of_stopped
 from services.janitor.backup.taking import ATTEMPTS, BackupSource, Taking
 from services.janitor.jobs.contract import JobCancelled, Progress
 from services.janitor.runs.history import Run, RunRequest, RunStore, State, Trigger, new_run_id
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
+from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 NOW_MS = 1_795_269_141_374
 ROW = b"\x01\x7f"
@@ -139,6 +142,33 @@ async def test_the_oldest_go_with_what_no_other_one_needs(root: Root, backups: R
         assert {one.stored for one in await catalogue.stored(backup)} <= there
 
 
+class FleetingObjects(Objects):
+    """Removes a body as soon as it was listed."""
+
+    async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
+        found = await super().describe(prefix)
+        for info in found:
+            if info.path.endswith("/applied"):
+                await self.delete(info.path)
+        return found
+
+
+async def test_bodies_of_tasks_that_are_applied_meanwhile_are_left_out(
+    root: Root, backups: Root, fresh: Root, tmp_path: Path
+) -> None:
+    await write(root, b"x")
+    for name in ("waiting", "applied"):
+        await root.objects.put(f"tasks/ingest-0/redis/{name}", b"body")
+    fleeting = FleetingObjects(LocalStore(tmp_path / "data"), None, root.durability)
+    root.objects = fleeting
+
+    await taking(root, backups).take()
+
+    assert await fleeting.list("tasks") == ["tasks/ingest-0/redis/waiting"]
+    await restored(backups, fresh)
+    assert await fresh.objects.list("tasks") == ["tasks/ingest-0/redis/waiting"]
+
+
 async def test_a_job_that_removes_meanwhile_has_the_snapshots_taken_again(
     root: Root, backups: Root
 ) -> None:
@@ -252,6 +282,25 @@ async def test_a_prepared_root_takes_a_later_backup_and_no_other_once_it_is_an_i
         await restored(backups, fresh, later)
 
 
+@pytest.mark.s3
+async def test_an_instance_moves_from_a_folder_to_s3(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    await write(root, b"x")
+    large = os.urandom(20 << 20)  # copied in pieces
+    uri = await Blobs(root).put(large)
+    with moto() as port:
+        backups, there = (open_root(root_url(port, name)) for name in ("backups", "there"))
+        await taking(root, backups).take()
+        await restored(backups, there)
+        assert await read(there, "broker/0") == b"x"
+        assert await Blobs(there).get(uri) == large
+        with pytest.raises(FailedPrecondition, match="restore to an empty root"):
+            await restored(backups, there)
+
+
 async def test_a_dry_run_counts_and_writes_nothing(root: Root, backups: Root) -> None:
     await write(root, b"x")
     await Blobs(root).put(b"y" * 70_000)
@@ -271,6 +320,7 @@ async def test_a_dry_run_counts_and_writes_nothing(root: Root, backups: Root) ->
         ("s3://x/a", "s3://y/a", False),
         ("s3://x/a", "gs://x/a", False),
         ("s3://x/a?region=b", "s3://x/a", True),
+        ("s3://x/a?endpoint=http://one", "s3://x/a?endpoint=http://two", False),
     ],
 )
 def test_roots_overlap_where_one_lies_below_the_other(one: str, other: str, expected: bool) -> None:

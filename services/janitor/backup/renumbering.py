@@ -65,8 +65,8 @@ async def last_pushes(broker: Database, shard: int) -> dict[tuple[int, int], int
     return found
 
 
-async def settle_ingest(ingest: Database, shard: int, pushes: PushNumbers, age_s: float) -> None:
-    """Settle an ingest of a backup that is `age_s` old; durable on return."""
+async def renumber_ingest(ingest: Database, shard: int, pushes: PushNumbers, age_s: float) -> None:
+    """Renumber an ingest of a backup that is `age_s` old; durable on return."""
     batch = Batch()
     value = await ingest.get(ID_BLOCK_KEY)
     end = FIRST_SEQUENCE if value is None else decode_seq_block(value).end
@@ -83,8 +83,8 @@ async def settle_ingest(ingest: Database, shard: int, pushes: PushNumbers, age_s
     await _commit(ingest, batch)
 
 
-async def settle_broker(broker: Database) -> None:
-    """Settle a broker; durable on return."""
+async def renumber_broker(broker: Database) -> None:
+    """Renumber a broker; durable on return."""
     await _commit(broker, Batch())
 
 
