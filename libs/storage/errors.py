@@ -118,6 +118,18 @@ class ObjectNotFound(StorageError):
         self.path = path
 
 
+class DamagedObject(StorageError):
+    """The bytes of an object are not those that were stored; `path` names it.
+
+    Do not use them: restore the object, or give it up.
+    """
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"{path} is damaged: {detail}")
+        self.path = path
+        self.detail = detail
+
+
 class SnapshotNotFound(StorageError):
     """The snapshot was released, or its lifetime has ended.
 

@@ -39,6 +39,7 @@ from libs.serving.requests.reading import Codec, RequestReader
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import (
     CorruptRecord,
+    DamagedObject,
     DamagedStore,
     Fenced,
     OtherFormat,
@@ -349,7 +350,7 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
         log.warning("the store is away: %s", error, extra={"method": method})
         full = ": its disk is full" if NO_SPACE in str(error) else ""
         return errors.Unavailable(f"the object store is away{full}", reason="STORE_UNAVAILABLE")
-    if isinstance(error, CorruptRecord | DamagedStore):
+    if isinstance(error, CorruptRecord | DamagedStore | DamagedObject):
         log.error("damaged data: %s", error, extra={"method": method})
         return errors.DataLoss(str(error), reason="DAMAGED_DATA")
     if isinstance(error, OtherFormat):

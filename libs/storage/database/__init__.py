@@ -11,6 +11,7 @@ In reading order; a file imports only files above it:
 `opening`       Opening a database, which may take as long as it makes progress
 `snapshots`     States of a database that stay readable from anywhere while its owner goes on
 `files`         The objects of a database: what is copied when it moves to another root
+`integrity`     Whether the files of a database are there, and whole
 `roots`         A root: the place, named by a URL, that holds everything of one instance
 `blobs`         Payloads too large for a record: an object each, under a random name
 `clocks`        Time that never goes back

@@ -1,23 +1,39 @@
-"""Payloads too large for a record: an object each, below `blobs/`, under a random name.
+"""Payloads too large for a record: an object each, below `blobs/`, under a name of its own.
 
-A blob is durable before `put` returns its URI, which the payload record then holds:
-`blobs/<2 hex>/<30 hex>`, relative to the root. So an instance can be copied to another root, and
-its processes may reach one root by different URLs.
+A blob is durable before `put` returns its URI, which the payload record then holds, relative to the
+root. So an instance can be copied to another root, and its processes may reach one root by
+different URLs.
+
+    blobs/<2 hex>/<30 hex><32 hex>
+          └ 16 random bytes ┘└ XXH3-128 of the payload
+
+So a payload that has rotted, was cut off, or took another's place, is never returned: its digest is
+in the record, and in the object's own name.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import secrets
 from typing import Final
 
+import xxhash
+
 from libs.storage.database.roots import Root
-from libs.storage.errors import ForeignUri
+from libs.storage.errors import DamagedObject, ForeignUri
 
 FOLDER: Final = "blobs"
 """The folder of all blobs; it has 256 folders."""
 
+BLOB_PATH: Final = re.compile(FOLDER + r"/[0-9a-f]{2}/[0-9a-f]{62}", re.ASCII)
+"""The path of a blob below the root."""
+
 _NAME_BYTES: Final = 16
-_HEX: Final = frozenset("0123456789abcdef")
+_DIGEST_CHARACTERS: Final = 32
+
+_BRIEF_BYTES: Final = 8 << 20
+"""Up to this size a digest is made on the event loop: that takes a millisecond."""
 
 
 class Blobs:
@@ -29,39 +45,70 @@ class Blobs:
 
     async def put(self, payload: bytes) -> str:
         """Store `payload` under a new name, durably, and return its URI."""
-        name = secrets.token_hex(_NAME_BYTES)
+        name = secrets.token_hex(_NAME_BYTES) + await _digest_of(payload)
         # 256 folders: a local folder with millions of entries is slow.
         uri = f"{FOLDER}/{name[:2]}/{name[2:]}"
         await self._objects.put(uri, payload)
         return uri
 
     async def get(self, uri: str) -> bytes:
-        """The payload at `uri`. Raises ObjectNotFound, and ForeignUri for what is no payload's."""
-        return await self._objects.get(self._path(uri))
+        """The payload at `uri`.
+
+        Raises ObjectNotFound, DamagedObject, and ForeignUri for what is no payload's.
+        """
+        path = self.path_of(uri)
+        return await _checked(path, await self._objects.get(path))
 
     async def get_slowly(self, uri: str, silence_s: float) -> bytes:
         """As `get`, however long it takes; TimeoutError when no byte arrives for `silence_s`."""
-        return await self._objects.get_slowly(self._path(uri), silence_s)
+        path = self.path_of(uri)
+        return await _checked(path, await self._objects.get_slowly(path, silence_s))
+
+    async def check(self, path: str, size_bytes: int) -> None:
+        """Read the blob at this path in pieces. Raises ObjectNotFound, and DamagedObject."""
+        digest, found_bytes = xxhash.xxh3_128(), 0
+        async for piece in self._objects.pieces(path):
+            found_bytes += len(piece)
+            digest.update(piece)
+        if found_bytes != size_bytes:
+            raise DamagedObject(path, f"it has {found_bytes:,} bytes instead of {size_bytes:,}")
+        _compare(path, digest.hexdigest())
 
     async def stored_ms(self, uri: str) -> int:
         """When the payload was stored, by the store's clock, in ms. Raises the errors of `get`."""
-        return await self._objects.modified_ms(self._path(uri))
+        return await self._objects.modified_ms(self.path_of(uri))
 
     async def delete(self, uri: str) -> None:
         """Remove the payload; no error if it is gone. Raises ForeignUri."""
-        await self._objects.delete(self._path(uri))
+        await self._objects.delete(self.path_of(uri))
 
     def owns(self, uri: str) -> bool:
         """Whether `put` may have returned the URI."""
         try:
-            self._path(uri)
+            self.path_of(uri)
         except ForeignUri:
             return False
         return True
 
-    def _path(self, uri: str) -> str:
-        parts = uri.split("/")
-        ours = len(parts) == 3 and parts[0] == FOLDER
-        if not ours or not all(set(part) <= _HEX and part for part in parts[1:]):
+    def path_of(self, uri: str) -> str:
+        """The path below the root. Raises ForeignUri."""
+        if not BLOB_PATH.fullmatch(uri):
             raise ForeignUri(uri, self._root_url)
         return uri
+
+
+async def _digest_of(payload: bytes) -> str:
+    if len(payload) > _BRIEF_BYTES:
+        return await asyncio.to_thread(xxhash.xxh3_128_hexdigest, payload)
+    return xxhash.xxh3_128_hexdigest(payload)
+
+
+async def _checked(path: str, payload: bytes) -> bytes:
+    """The payload of the blob at this path; raises DamagedObject for any other bytes."""
+    _compare(path, await _digest_of(payload))
+    return payload
+
+
+def _compare(path: str, digest: str) -> None:
+    if path[-_DIGEST_CHARACTERS:] != digest:
+        raise DamagedObject(path, f"its bytes have the digest {digest}, not that in its name")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from obstore.exceptions import BaseError
@@ -28,19 +28,33 @@ from slatedb.uniffi import (
     DbReaderBuilder,
     Error,
     FoyerCacheOptions,
+    InternalError,
     ObjectStore,
     ObjectStoreBuilder,
     ObjectStoreType,
     ReaderMode,
+    ReaderOptions,
 )
 
 from libs.storage.database.files import SnapshotFiles, files_of
 from libs.storage.database.formats import check_format, settle_format
+from libs.storage.database.integrity import (
+    DatabaseFiles,
+    FileFault,
+    look_at_files,
+    read_wal,
+    refuse_wal_gaps,
+)
 from libs.storage.database.opening import Opening
 from libs.storage.database.settings import Kind, Tuning, slatedb_settings, tuning_of
 from libs.storage.database.slate import Database, translate, translated
-from libs.storage.database.snapshots import READER_OPTIONS, SnapshotReader, Snapshots
-from libs.storage.errors import SnapshotNotFound, StoreUnavailable, readable
+from libs.storage.database.snapshots import (
+    LATEST_OPTIONS,
+    READER_OPTIONS,
+    SnapshotReader,
+    Snapshots,
+)
+from libs.storage.errors import DamagedStore, SnapshotNotFound, StoreUnavailable, readable
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import Durability, durability_of
 from libs.storage.objects.small_objects import Objects, open_objects
@@ -175,9 +189,12 @@ class Root:
         opening = Opening(builder, admin, self.objects, name)
         try:
             await self.objects.check(self._timeout_s)
+            await refuse_wal_gaps(admin, self.objects, name)
             db = await opening.build(self._timeout_s, lambda: self.objects.check(self._timeout_s))
         except Error as error:
             raise translate(error, f"opening {name} below {self.url}") from error
+        except InternalError as error:  # SlateDB panics over some damage of its files
+            raise DamagedStore(f"opening {name} below {self.url}: {error}") from error
         database = Database(db, name, self.durability, chosen.replay, opening.recorder)
         try:
             await settle_format(database, f"{name} below {self.url}")
@@ -194,16 +211,30 @@ class Root:
 
         Raises SnapshotNotFound, OtherFormat, and StoreUnavailable within the root's timeout.
         """
+        mode = ReaderMode.CHECKPOINT(snapshot_id)
+        return await self._open_reader(name, mode, READER_OPTIONS, self._timeout_s)
+
+    async def open_latest(self, name: str) -> SnapshotReader:
+        """Open all that is durable in the database `name` for reading; writes nothing.
+
+        For a database whose owner is stopped: while one goes on, what this reads changes. Takes as
+        long as the replay of the WAL needs. Raises DamagedStore, OtherFormat, StoreUnavailable.
+        """
+        return await self._open_reader(name, ReaderMode.FOLLOW_LATEST(), LATEST_OPTIONS, None)
+
+    async def _open_reader(
+        self, name: str, mode: Any, options: ReaderOptions, timeout_s: float | None
+    ) -> SnapshotReader:
         builder = DbReaderBuilder(self._path(name), self._store)
-        builder.with_reader_mode(ReaderMode.CHECKPOINT(snapshot_id))
-        builder.with_options(READER_OPTIONS)
+        builder.with_reader_mode(mode)
+        builder.with_options(options)
         builder.with_db_cache_disabled()
-        what = f"opening a snapshot of {name} below {self.url}"
+        what = f"opening {name} below {self.url} for reading"
         try:
             with translated(what):
-                reader = await asyncio.wait_for(builder.build(), self._timeout_s)
+                reader = await asyncio.wait_for(builder.build(), timeout_s)
         except TimeoutError:
-            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+            raise StoreUnavailable(f"{what}: no answer within {timeout_s:g} s") from None
         try:
             with translated(what):
                 check_format(await reader.get(FORMAT_KEY), f"{name} below {self.url}")
@@ -242,6 +273,14 @@ class Root:
                         await admin.delete_checkpoint(checkpoint.id)
         except TimeoutError:
             raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+
+    async def files(self, name: str) -> DatabaseFiles:
+        """The files of the database `name`, open or not. Raises DamagedStore, StoreUnavailable."""
+        return await look_at_files(self._admin(name), self.objects, name)
+
+    async def wal_fault(self, name: str, files: DatabaseFiles) -> FileFault | None:
+        """Read the WAL of the database `name`; what is wrong with it, if anything."""
+        return await read_wal(self._store, self._path(name), name, files)
 
     def _admin(self, name: str) -> Admin:
         return AdminBuilder(self._path(name), self._store).build()

@@ -147,6 +147,9 @@ def scan_options(*, durable: bool, short: bool, descending: bool) -> ScanOptions
 
 READ_MEMORY = _read_options(durable=False)
 _READ_DURABLE = _read_options(durable=True)
+_OF_DAMAGE: Final = ("(e.g. manifest)", "WAL replay", "wal_replay")
+"""In the messages of internal errors that damaged files cause, such as a WAL out of order."""
+
 _FLUSH_WAL = FlushOptions(flush_type=FlushType.WAL)
 _FLUSH_MEMTABLE = FlushOptions(flush_type=FlushType.MEM_TABLE)
 
@@ -158,10 +161,15 @@ def translate(error: Error, what: str) -> StorageError:
             return Fenced(f"{what}: another process has opened this database")
         return StoreFailed(f"{what}: the database is closed ({error.message})")
     if isinstance(error, Error.Unavailable):
+        if "range was invalid" in error.message or "InvalidRange" in error.message:
+            # An object is shorter than the manifest says, which no retry changes.
+            return DamagedStore(f"{what}: a file was cut off: {readable(error.message)}")
         return StoreUnavailable(f"{what}: {readable(error.message)}")
     if isinstance(error, Error.Data):
         if "checkpoint missing" in error.message:
             return SnapshotNotFound(error.message.rpartition("=")[2].strip("`"))
+        return DamagedStore(f"{what}: {readable(error.message)}")
+    if isinstance(error, Error.Internal) and any(one in error.message for one in _OF_DAMAGE):
         return DamagedStore(f"{what}: {readable(error.message)}")
     return StoreFailed(f"{what}: {readable(repr(error))}")
 

@@ -55,6 +55,16 @@ READER_OPTIONS: Final = ReaderOptions(
 )
 """A snapshot never changes, so nothing is polled; it holds all rows in its tables, so no WAL."""
 
+LATEST_OPTIONS: Final = ReaderOptions(
+    manifest_poll_interval_ms=60_000,
+    checkpoint_lifetime_ms=600_000,
+    max_memtable_bytes=64 << 20,
+    skip_wal_replay=False,
+    object_store_max_retries=0,
+)
+"""For a database without an owner: the rows of its WAL are wanted, too. What is damaged is read
+again and again to find where the damage ends, so a read that fails is not repeated."""
+
 T = TypeVar("T")
 
 

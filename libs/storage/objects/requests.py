@@ -51,6 +51,11 @@ class CountedStore:
         self._counts.read_bytes += found.meta["size"]
         return found
 
+    async def get_range_async(self, path: str, start: int, end: int) -> bytes:
+        found = await self._count("get", self.store.get_range_async(path, start=start, end=end))
+        self._counts.read_bytes += end - start
+        return bytes(found)
+
     async def head_async(self, path: str) -> Any:
         return await self._count("head", self.store.head_async(path))
 

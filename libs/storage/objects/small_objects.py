@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,6 +34,9 @@ _COPIED_PIECE_BYTES: Final = 8 << 20
 _COPY_S: Final = 60
 _COPIED_BYTES_A_S: Final = 256 << 10
 """A copy may take a minute, and longer for large objects: as long as at 256 KiB a second."""
+
+_STREAM_BYTES: Final = 1 << 20
+"""The size of a piece of an object that is read to be checked."""
 
 
 class ObjectInfo(NamedTuple):
@@ -112,6 +115,18 @@ class Objects:
             raise target._unavailable("writing", target_path, error) from error
         return size_bytes
 
+    async def pieces(self, path: str) -> AsyncIterator[bytes]:
+        """The object's bytes in pieces, for a reader that keeps none. Raises ObjectNotFound."""
+        with self._finding("reading", path):
+            found = await self._patient.get_async(path)
+            async for piece in found.stream(min_chunk_size=_STREAM_BYTES):
+                yield bytes(piece)
+
+    async def get_range(self, path: str, start: int, end: int) -> bytes:
+        """The bytes from `start` to before `end`. Raises ObjectNotFound."""
+        with self._finding("reading", path):
+            return await self._store.get_range_async(path, start, end)
+
     async def put(self, path: str, data: bytes) -> None:
         """Write or replace the object, durably."""
         try:
@@ -184,8 +199,15 @@ class Objects:
 
     async def describe(self, prefix: str) -> Sequence[ObjectInfo]:
         """All objects below the folder `prefix`, sorted by path."""
+        return await self._describe(prefix)
+
+    async def describe_after(self, prefix: str, after: str) -> Sequence[ObjectInfo]:
+        """Those below the folder `prefix` that sort after the name `after`, sorted by path."""
+        return await self._describe(prefix, offset=f"{prefix}/{after}")
+
+    async def _describe(self, prefix: str, **options: str) -> Sequence[ObjectInfo]:
         try:
-            pages = [page async for page in self._store.list(prefix)]
+            pages = [page async for page in self._store.list(prefix, **options)]
         except (BaseError, OSError) as error:
             raise self._unavailable("listing", prefix, error) from error
         return sorted(
@@ -234,6 +256,11 @@ class Objects:
         with self._finding("looking at", path):
             meta = await self._store.head_async(path)
         return _ms(meta["last_modified"])
+
+    async def size(self, path: str) -> int:
+        """How many bytes the object has. Raises ObjectNotFound."""
+        with self._finding("looking at", path):
+            return int((await self._store.head_async(path))["size"])
 
     async def check(self, timeout_s: float) -> None:
         """Raise StoreUnavailable, within `timeout_s`, if the store cannot be read."""

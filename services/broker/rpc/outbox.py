@@ -10,7 +10,7 @@ from typing import Any, Final
 from libs.access.current import ALL_QUEUES, require
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord, ForeignUri, ObjectNotFound
+from libs.storage.errors import CorruptRecord, DamagedObject, ForeignUri, ObjectNotFound
 from libs.storage.layout.ids import MAX_SHARD
 from libs.storage.layout.own_keys import refused_push_key
 from libs.storage.records.execution_records import OutboxRecord, decode_outbox, decode_refused_push
@@ -131,7 +131,7 @@ class OutboxServicer(outbox_pb2_grpc.OutboxServiceServicer):
             return record.payload
         try:
             return await self._blobs.get(record.payload.uri)
-        except (ObjectNotFound, ForeignUri) as error:
+        except (ObjectNotFound, DamagedObject, ForeignUri) as error:
             raise CorruptRecord("refused push", f"its payload is not there: {error}") from error
 
     async def _place(self, push_id: str) -> Place:

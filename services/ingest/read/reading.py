@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord
+from libs.storage.errors import CorruptRecord, DamagedObject
 from libs.storage.layout.keys import log_range, parse_log_key
 from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACKED_MESSAGES_MIN, decode_pack, pack_of
@@ -390,10 +390,14 @@ class Reader:
             for message_id, value in rows:
                 take(message_id, value)
         damaged |= lost
-        await self._read_blobs(blobs, found, slow)
+        await self._read_blobs(blobs, found, damaged, slow)
 
     async def _read_blobs(
-        self, blobs: dict[int, PayloadUri], found: dict[int, bytes], slow: set[int]
+        self,
+        blobs: dict[int, PayloadUri],
+        found: dict[int, bytes],
+        damaged: set[int],
+        slow: set[int],
     ) -> None:
         remaining = iter(blobs.items())
         while some := list(islice(remaining, BLOBS_AT_ONCE)):
@@ -403,11 +407,14 @@ class Reader:
             finally:
                 for read in reads.values():
                     read.cancel()
-            failed = [read.exception() for read in reads.values() if read.done()]
-            if any(failed):
-                raise next(filter(None, failed))
             for message_id, read in reads.items():
-                if not read.done():
+                error = read.exception() if read.done() else None
+                if isinstance(error, DamagedObject):
+                    log.error("the payload of message %d cannot be read: %s", message_id, error)
+                    damaged.add(message_id)
+                elif error is not None:
+                    raise error
+                elif not read.done():
                     slow.add(message_id)
                 elif (payload := read.result()) is not None:
                     found[message_id] = payload
@@ -415,7 +422,7 @@ class Reader:
                 slow.update(one for one, _ in remaining)
 
     async def read_blob(self, record: PayloadUri) -> bytes | None:
-        """The payload of an object; None when the object is gone."""
+        """The payload of an object; None when the object is gone. Raises DamagedObject."""
         return await self._blob_reads.read(record)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock
-from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.errors import DamagedObject, ObjectNotFound, StorageError
 from services.ingest.write.waiting import Waiting
 
 UPLOAD_AGE_MS_MAX: Final = 60 * 60 * 1000
@@ -83,7 +83,7 @@ class Uploads:
                     waiting.began_ms = min(waiting.began_ms, stored_ms)
                     return
                 payload = await self._blobs.get(uri)
-            except ObjectNotFound:
+            except (ObjectNotFound, DamagedObject):
                 return  # a message without a payload: its queue will say so
             with self.counting(len(payload)):
                 waiting.uris[at] = await self._blobs.put(payload)

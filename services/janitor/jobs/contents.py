@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.snapshots import SnapshotReader
-from libs.storage.errors import ObjectNotFound
+from libs.storage.errors import DamagedObject, ObjectNotFound
 from libs.storage.layout.ids import runs, shard_of
 from libs.storage.layout.keys import payload_key
 from libs.storage.records.payload_packs import (
@@ -20,7 +21,9 @@ from libs.storage.records.payload_packs import (
 )
 from libs.storage.records.payloads import PayloadUri, decode_payload
 from services.janitor.jobs.owners import Owners
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName
+
+log = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 64
 READ_BYTES: Final = 16 << 20
@@ -70,6 +73,9 @@ class Contents:
             try:
                 return await self._blobs.get(record.uri)
             except ObjectNotFound:
+                return None
+            except DamagedObject as error:
+                log.error("a payload cannot be read: %s", error)
                 return None
 
         records = await self._records(message_ids)

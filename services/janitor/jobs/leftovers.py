@@ -30,7 +30,7 @@ from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.batches import counts_batch
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
-from services.janitor.spark.planning import SnapshotName, opened
+from services.janitor.snapshots import SnapshotName, opened
 
 _PROBES: Final = "janitor/probe"
 _PROBE_AGE_MS: Final = 3600 * 1000
@@ -48,7 +48,7 @@ _OBJECTS: Final = pa.schema(
 _URIS: Final = pa.schema([("uri", pa.string())])
 
 _OUTBOXES: Final = through(outbox_key(0, 0), outbox_key(LAST_NUMBER, LAST_NUMBER))
-_PATH: Final = re.compile(FOLDER.encode() + rb"/[0-9a-f]{2}/[0-9a-f]{30}")
+_PATH: Final = re.compile(FOLDER.encode() + rb"/[0-9a-f]{2}/[0-9a-f]{62}")
 
 
 async def store_time_ms(objects: Objects) -> int:

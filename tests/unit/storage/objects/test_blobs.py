@@ -7,7 +7,7 @@ import pytest
 
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root
-from libs.storage.errors import ForeignUri, ObjectNotFound, StoreUnavailable
+from libs.storage.errors import DamagedObject, ForeignUri, ObjectNotFound, StoreUnavailable
 from libs.storage.objects.durability import FolderSync
 
 
@@ -45,16 +45,49 @@ async def test_a_uri_that_is_no_payloads_is_refused(root: Root) -> None:
         "topology/00/11",
         "blobs/../secret",
         "blobs/00/../../x",
-        "/blobs/00/11",
         "blobs/00/",
-        "blobs/00/11/22",
-        "blobs/00/11?x=1",
+        "blobs/00/11",
+        f"/blobs/00/{'1' * 62}",
+        f"blobs/00/{'1' * 61}",
+        f"blobs/00/11/{'1' * 62}",
+        f"blobs/00/{'1' * 62}?x=1",
     ]
     for uri in outside:
         with pytest.raises(ForeignUri):
             await blobs.get(uri)
         with pytest.raises(ForeignUri):
             await blobs.delete(uri)
+
+
+def change(path: Path, damage: str, other: Path) -> None:
+    stored = path.read_bytes()
+    changed = {
+        "flip": bytes((stored[0] ^ 4,)) + stored[1:],
+        "cut": stored[:-1],
+        "grow": stored + b"\0",
+        "swap": other.read_bytes(),
+    }
+    path.write_bytes(changed[damage])
+
+
+@pytest.mark.parametrize("size", [1, 65_536, (8 << 20) + 1])
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "swap"])
+async def test_a_payload_that_has_changed_in_the_store_is_never_returned(
+    tmp_path: Path, size: int, damage: str
+) -> None:
+    blobs = Blobs(open_root(tmp_path.as_uri()))
+    uri, other = await blobs.put(os.urandom(size)), await blobs.put(os.urandom(size))
+    change(tmp_path / uri, damage, tmp_path / other)
+
+    with pytest.raises(DamagedObject):
+        await blobs.get(uri)
+    with pytest.raises(DamagedObject):
+        await blobs.get_slowly(uri, silence_s=60)
+    with pytest.raises(DamagedObject):
+        await blobs.check(blobs.path_of(uri), size)
+    await blobs.check(blobs.path_of(other), size)
+    with pytest.raises(DamagedObject):  # a record that says another size
+        await blobs.check(blobs.path_of(other), size + 1)
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -1,0 +1,244 @@
+"""Whether the files of a database are there, and whole: see `files`.
+
+Every file of the WAL (`<database>/wal/<number, 20 digits>.sst`) after the last one that is in the
+tables is needed, and their numbers have no gap: SlateDB reads them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from slatedb.uniffi import (
+    Admin,
+    Error,
+    InternalError,
+    ObjectStore,
+    SlateDbWalReader,
+    SsTableHandle,
+    SsTableView,
+    VersionedManifest,
+)
+
+from libs.storage.database.files import manifests_folder, tables_folder
+from libs.storage.errors import DamagedStore, ObjectNotFound, StoreUnavailable, readable
+from libs.storage.objects.small_objects import ObjectInfo, Objects
+
+WAL: Final = "wal"
+
+READS_AT_ONCE: Final = 16
+
+WAL_FILE_S: Final = 60.0
+"""How long one file of the WAL may take: its reader waits for one that is not there."""
+
+
+class TableFile(NamedTuple):
+    """A sorted table that the manifest names; its file has `bytes_min` at least.
+
+    The keys are those of its first and last rows, which the file has behind its index; empty where
+    the manifest does not say. `size_bytes` is 0 while nothing was found.
+    """
+
+    path: str
+    bytes_min: int
+    first_key: bytes
+    last_key: bytes
+    size_bytes: int = 0
+
+
+class FileFault(NamedTuple):
+    """A file that is missing or cannot be whole."""
+
+    path: str
+    wrong: str
+
+
+class DatabaseFiles(NamedTuple):
+    """What a database consists of, as one look found it.
+
+    Attributes:
+        manifest_path: The newest manifest.
+        tables: What it names.
+        replay_after: The last WAL file whose rows are all in tables.
+        last_seq: The number of the last commit that is in tables.
+        wal: Numbers of the WAL files after it, ascending.
+        faults: What is missing, or too short.
+    """
+
+    manifest_path: str
+    tables: Sequence[TableFile]
+    replay_after: int
+    last_seq: int
+    wal: Sequence[int]
+    faults: Sequence[FileFault]
+
+
+async def find_exchanged(objects: Objects, tables: Sequence[TableFile]) -> list[FileFault]:
+    """The tables whose files are of others: their ends do not have the keys of the manifest."""
+    faults: list[FileFault] = []
+    for start in range(0, len(tables), READS_AT_ONCE):
+        some = [one for one in tables[start : start + READS_AT_ONCE] if one.size_bytes]
+        found = await asyncio.gather(*(_exchange_of(objects, table) for table in some))
+        faults += [fault for fault in found if fault is not None]
+    return faults
+
+
+async def _exchange_of(objects: Objects, table: TableFile) -> FileFault | None:
+    if table.size_bytes <= table.bytes_min:
+        return None  # too short, which was found already
+    try:
+        end = await objects.get_range(table.path, table.bytes_min, table.size_bytes)
+    except ObjectNotFound:
+        return None  # compacted since: the manifest has moved on
+    if table.first_key in end and table.last_key in end:
+        return None
+    return FileFault(table.path, "it is whole, and not the table that the manifest names")
+
+
+async def read_wal(
+    store: ObjectStore, database_path: str, database: str, files: DatabaseFiles
+) -> FileFault | None:
+    """Read the WAL file by file; the first fault ends it, as it would end a replay."""
+    if not files.wal:
+        return None
+    reader = SlateDbWalReader(database_path, store)
+    number, last_seq = files.replay_after + 1, files.last_seq
+    try:
+        iterator = await reader.iterator(number)
+        while number <= files.wal[-1]:
+            found = await asyncio.wait_for(iterator.next(), WAL_FILE_S)
+            if found is None:
+                break
+            number = int(found.last_consumed_wal_file_id)
+            seqs = [int(row.seq) for row in found.rows]
+            if seqs and min(seqs) > last_seq + 1:
+                wrong = f"commits {last_seq + 1} to {min(seqs) - 1} are missing before it"
+                return FileFault(wal_path(database, number), wrong)
+            last_seq = max([last_seq, *seqs])
+            number += 1
+    except (Error, InternalError, TimeoutError) as error:
+        why = readable(str(getattr(error, "message", error))) or "it cannot be read"
+        return FileFault(wal_path(database, number), why)
+    return None
+
+
+def wal_path(database: str, number: int) -> str:
+    return f"{database}/{WAL}/{number:020}.sst"
+
+
+async def refuse_wal_gaps(admin: Admin, objects: Objects, database: str) -> None:
+    """Raise DamagedStore where a file of the WAL is gone that a replay would pass over in silence.
+
+    Costs two requests. The last file, once gone, is not missed: nothing says that there was one.
+    """
+    first = await _newest_manifest(admin, database)
+    if first is None:
+        return  # a new database
+    found = await _wal_after(objects, database, int(first.replay_after_wal_id))
+    if not _wal_gaps(database, int(first.replay_after_wal_id), found):
+        return
+    # An owner that still goes on may have had files removed since, whose rows are in tables now.
+    replay_after = int((await _read_manifest(admin, database)).replay_after_wal_id)
+    found = await _wal_after(objects, database, replay_after)
+    if gaps := _wal_gaps(database, replay_after, found):
+        more = f", and {len(gaps) - 1} more are missing" if len(gaps) > 1 else ""
+        raise DamagedStore(
+            f"{gaps[0].path}: {gaps[0].wrong}{more}: restore it from the store's versions or a "
+            "copy. To go on without those commits, put an empty object in its place; then verify"
+        )
+
+
+async def _wal_after(objects: Objects, database: str, number: int) -> list[int]:
+    found = await objects.describe_after(f"{database}/{WAL}", f"{number:020}.sst")
+    return sorted(one for one in map(_wal_number, found) if one > number)
+
+
+async def look_at_files(admin: Admin, objects: Objects, database: str) -> DatabaseFiles:
+    """The files of a database, which its owner may have open.
+
+    Raises DamagedStore where the manifest cannot be read, StoreUnavailable.
+    """
+    # The WAL before the manifest: what a collector removes meanwhile is in tables by then.
+    wal_files = await objects.describe(f"{database}/{WAL}")
+    manifest = await _read_manifest(admin, database)
+    table_files = {one.path: one for one in await objects.describe(tables_folder(database))}
+    tables = [_table_of(database, view.sst) for view in _views(manifest)]
+    sizes = {path: found.size_bytes for path, found in table_files.items()}
+    found_tables = {one.path: one._replace(size_bytes=sizes.get(one.path, 0)) for one in tables}
+    tables = sorted(found_tables.values())
+    replay_after = int(manifest.replay_after_wal_id)
+    numbers = sorted(number for number in map(_wal_number, wal_files) if number > replay_after)
+    last_seq = int(manifest.last_l0_seq)
+    faults = [
+        *(fault for table in tables if (fault := _fault_of(table, table_files.get(table.path)))),
+        *_wal_gaps(database, replay_after, numbers),
+    ]
+    path = f"{manifests_folder(database)}/{int(manifest.id):020}.manifest"
+    return DatabaseFiles(path, tables, replay_after, last_seq, numbers, faults)
+
+
+async def _read_manifest(admin: Admin, database: str) -> VersionedManifest:
+    manifest = await _newest_manifest(admin, database)
+    if manifest is None:
+        raise DamagedStore(f"reading the manifest of {database}: there is none")
+    return manifest
+
+
+async def _newest_manifest(admin: Admin, database: str) -> VersionedManifest | None:
+    """The newest manifest; None in a new database. Raises DamagedStore, StoreUnavailable."""
+    what = f"reading the manifest of {database}"
+    try:
+        return await admin.read_manifest(None)
+    except Error.Unavailable as error:
+        raise StoreUnavailable(f"{what}: {readable(error.message)}") from error
+    except Error as error:
+        raise DamagedStore(f"{what}: {readable(repr(error))}") from error
+    except InternalError as error:  # SlateDB panics over some damage
+        raise DamagedStore(f"{what}: {readable(str(error))}") from error
+
+
+def _views(manifest: VersionedManifest) -> list[SsTableView]:
+    trees = (manifest, *manifest.segments)
+    return [
+        view
+        for tree in trees
+        for views in (tree.l0, *(run.sst_views for run in tree.compacted))
+        for view in views
+    ]
+
+
+def _table_of(database: str, sst: SsTableHandle) -> TableFile:
+    info = sst.info
+    parts = ((info.index_offset, info.index_len), (info.filter_offset, info.filter_len))
+    bytes_min = max(int(offset) + int(size) for offset, size in parts)
+    path = f"{tables_folder(database)}/{sst.id.value}.sst"
+    first, last = bytes(info.first_entry or b""), bytes(info.last_entry or b"")
+    return TableFile(path, bytes_min, first, last)
+
+
+def _fault_of(table: TableFile, found: ObjectInfo | None) -> FileFault | None:
+    if found is None:
+        return FileFault(table.path, "the manifest names it, and it is gone")
+    if found.size_bytes < table.bytes_min:
+        return FileFault(
+            table.path, f"it has {found.size_bytes} bytes, of {table.bytes_min} at least"
+        )
+    return None
+
+
+def _wal_number(file: ObjectInfo) -> int:
+    stem, _, kind = file.path.rpartition("/")[2].partition(".")
+    return int(stem) if kind == "sst" and stem.isdigit() else 0
+
+
+def _wal_gaps(database: str, replay_after: int, numbers: Sequence[int]) -> list[FileFault]:
+    """The files that a replay misses: those before the last one that is there."""
+    there = set(numbers)
+    missing = (one for one in range(replay_after + 1, max(there, default=0)) if one not in there)
+    return [
+        FileFault(
+            wal_path(database, number), "a commit is in it, later ones follow, and it is gone"
+        )
+        for number in missing
+    ]
