@@ -32,7 +32,7 @@ from libs.storage.records.metadata import decode_log_entry, encode_headers, enco
 from libs.storage.records.payload_packs import payload_rows
 from libs.storage.records.queues import AvailableMessage, DoneMessage, encode_active, encode_done
 from libs.storage.records.states import LaneRecord, QueueStateRecord, encode_queue_state
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName
 from services.janitor.spark.session import spark_session
 from services.janitor.spark.source import FORMAT, SlateMQSource, options_of
 

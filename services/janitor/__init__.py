@@ -6,13 +6,15 @@ The process that serves never loads Spark: each run has a child for that.
 
 Its rooms, from the ground up; a room imports only rooms above it:
 
-`asking`   calls that name the owner that is down
-`spark`    sessions, snapshots, the tables of an instance
-`jobs`     what the jobs do
-`runs`     runs of jobs, their processes, their history
-`backup`   backups in another store, and instances made from them
-`events`   the events of runs, where event queues are on
-`rpc`      JanitorService, and archived dead letters read back
+`asking`    calls that name the owner that is down
+`snapshots` snapshots of all shards, kept alive while they are read
+`verify`    an instance, verified and repaired
+`spark`     sessions, snapshots, the tables of an instance
+`jobs`      what the jobs do
+`runs`      runs of jobs, their processes, their history
+`backup`    backups in another store, and instances made from them
+`events`    the events of runs, where event queues are on
+`rpc`       JanitorService, and archived dead letters read back
 
 `config`   settings      `metrics`  runs, counted      `service`  the process: start, health, stop
 """

@@ -1,6 +1,7 @@
 """`python -m services.janitor`: one janitor process.
 
-`… sql 'SELECT …'`: a question, answered; `… backup`: backups, and instances made from them.
+`… sql 'SELECT …'`: a question, answered; `… backup`: backups, and instances made from them;
+`… verify`: a stopped instance, verified.
 """
 
 from __future__ import annotations
@@ -19,4 +20,9 @@ if __name__ == "__main__":
         sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
     if sys.argv[1:2] == ["backup"]:
         sys.exit(import_module("services.janitor.backup.command").main(sys.argv[1:], os.environ))
+    if sys.argv[1:2] == ["verify"]:
+        verified = import_module("services.janitor.verify.command").main(sys.argv[1:], os.environ)
+        sys.stdout.flush()
+        # Threads of the store's clients outlive the event loop; an exit in order may abort in them.
+        os._exit(verified)
     main("janitor", JanitorConfig, JanitorProcess)

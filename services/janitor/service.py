@@ -21,6 +21,7 @@ from libs.storage.database.roots import Root, overlap, parse_root
 from libs.storage.errors import StorageError
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
+from services.janitor.jobs.contract import WITHOUT_SPARK
 from services.janitor.metrics import RunMeasures
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.rpc.janitor import JanitorServicer, NamedQueues
@@ -159,7 +160,8 @@ class JanitorProcess(Service[JanitorConfig]):
 
     def _check_job(self, job: str) -> None:
         """Raise FailedPrecondition where a job cannot run."""
-        check_installed()
+        if job not in WITHOUT_SPARK:
+            check_installed()
         if job == "backup" and not self._config.backup_root:
             raise FailedPrecondition(
                 "NO_BACKUP_ROOT",

@@ -41,8 +41,8 @@ class JobProgress:
     Attributes:
         phase: A few words about the current phase.
         phase_number: The number of the current phase, from 1.
-        tasks_done: Finished Spark tasks of this phase.
-        tasks_count: Known Spark tasks of this phase; 0 = none yet.
+        tasks_done: Finished Spark tasks of this phase, or databases that were read.
+        tasks_count: Known Spark tasks of this phase, or databases; 0 = none yet.
     """
 
     phase: str
@@ -50,6 +50,33 @@ class JobProgress:
     phases_count: int
     tasks_done: int
     tasks_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinding:
+    """What a verification found.
+
+    Attributes:
+        kind: Such as `file`, `row`, `count`, `message`, `payload`, `object` or `leftover`.
+        is_fault: Whether something is wrong or lost; a leftover only takes space.
+        shard: The database, such as `broker/3`, or the folder of an object.
+        record: What kind of record, file or object.
+        key: Its key in words, or its path.
+        queue_id: The queue that it is about; empty = none alone.
+        message_ids: Messages that cannot be delivered because of it, the first 10.
+        repaired: Whether the run has repaired it, or in a dry run would.
+    """
+
+    kind: str
+    is_fault: bool
+    shard: str
+    record: str
+    key: str
+    wrong: str
+    what_to_do: str
+    queue_id: str
+    message_ids: Sequence[int]
+    repaired: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +95,7 @@ class JobRun:
         artifacts: Paths of the files that it wrote, below the instance's root. Set at its end.
         phases: Its phases in order, each with its milliseconds. Set at its end.
         error: Why it failed, or was interrupted.
+        findings: What `verify` or `repair` found, faults first, at most 200. Set at its end.
     """
 
     run_id: str
@@ -85,6 +113,7 @@ class JobRun:
     artifacts: Sequence[str] = ()
     phases: Sequence[tuple[str, int]] = ()
     error: str = ""
+    findings: Sequence[JobFinding] = ()
 
     @property
     def ended(self) -> bool:
@@ -106,13 +135,16 @@ class JanitorCalls(Calls):
         message_ids: Iterable[int] = (),
         failed_from: Time | None = None,
         failed_until: Time | None = None,
+        sizes_only: bool = False,
         request_id: str = "",
     ) -> JobRun:
-        """Begins a run of `retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`.
+        """Begins a run of a job.
 
-        The run does not need its caller any more. `dry_run`: only count what a run would remove.
-        `older_than` is for `dead-letters`; `days` for `report`; `into`, `message_ids`,
-        `failed_from` and `failed_until` for `restore`.
+        Jobs are `retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`, `verify`
+        and `repair`. The run does not need its caller any more. `dry_run`: only count what a run
+        would remove. `older_than` is for `dead-letters`; `days` for `report`; `into`,
+        `message_ids`, `failed_from` and `failed_until` for `restore`; `sizes_only` for `verify`
+        and `repair`: do not read payload objects.
         Raises InvalidArgument, FailedPrecondition (JOB_RUNNING: its metadata has the `run_id`),
         ResourceExhausted, Unavailable.
         """
@@ -127,6 +159,7 @@ class JanitorCalls(Calls):
             message_ids=iterable("message_ids", "message IDs", message_ids),
             failed_from_ms=optional_ms(failed_from, "failed_from"),
             failed_until_ms=optional_ms(failed_until, "failed_until"),
+            sizes_only=sizes_only,
             request_id=request_id or str(uuid4()),
         )
         return await self._ask_run(lambda channel: JanitorServiceStub(channel).RunJob, request)
@@ -233,4 +266,8 @@ def _run_of(run: janitor_pb2.Run) -> JobRun:
         counts=dict(sorted(run.counts.items())),
         artifacts=list(run.artifacts),
         phases=[(one.phase, one.took_ms) for one in run.phases],
+        findings=[
+            JobFinding(**fields_of(one, JobFinding), message_ids=list(one.message_ids))
+            for one in run.findings
+        ],
     )

@@ -102,6 +102,12 @@ _COMMANDS = (
     ),
     ("task", "publish.tasks", "Show publishes accepted as tasks, and retry those that failed."),
     ("janitor", "janitor", "Run the jobs that clean up, archive and report."),
+    (
+        "verify",
+        "verifying",
+        "Verify the instance: every record, file and cross-reference; change nothing.",
+    ),
+    ("repair", "verifying", "Verify the instance, then remove what is left over."),
     ("instance", "instance", "Show and change the settings that all processes share."),
     ("access", "access.access", "Make tokens for programs, and explain what the policy permits."),
     ("certs", "access.certs", "Make certificates for a stack on this machine."),

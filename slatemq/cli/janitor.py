@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slatemq.cli.failures import EXIT_REFUSED, Interrupted
-from slatemq.cli.output import note, progress, say, write_items, write_json
+from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.job_runs import cancelled, end_of
+from slatemq.cli.output import note, say, write_items, write_json
 from slatemq.cli.parameters import (
     QUEUE,
     SECONDS,
@@ -24,16 +24,22 @@ from slatemq.cli.parameters import (
     queues_option,
 )
 from slatemq.cli.session import Group, Session
-from slatemq.errors import SlateMQError
 
 if TYPE_CHECKING:
     from slatemq._admin.janitor import JobRun
     from slatemq.client import Client
 
-JOBS = ("retention", "unreferenced", "done", "dead-letters", "report", "restore", "backup")
-
-COLUMNS = ("{task.description}", "BarColumn", "{task.fields[tasks]}", "TimeElapsedColumn")
-"""Of a progress bar."""
+JOBS = (
+    "retention",
+    "unreferenced",
+    "done",
+    "dead-letters",
+    "report",
+    "restore",
+    "backup",
+    "verify",
+    "repair",
+)
 
 _RUN = click.argument("run_id", type=WORDS, metavar="RUN")
 
@@ -65,8 +71,9 @@ def run_job(
 ) -> None:
     """Run JOB, and wait for its end.
 
-    JOB is retention, unreferenced, done, dead-letters, report, restore or
-    backup. --id selects messages of restore.
+    JOB is retention, unreferenced, done, dead-letters, report, restore, backup,
+    verify or repair; for the last two, `slatemq verify` and `slatemq repair` show
+    more. --id selects messages of restore.
 
     Examples:
       slatemq janitor run retention --dry-run
@@ -154,54 +161,15 @@ def show(session: Session, run_id: str, follow: bool) -> None:
 @_RUN
 def cancel(session: Session, run_id: str) -> None:
     """Cancel a run; what it has removed stays removed."""
-    _report(session, _cancelled(session, run_id))
-
-
-def _cancelled(session: Session, run_id: str) -> JobRun:
-
-    async def cancel(client: Client) -> JobRun:
-        return await client.wait_job_run(await client.cancel_job_run(run_id))
-
-    return session.call(cancel)
+    _report(session, cancelled(session, run_id))
 
 
 def _follow(session: Session, begun: JobRun) -> None:
-    """Wait for the end of a run, and report it; when interrupted, ask whether to cancel it."""
-    name = begun.run_id
-    how_to_follow = (
-        f"the run continues; `slatemq janitor show {name} --follow` follows it, "
-        f"`slatemq janitor cancel {name}` cancels it"
-    )
-
-    async def wait(client: Client) -> JobRun:
-        try:
-            with _progress(session) as report:
-                return await client.wait_job_run(begun, on_progress=report)
-        except SlateMQError:
-            note(how_to_follow)
-            raise
-
-    try:
-        ended = session.call(wait)
-    except Interrupted:
-        if not _wants_end():
-            note(how_to_follow)
-            raise
-        ended = _cancelled(session, name)
+    """Wait for the end of a run, and report it."""
+    ended = end_of(session, begun)
     _report(session, ended)
     if ended.state != "done":
         sys.exit(EXIT_REFUSED)
-
-
-def _wants_end() -> bool:
-    """Ask whether to cancel the run; without a terminal the answer is no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    try:
-        return click.confirm("\nThe run continues in the janitor. Cancel it?", err=True)
-    except click.Abort:
-        print(file=sys.stderr)
-        return False
 
 
 def _report(session: Session, one: JobRun) -> None:
@@ -249,24 +217,3 @@ def _took(one: JobRun) -> str:
     if not one.started_at_ms or not one.ended:
         return ""
     return format_duration(max(0, one.ended_at_ms - one.started_at_ms))
-
-
-@contextmanager
-def _progress(session: Session) -> Iterator[Callable[[JobRun], None]]:
-    """A bar on stderr, where that is a terminal; yields the function that updates it."""
-    with progress(not session.json, "waiting", None, COLUMNS, tasks="") as update:
-
-        def report(one: JobRun) -> None:
-            value = one.progress
-            if value is None or one.state != "running":
-                what = "starting Spark" if one.state == "running" else one.state.value
-                update(description=what, total=None, tasks="")
-                return
-            update(
-                description=f"{value.phase} ({value.phase_number} of {value.phases_count})",
-                total=value.tasks_count or None,
-                completed=value.tasks_done,
-                tasks=f"{value.tasks_done}/{value.tasks_count} tasks" if value.tasks_count else "",
-            )
-
-        yield report

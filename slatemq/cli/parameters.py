@@ -153,14 +153,12 @@ def _duration(text: str) -> timedelta:
 
 
 def _seconds(text: str) -> timedelta:
+    if text == FOREVER:
+        return timedelta()
     length_ms = parse_duration(text)
     if length_ms % 1000:
         raise ValueError(f"{text!r} must be whole seconds: leave out the milliseconds")
     return timedelta(milliseconds=length_ms)
-
-
-def _retention(text: str) -> timedelta:
-    return timedelta() if text == FOREVER else _seconds(text)
 
 
 def parse_time(text: str, others: str = "") -> int:
@@ -270,7 +268,6 @@ WORDS = Parsed("text", str)
 QUEUE = _QueueName("queue", str)
 DURATION = Parsed("duration", _duration)
 SECONDS = Parsed("duration", _seconds)
-RETENTION = Parsed("duration", _retention)
 TIME = Parsed("time", parse_time)
 HEADER = Parsed("k=v", _header)
 MESSAGE_ID = Parsed("id", _message_id)

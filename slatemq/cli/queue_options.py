@@ -12,7 +12,7 @@ from slatemq.cli.parameters import (
     BACKOFF,
     DURATION,
     FOREVER,
-    RETENTION,
+    SECONDS,
     Number,
     Parsed,
     format_backoff,
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
 
 _SHOWN: dict[click.ParamType[Any], tuple[str, Callable[[Any], str]]] = {
     DURATION: ("_ms", format_duration),
-    RETENTION: ("_s", lambda length_s: format_duration(length_s * 1000) if length_s else FOREVER),
+    SECONDS: ("_s", lambda length_s: format_duration(length_s * 1000) if length_s else FOREVER),
     BACKOFF: ("", format_backoff),
 }
 """By type the unit in the field of Queue, and what makes its value text."""
@@ -69,8 +69,8 @@ SETTINGS = (
     Setting("max-total-lease", DURATION, "The longest time that one claim can hold.", "12h"),
     Setting("default-delay", DURATION, "Delay messages without a delay of their own.", "0"),
     Setting("backoff", BACKOFF, "How long messages wait after a failure.", DEFAULT_BACKOFF),
-    Setting("done-retention", RETENTION, "How long done messages stay listed.", "1d"),
-    Setting("failed-retention", RETENTION, "How long dead letters stay listed.", "forever"),
+    Setting("done-retention", SECONDS, "How long done messages stay listed.", "1d"),
+    Setting("failed-retention", SECONDS, "How long dead letters stay listed.", "forever"),
     Setting(
         "max-in-flight", Number(1, 1_000_000), "The most messages claimed at a time.", "100000"
     ),

@@ -52,7 +52,8 @@ def decode_cloud_event(encoded: bytes) -> Event:
     """The event in a CloudEvent that SlateMQ encoded. Raises InvalidArgument."""
     try:
         cloud = JSONFormat().read(CloudEvent, encoded)
-    except (BaseCloudEventException, ValueError, TypeError, KeyError) as error:
+    except (BaseCloudEventException, ValueError, TypeError, KeyError, AttributeError) as error:
+        # The last two are what the library raises for JSON that is not an object.
         raise InvalidArgument("event", f"is not a CloudEvent in JSON: {error}") from error
     kind, source, time = cloud.get_type(), cloud.get_source(), cloud.get_time()
     if not kind.startswith(TYPE_PREFIX) or not source.startswith(SOURCE_PREFIX) or time is None:

@@ -28,6 +28,7 @@ EVENT_PREFIX = "evt_"
 TASK_PREFIX = "task_"
 
 _RANDOM_BYTES = 10
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
 
 
@@ -123,13 +124,15 @@ def format_timestamp(at_ms: int) -> str:
 
 
 def parse_timestamp(field: str, text: str) -> int:
-    """Milliseconds since the Unix epoch. Raises InvalidArgument."""
+    """Milliseconds since the Unix epoch, which no event precedes. Raises InvalidArgument."""
     try:
         at = datetime.fromisoformat(text)
-        if at.tzinfo is None:
+        if at.tzinfo is None or at < _EPOCH:
             raise ValueError(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InvalidArgument(
-            field, f"must be ISO 8601 with a time zone, like 2026-02-22T12:00:00.000Z, not {text!r}"
+            field,
+            "must be ISO 8601 with a time zone, like 2026-02-22T12:00:00.000Z, and not before "
+            f"1970; it is {text!r}",
         ) from error
     return round(at.timestamp() * 1000)

@@ -36,10 +36,11 @@ class RunJobRequest(_message.Message):
     FAILED_FROM_MS_FIELD_NUMBER: _builtins.int
     FAILED_UNTIL_MS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SIZES_ONLY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """`retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore` or `backup`."""
+    """`retention`, `unreferenced`, `done`, `dead-letters`, `report`, `restore`, `backup`, `verify` or `repair`."""
     dry_run: _builtins.bool
-    """Only count what a run would remove or archive."""
+    """Only count what a run would remove, archive or repair. Without effect on `verify`, which changes nothing."""
     older_than_s: _builtins.int
     """For `dead-letters`: how long ago a message must have failed, in seconds, at most 4,294,967,295; absent = the setting
     `dead_letters_older_than_s`.
@@ -54,9 +55,13 @@ class RunJobRequest(_message.Message):
     """For `restore`: messages that failed before this time; 0 = all."""
     request_id: _builtins.str
     """Makes a repeat of the call safe: the same ID returns the same run, while it is among the last 100 of its job. 1–128 bytes; empty = none."""
+    sizes_only: _builtins.bool
+    """For `verify` and `repair`: compare the sizes of payload objects, and do not read them."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these queues, at most 1,000; empty = all. Must be empty for `unreferenced`, which removes messages of no queue."""
+        """Only these queues, at most 1,000; empty = all. Must be empty for `unreferenced`, which removes messages of no queue, and for `verify` and
+        `repair`, which are about the whole instance.
+        """
 
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -75,10 +80,11 @@ class RunJobRequest(_message.Message):
         failed_from_ms: _builtins.int = ...,
         failed_until_ms: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        sizes_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s", "older_than_s", b"older_than_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s", "days", b"days", "dry_run", b"dry_run", "failed_from_ms", b"failed_from_ms", "failed_until_ms", b"failed_until_ms", "job", b"job", "message_ids", b"message_ids", "older_than_s", b"older_than_s", "queue_ids", b"queue_ids", "request_id", b"request_id", "target_queue_id", b"target_queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s", "days", b"days", "dry_run", b"dry_run", "failed_from_ms", b"failed_from_ms", "failed_until_ms", b"failed_until_ms", "job", b"job", "message_ids", b"message_ids", "older_than_s", b"older_than_s", "queue_ids", b"queue_ids", "request_id", b"request_id", "sizes_only", b"sizes_only", "target_queue_id", b"target_queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__older_than_s: _TypeAlias = _typing.Literal["older_than_s"]  # noqa: Y015
     _WhichOneofArgType__older_than_s: _TypeAlias = _typing.Literal["_older_than_s", b"_older_than_s"]  # noqa: Y015
@@ -215,6 +221,7 @@ class Run(_message.Message):
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Unique in the instance, ascending with time."""
     trigger: Global___Run.Trigger.ValueType
@@ -253,6 +260,10 @@ class Run(_message.Message):
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunPhase]:
         """Its phases, in order. Set at its end."""
 
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
+        """What `verify` or `repair` found: the first 200 findings, faults before leftovers; `counts` has the numbers of all. Set at its end."""
+
     def __init__(
         self,
         *,
@@ -269,14 +280,75 @@ class Run(_message.Message):
         artifacts: _abc.Iterable[_builtins.str] | None = ...,
         phases: _abc.Iterable[Global___RunPhase] | None = ...,
         error: _builtins.str = ...,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "counts", b"counts", "created_at_ms", b"created_at_ms", "ended_at_ms", b"ended_at_ms", "error", b"error", "janitor", b"janitor", "phases", b"phases", "progress", b"progress", "request", b"request", "run_id", b"run_id", "started_at_ms", b"started_at_ms", "state", b"state", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "counts", b"counts", "created_at_ms", b"created_at_ms", "ended_at_ms", b"ended_at_ms", "error", b"error", "findings", b"findings", "janitor", b"janitor", "phases", b"phases", "progress", b"progress", "request", b"request", "run_id", b"run_id", "started_at_ms", b"started_at_ms", "state", b"state", "trigger", b"trigger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """Something that a verification found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    IS_FAULT_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    WRONG_FIELD_NUMBER: _builtins.int
+    WHAT_TO_DO_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """What it is about: `file`, `row`, `count`, `order`, `message`, `payload`, `object`, `reference` or `leftover`."""
+    is_fault: _builtins.bool
+    """Whether something is wrong or lost; a leftover only takes space."""
+    shard: _builtins.str
+    """The database, such as `broker/3`, or the folder of an object."""
+    record: _builtins.str
+    """What kind of record, file or object."""
+    key: _builtins.str
+    """Which one: its key in words, or its path."""
+    wrong: _builtins.str
+    """What is wrong."""
+    what_to_do: _builtins.str
+    """What to do about it."""
+    queue_id: _builtins.str
+    """The queue that it is about; empty = none alone."""
+    repaired: _builtins.bool
+    """Whether this run has repaired it, or in a dry run would."""
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages that cannot be delivered because of it, the first 10."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        is_fault: _builtins.bool = ...,
+        shard: _builtins.str = ...,
+        record: _builtins.str = ...,
+        key: _builtins.str = ...,
+        wrong: _builtins.str = ...,
+        what_to_do: _builtins.str = ...,
+        queue_id: _builtins.str = ...,
+        message_ids: _abc.Iterable[_builtins.int] | None = ...,
+        repaired: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_fault", b"is_fault", "key", b"key", "kind", b"kind", "message_ids", b"message_ids", "queue_id", b"queue_id", "record", b"record", "repaired", b"repaired", "shard", b"shard", "what_to_do", b"what_to_do", "wrong", b"wrong"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
 
 @_typing.final
 class RunProgress(_message.Message):
@@ -296,9 +368,9 @@ class RunProgress(_message.Message):
     phases_count: _builtins.int
     """The number of phases."""
     tasks_done: _builtins.int
-    """Finished Spark tasks of this phase."""
+    """Finished Spark tasks of this phase; of `verify` and `repair`, the databases that were read."""
     tasks_count: _builtins.int
-    """Known Spark tasks of this phase; 0 = none yet."""
+    """Known Spark tasks of this phase, or databases; 0 = none yet."""
     def __init__(
         self,
         *,

@@ -29,7 +29,8 @@ class JanitorServiceStub:
     """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
     janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
+    `repair` need no Spark.
     """
 
     def __init__(self, channel):
@@ -79,7 +80,8 @@ class JanitorServiceServicer:
     """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
     janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
+    `repair` need no Spark.
     """
 
     def RunJob(self, request, context):
@@ -205,7 +207,8 @@ class JanitorService:
     """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
     janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
+    `repair` need no Spark.
     """
 
     @staticmethod

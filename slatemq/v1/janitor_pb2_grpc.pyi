@@ -30,7 +30,8 @@ class JanitorServiceStub:
     """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
     janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
+    `repair` need no Spark.
     """
 
     @_typing.overload
@@ -88,7 +89,8 @@ class JanitorServiceAsyncStub(JanitorServiceStub):
     """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
     janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
+    `repair` need no Spark.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -142,7 +144,8 @@ class JanitorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs the janitor's jobs, which remove, archive and report over all shards of an instance. A run proceeds in the background of its
     janitor; every janitor of the instance can report on it, since runs are stored in the object store.
 
-    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it.
+    A janitor runs one job at a time; other runs wait. Spark is started for a run, in a process of its own, and ends with it; `verify` and
+    `repair` need no Spark.
     """
 
     @_abc_1.abstractmethod

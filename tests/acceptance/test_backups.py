@@ -26,7 +26,7 @@ from services.janitor.backup.shards import (
 )
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.runs.history import RunStore
-from services.janitor.spark.snapshots import taken_snapshots
+from services.janitor.snapshots import taken_snapshots
 from slatemq.errors import AlreadyExists
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, queue_pb2, queue_pb2_grpc
 from tests.acceptance.steady_load import SteadyLoad

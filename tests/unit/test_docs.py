@@ -22,6 +22,7 @@ from services.ingest.config import IngestConfig
 from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
 from services.janitor.spark.sql import parse as parse_question
+from services.janitor.verify.command import parse as parse_verify
 from services.router.config import RouterConfig
 from services.scaler.config import ScalerConfig
 from services.stack.options import parse
@@ -133,6 +134,8 @@ def test_every_command_that_starts_services_is_understood() -> None:
                 continue
             if words[3:4] == ["sql"]:
                 parse_question(words[3:], {})
+            elif words[3:4] == ["verify"]:
+                parse_verify(words[3:], {})
             elif words[3:4] == ["backup"]:
                 parse_backup(words[3:], {})
             elif service in OWN_CONFIGS:

@@ -126,16 +126,16 @@ outbox_progress_key, parse_outbox_progress_key, outbox_progress_range = _number_
 )
 redrive_key, parse_redrive_key, redrive_range = _number_keys("redrive key", RecordType.REDRIVE)
 events_key, parse_events_key, events_range = _number_keys("events key", RecordType.EVENTS)
-finished_leases_key, finished_leases_range = _number_keys(
+finished_leases_key, parse_finished_leases_key, finished_leases_range = _number_keys(
     "finished leases key", RecordType.FINISHED_LEASES, _SLOT, 0xFFFF
-)[::2]
+)
 
 request_ids_key, _parse_request_ids, request_ids_range = _pair_keys(
     "request IDs key", RecordType.REQUEST_IDS, _IN_MINUTE
 )
-dedupe_ends_key, dedupe_ends_range = _pair_keys(
+dedupe_ends_key, parse_dedupe_ends_key, dedupe_ends_range = _pair_keys(
     "dedupe ends key", RecordType.DEDUPE_END, _IN_MINUTE
-)[::2]
+)
 executed_key, parse_executed_key, executed_range = _pair_keys(
     "executed key", RecordType.EXECUTED, _IN_MINUTE
 )
@@ -158,6 +158,16 @@ def dedupe_key(key: str) -> bytes:
     if not key:
         raise ValueError("dedupe key is empty")
     return key_head(RecordType.DEDUPE_KEY) + terminated(key.encode())
+
+
+def parse_dedupe_key(key: bytes) -> str:
+    reader = open_key("dedupe key", RecordType.DEDUPE_KEY, key)
+    raw = reader.terminated("dedupe key")
+    reader.finish()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise reader.corrupt(f"the dedupe key is not valid UTF-8: {error.reason}") from None
 
 
 def outbox_range(ingest_shard: int, first_number: int, last_number: int = LAST_NUMBER) -> KeyRange:

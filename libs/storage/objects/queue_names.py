@@ -17,12 +17,15 @@ import asyncio
 import hashlib
 import json
 import secrets
+from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord, ObjectNotFound
 from libs.storage.objects.small_objects import Objects
 
 FOLDER: Final = "queue-names"
+READS_AT_ONCE: Final = 32
+
 _NONCE_BYTES: Final = 8
 
 
@@ -51,6 +54,38 @@ class QueueNames:
             except ObjectNotFound:
                 continue  # A higher number was created since, and this one was removed.
         return UNCLAIMED
+
+    async def valid(
+        self,
+    ) -> AsyncIterator[tuple[str, int, tuple[str, NameClaim] | CorruptRecord]]:
+        """The valid object of every name that was ever used: a LIST, and a GET for each.
+
+        Yields its path, when it was written in ms, and the queue with its claim, or what is wrong.
+        """
+        newest = {
+            info.path.rpartition("/")[0]: info for info in await self._objects.describe(FOLDER)
+        }
+        infos = list(newest.values())
+        for start in range(0, len(infos), READS_AT_ONCE):
+            some = infos[start : start + READS_AT_ONCE]
+            read = await asyncio.gather(*(self._read(info.path) for info in some))
+            for info, found in zip(some, read, strict=True):
+                if found is not None:
+                    yield info.path, info.modified_ms, found
+
+    async def _read(self, path: str) -> tuple[str, NameClaim] | CorruptRecord | None:
+        try:
+            data = await self._objects.get(path)
+            queue_id = str(json.loads(data)["queue_id"])
+            if not path.startswith(f"{_folder(queue_id)}/"):
+                raise ValueError(f"it is about {queue_id!r}, whose claims are elsewhere")
+            return queue_id, _decode(queue_id, path, data)
+        except ObjectNotFound:
+            return None  # removed by a newer claim
+        except CorruptRecord as error:
+            return error
+        except (ValueError, KeyError, TypeError) as error:
+            return CorruptRecord("queue name", f"{path}: {error}")
 
     async def claim(self, queue_id: str, broker_shard: int, after: NameClaim) -> bool:
         """Claim the name for a shard, durably, if `after` is still valid.

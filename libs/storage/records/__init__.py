@@ -22,4 +22,5 @@ In reading order; a file imports only files above it:
 `redrive_records`    A redrive: which dead letters it moves, to where, and its progress
 `replay_records`     The progress of a queue's replay of the logs from before its creation
 `task_records`       The outcome of a write task, which makes it apply once
+`catalogue`          Every kind of record: its databases, the parser of its key, its decoder
 """

@@ -22,7 +22,7 @@ from libs.serving.process.shards import open_owned, wait_for_clock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from services.janitor.spark.snapshots import taken_snapshots
+from services.janitor.snapshots import taken_snapshots
 from slatemq.errors import FailedPrecondition, Unavailable
 
 ORDER: Final = ("broker", "ingest")

@@ -20,5 +20,6 @@ In reading order; a file imports only files above it:
 `dead_letter_jobs` The jobs over dead letters: into the archive, and back from it; their tasks
 `report_page`  The page of a report: one file that loads nothing, for phones and large screens
 `report`       The job `report`: what happened in each queue on each day, as Parquet and as a page
+`verifying`    The jobs `verify` and `repair`, which need no Spark
 `run`          Runs a job: snapshots of every shard, the logic of the job, its owners' answers
 """

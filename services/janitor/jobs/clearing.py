@@ -48,7 +48,8 @@ from services.janitor.jobs.removable import (
 from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
 from services.janitor.jobs.standing import read_judged
 from services.janitor.jobs.work import Work
-from services.janitor.spark.snapshots import held_snapshots, table_of
+from services.janitor.snapshots import held_snapshots
+from services.janitor.spark.snapshots import table_of
 from slatemq.v1 import purge_pb2
 
 _ONE: Final = "1"

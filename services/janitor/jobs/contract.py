@@ -5,10 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-JOBS: Final = ("retention", "unreferenced", "done", "dead-letters", "report", "restore", "backup")
+JOBS: Final = (
+    "retention",
+    "unreferenced",
+    "done",
+    "dead-letters",
+    "report",
+    "restore",
+    "backup",
+    "verify",
+    "repair",
+)
 """The names of all jobs."""
+
+WITHOUT_SPARK: Final = ("verify", "repair")
+"""Those that read snapshots row by row, and run wherever a janitor does."""
+
+FINDINGS_KEPT: Final = 200
+"""Findings that a run keeps, faults first; its counts are of all."""
 
 ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
 """How old an object is by the store that nothing names, before it goes."""
@@ -46,6 +62,7 @@ class JobOptions:
         reports_kept: `report`: how many stay, this one included.
         backup_root: `backup`: the URL of the root that gets it.
         backups_kept: `backup`: how many stay, this one included.
+        sizes_only: `verify` and `repair`: compare the sizes of payload objects; do not read them.
         memory: Heap of the Spark driver.
         spark: Spark's own settings, in place of ours.
         cancelled: Set it to end the job soon.
@@ -66,6 +83,7 @@ class JobOptions:
     reports_kept: int = 100
     backup_root: str = ""
     backups_kept: int = 14
+    sizes_only: bool = False
     master: str = "local[*]"
     memory: str = "1g"
     spark: dict[str, str] = field(default_factory=dict)
@@ -94,8 +112,10 @@ class JobResult:
         counts: By name, such as `messages_purged`; a dry run has the same names.
         artifacts: Paths below the root of what it wrote.
         phases: Its phases in order, each with its seconds.
+        findings: What a verification found, the first FINDINGS_KEPT.
     """
 
     counts: dict[str, int]
     artifacts: list[str] = field(default_factory=list)
     phases: list[tuple[str, float]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)

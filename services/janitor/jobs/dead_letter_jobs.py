@@ -35,7 +35,7 @@ from services.janitor.jobs.owners import Owners, owners_of
 from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
 from services.janitor.jobs.standing import read_last_ids
 from services.janitor.jobs.work import FEW_ENTRIES, Work
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName
 from slatemq.errors import FailedPrecondition
 from slatemq.v1 import archived_pb2, archived_pb2_grpc, removal_pb2
 

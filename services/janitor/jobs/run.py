@@ -27,9 +27,8 @@ from services.janitor.jobs.contract import (
     Report,
 )
 from services.janitor.jobs.work import Work
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName, held_snapshots
 from services.janitor.spark.session import QUIET, is_local, spark_session
-from services.janitor.spark.snapshots import held_snapshots
 from slatemq.errors import Unavailable
 
 STARTING: Final = "starting Spark"

@@ -23,7 +23,7 @@ from libs.storage.records.metadata import last_message_id
 from libs.storage.records.replay_records import decode_replay
 from libs.storage.records.states import decode_routing_cursor
 from services.janitor.jobs.removable import judged_positions
-from services.janitor.spark.planning import SnapshotName, opened
+from services.janitor.snapshots import SnapshotName, opened
 
 
 async def read_judged(root: Root, names: Sequence[SnapshotName]) -> dict[int, int]:

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StorageError
 from services.janitor.jobs.contract import JobCancelled, JobFailed, JobOptions, Progress, Report
+from services.janitor.snapshots import SnapshotName, TakenSnapshots
 from services.janitor.spark.failures import cause_of
-from services.janitor.spark.planning import SnapshotName
-from services.janitor.spark.snapshots import TakenSnapshots, table_of
+from services.janitor.spark.snapshots import table_of
 from slatemq.errors import SlateMQError
 
 LOOK_S: Final = 0.25

@@ -83,6 +83,7 @@ class RunRequest:
     message_ids: tuple[int, ...] = ()
     failed_from_ms: int = 0
     failed_until_ms: int = 0
+    sizes_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Run:
         alive_at_ms: When its janitor last wrote it.
         seen: The evidence of work that began it; empty where none was sought.
         snapshots: Database and ID of the snapshots that it may have left.
+        findings: What a verification found, as the job gave it.
         events: EVENTS_OWED, EVENTS_PUBLISHED, or empty: it has none.
     """
 
@@ -113,6 +115,7 @@ class Run:
     counts: Mapping[str, int] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
+    findings: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
     seen: Mapping[str, int] = field(default_factory=dict)
     snapshots: tuple[tuple[str, str], ...] = ()

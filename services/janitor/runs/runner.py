@@ -36,7 +36,7 @@ from slatemq.errors import FailedPrecondition, NotFound, ResourceExhausted, Unav
 log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 16
-"""There are seven jobs, and two runs of one never wait at the same time."""
+"""There are nine jobs, and two runs of one never wait at the same time."""
 
 HEARTBEAT_S: Final = STALE_MS / 6 / 1000
 
@@ -304,6 +304,7 @@ class Runner:
             counts=end.get("counts", {}),
             artifacts=tuple(end.get("artifacts", ())),
             phases=tuple((phase, seconds) for phase, seconds in end.get("phases", ())),
+            findings=tuple(end.get("findings", ())),
             error=_ERRORS.get(state, str(end.get("error", ""))),
             snapshots=(),
         )

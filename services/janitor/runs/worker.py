@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from libs.serving.process import logs
 from services.janitor.jobs.contract import (
+    WITHOUT_SPARK,
     JobCancelled,
     JobFailed,
     JobOptions,
@@ -26,8 +27,8 @@ from services.janitor.jobs.contract import (
     Progress,
     Report,
 )
+from services.janitor.snapshots import report_snapshots
 from services.janitor.spark.failures import without_stack
-from services.janitor.spark.snapshots import report_snapshots
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,14 @@ class _JanitorPipe:
         self.say({"progress": asdict(progress)})
 
 
+def _run_job(job: str, root: str, options: JobOptions, report: Report) -> JobResult:
+    """Do a job, with the module that does it: most bring Spark, which the others do without."""
+    name = "verifying" if job in WITHOUT_SPARK else "run"
+    result: JobResult = import_module(f"services.janitor.jobs.{name}").run_job(
+        job, root, options, report
+    )
+    return result
+
+
 if __name__ == "__main__":
-    # Loaded here: it brings Spark, which our tests' own workers do not all need.
-    sys.exit(work(import_module("services.janitor.jobs.run").run_job))
+    sys.exit(work(_run_job))

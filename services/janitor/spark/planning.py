@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,7 +24,6 @@ from libs.storage.database.queue_ranges import (
     pack_run,
     payload_run,
 )
-from libs.storage.database.roots import Root
 from libs.storage.database.snapshots import BATCH_ROWS_MAX, SnapshotReader
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from libs.storage.layout.keys import (
@@ -42,6 +40,7 @@ from libs.storage.records.configs import QueueConfigRecord, decode_config
 from libs.storage.records.log_bounds import decode_log_bounds
 from libs.storage.records.payload_packs import PACK_MESSAGES
 from libs.storage.records.states import QueueStateRecord, decode_queue_state
+from services.janitor.snapshots import SnapshotName
 from services.janitor.spark.tables import Bucketed, Table
 from services.janitor.spark.wanted import RowFilter
 
@@ -53,31 +52,6 @@ PROBES_AT_ONCE: Final = 32
 PACKS_AT_ONCE: Final = BATCH_ROWS_MAX // PACK_MESSAGES
 """As many messages as of one record each: small packs may be followed by large ones, and 64 KiB may
 lie in a hundred bytes."""
-
-
-@dataclass(frozen=True)
-class SnapshotName:
-    """A snapshot of a database, such as `ingest/0`."""
-
-    database: str
-    snapshot_id: str
-
-    @property
-    def service(self) -> str:
-        return self.database.partition("/")[0]
-
-    @property
-    def shard(self) -> int:
-        return int(self.database.partition("/")[2])
-
-
-@asynccontextmanager
-async def opened(root: Root, name: SnapshotName) -> AsyncIterator[SnapshotReader]:
-    reader = await root.open_snapshot(name.database, name.snapshot_id)
-    try:
-        yield reader
-    finally:
-        await reader.close()
 
 
 @dataclass(frozen=True)

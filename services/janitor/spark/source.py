@@ -34,7 +34,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from libs.storage.database.roots import open_root
-from services.janitor.spark.planning import Piece, SnapshotName, opened, plan, read_queues
+from services.janitor.snapshots import SnapshotName, opened
+from services.janitor.spark.planning import Piece, plan, read_queues
 from services.janitor.spark.scans import keep_scans_apart
 from services.janitor.spark.tables import TABLES, Table, queues_batch
 from services.janitor.spark.wanted import EVERYTHING, RowFilter, wanted_by

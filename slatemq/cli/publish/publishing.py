@@ -14,7 +14,7 @@ from slatemq.cli.failures import BadInput
 from slatemq.cli.output import note, say, write_json
 from slatemq.cli.parameters import (
     DURATION,
-    RETENTION,
+    SECONDS,
     TIME,
     WHEN,
     WORDS,
@@ -81,9 +81,7 @@ duplicates lines.
 )
 @click.option("--skip", type=Number(min=0), help="Skip the first N lines.")
 @click.option(
-    "--retention",
-    type=RETENTION,
-    help="How long to keep it, or `forever`.  [default: the instance's]",
+    "--retention", type=SECONDS, help="How long to keep it; 0: forever.  [default: the instance's]"
 )
 @click.option(
     "--created-at", type=TIME, help="When it was created: 2026-11-21T08:30:00Z, or ms since 1970."

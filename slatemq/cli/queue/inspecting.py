@@ -19,7 +19,7 @@ from slatemq.cli.output import note, say, write_json, write_table
 from slatemq.cli.parameters import (
     DURATION,
     MESSAGE_ID,
-    RETENTION,
+    SECONDS,
     TIME,
     WHEN,
     flag,
@@ -51,10 +51,7 @@ if TYPE_CHECKING:
 @click.option("--delay", type=DURATION, help="Its own delay.")
 @click.option("--visible-at", type=WHEN, help="When it becomes available.")
 @click.option(
-    "--retention",
-    type=RETENTION,
-    default="forever",
-    help="How long it is kept.  [default: forever]",
+    "--retention", type=SECONDS, default=0, help="How long it is kept.  [default: 0, forever]"
 )
 @click.option("--id", "message_id", type=MESSAGE_ID, default=0, help="Its ID.")
 @queues_option

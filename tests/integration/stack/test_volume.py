@@ -28,8 +28,7 @@ from services.ingest.edit.purging import PIECE_MESSAGES, Purge
 from services.ingest.shard import open_shard
 from services.janitor.jobs.owners import Owners
 from services.janitor.jobs.removing import MessagePurge
-from services.janitor.spark.planning import SnapshotName
-from services.janitor.spark.snapshots import held_snapshots
+from services.janitor.snapshots import SnapshotName, held_snapshots
 from services.janitor.spark.source import NarrowingSource, options_of
 from slatemq import EntryState
 from slatemq.client import Client

@@ -18,7 +18,7 @@ import slatemq
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.roots import open_root
-from services.janitor.spark.snapshots import taken_snapshots
+from services.janitor.snapshots import taken_snapshots
 from services.janitor.spark.source import options_of
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.integration.janitor.instances import Instance

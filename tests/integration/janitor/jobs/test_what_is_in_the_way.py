@@ -43,7 +43,7 @@ from services.janitor.jobs.owners import owners_of
 from services.janitor.jobs.removable import judged_positions
 from services.janitor.jobs.run import refuse_unknown_shards
 from services.janitor.jobs.standing import read_judged, read_last_ids
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName
 from slatemq.errors import Unavailable
 from tests.unit.storage.records.golden_execution import LARGE_PUSH, PUSH
 

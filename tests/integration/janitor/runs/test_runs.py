@@ -12,7 +12,7 @@ import pytest
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from services.janitor.runs.history import RunStore
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName
 from slatemq.v1 import janitor_pb2, queue_pb2
 from tests.forms import proof
 from tests.integration.broker.rig import refusal, running

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import Filter
 
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
-from services.janitor.spark.planning import SnapshotName
+from services.janitor.snapshots import SnapshotName
 from services.janitor.spark.source import NarrowingSource, options_of
 
 

@@ -25,8 +25,8 @@ from libs.storage.records.payload_packs import PACK_MESSAGES, encode_pack, pack_
 from libs.storage.records.payloads import encode_inline, encode_uri
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
+from services.janitor.snapshots import SnapshotName
 from services.janitor.spark import planning
-from services.janitor.spark.planning import SnapshotName
 from tests.integration.ingest.server import serving
 from tests.integration.janitor.spark.tables_read import read, snapshot_of
 from tests.integration.storage.test_snapshots import stub_of, take

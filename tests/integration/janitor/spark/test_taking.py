@@ -15,8 +15,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database import snapshots
 from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import SnapshotNotFound
-from services.janitor.spark.planning import SnapshotName
-from services.janitor.spark.snapshots import taken_snapshots
+from services.janitor.snapshots import SnapshotName, taken_snapshots
 from slatemq.errors import Unavailable
 from slatemq.v1 import snapshot_pb2
 from tests.integration.broker.rig import running

@@ -1,0 +1,195 @@
+"""`python -m services.janitor verify`: verifies an instance whose processes are stopped.
+
+Reads the store directly, and writes nothing. stdout has the result alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+
+from libs.storage.database.roots import Root, open_root, parse_root
+from libs.storage.errors import StorageError
+from services.janitor.verify.findings import Finding, Findings
+from services.janitor.verify.verification import StoppedDatabases, Verification
+from slatemq.variables import unknown_variables
+
+FAULTS: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
+
+REPORT_S: Final = 0.5
+"""Between two lines of progress."""
+
+EPILOG: Final = """\
+Each line names the shard, the record, its key, what is wrong, and what to do. A fault means that
+something is lost or wrong; a leftover only takes space.
+
+examples:
+  python -m services.janitor verify --root file:///var/lib/slatemq
+  python -m services.janitor verify --root 's3://bucket/prefix?region=eu-central-1' --json
+
+`slatemq verify` does the same on a running instance, from snapshots. SLATEMQ_ROOT is the root
+where none is given. Exit codes: 0 nothing is wrong, 1 there are faults, or the store cannot be
+read, 2 wrong usage, 130 after Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    root: str
+    as_json: bool = False
+    sizes_only: bool = False
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
+    """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
+    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    commands = parser.add_subparsers(dest="command", required=True)
+    verify = commands.add_parser(
+        "verify",
+        description="Verify a stopped instance: its files, every record, every cross-reference.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
+    verify.add_argument("--json", action="store_true", help="print one JSON object")
+    verify.add_argument(
+        "--sizes-only",
+        action="store_true",
+        help="compare the sizes of payload objects; do not read them",
+    )
+    given = parser.parse_args(argv)
+    if not given.root:
+        verify.error("--root or SLATEMQ_ROOT is required")
+    return Arguments(given.root, given.json, given.sizes_only)
+
+
+class InUse(Exception):
+    """A process has changed the instance meanwhile."""
+
+
+class NothingThere(Exception):
+    """There is no database below the root."""
+
+
+async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = True) -> Findings:
+    """Verify an instance whose processes are stopped.
+
+    Raises StoreUnavailable, InUse where one of them is not, and NothingThere.
+    """
+    databases = await StoppedDatabases.find(root)
+    if not databases.names:
+        raise NothingThere(f"{root.url} has no databases: is it the root of an instance?")
+    before = await _positions(root, databases.names)
+    verification = Verification(root, databases, _Progress(quiet).report, sizes_only=sizes_only)
+    findings = await verification.run()
+    changed = [
+        name
+        for name, position in (await _positions(root, databases.names)).items()
+        if position != before[name]
+    ]
+    if changed:
+        raise InUse(
+            f"{', '.join(changed)} changed meanwhile: stop all processes first, or run "
+            "`slatemq verify`, which verifies a running instance"
+        )
+    return findings
+
+
+async def _positions(root: Root, names: Sequence[str]) -> dict[str, str]:
+    """The newest file of each WAL: a process that owns the database has written one since."""
+    return {name: max(await root.objects.list(f"{name}/wal"), default="") for name in names}
+
+
+class _Progress:
+    """Lines on stderr: one that is written over on a terminal, else none."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet or not sys.stderr.isatty()
+        self._at = 0.0
+
+    def report(self, doing: str, done: int, count: int) -> None:
+        now = time.monotonic()
+        if self._quiet or now - self._at < REPORT_S:
+            return
+        self._at = now
+        sys.stderr.write(f"\r\x1b[K{doing} ({done} of {count} databases are done)")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._at:
+            sys.stderr.write("\r\x1b[K")
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """The result for scripts."""
+    return {
+        "faults": findings.faults_count,
+        "leftovers": findings.leftovers_count,
+        "counts": dict(sorted(findings.counts.items())),
+        "findings": [fields_of(one) for one in findings.all()],
+    }
+
+
+def fields_of(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind.value,
+        "is_fault": finding.is_fault,
+        "shard": finding.shard,
+        "record": finding.record,
+        "key": finding.key,
+        "wrong": finding.wrong,
+        "what_to_do": finding.what_to_do,
+        "queue_id": finding.queue_id,
+        "message_ids": list(finding.message_ids),
+    }
+
+
+def write_text(findings: Findings, took_s: float, out: TextIO) -> None:
+    """The result for people."""
+    for finding in findings.all():
+        out.write(f"{'fault' if finding.is_fault else 'leftover'}: {finding}\n")
+        out.write(f"  {finding.what_to_do}\n")
+    counts = findings.counts
+    rows = sum(count for name, count in counts.items() if name.startswith("rows/"))
+    out.write(
+        f"{findings.faults_count:,} faults, {findings.leftovers_count:,} leftovers; read "
+        f"{counts['databases']} databases, {counts['files']:,} files, {rows:,} rows, "
+        f"{counts['messages']:,} messages, {counts['payload objects']:,} payload objects "
+        f"in {took_s:.1f} s\n"
+    )
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Verify what a command line names; returns the exit code."""
+    given = parse(argv, environ)
+    if unknown := unknown_variables(environ):
+        sys.stderr.write(f"warning: {unknown}\n")
+    began = time.monotonic()
+    try:
+        folder = parse_root(given.root).folder
+        if folder is not None and not folder.is_dir():
+            raise NothingThere(f"there is no folder {folder}")  # rather than make it
+        root = open_root(given.root)
+        findings = asyncio.run(verify_stopped(root, given.sizes_only, quiet=given.as_json))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE
+    except (StorageError, InUse, NothingThere) as error:
+        sys.stderr.write(f"{error}\n")
+        return FAULTS
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; nothing was changed\n")
+        return INTERRUPTED
+    if given.as_json:
+        sys.stdout.write(json.dumps(as_json(findings)) + "\n")
+    else:
+        write_text(findings, time.monotonic() - began, sys.stdout)
+    return FAULTS if findings.faults_count else 0

@@ -1,0 +1,321 @@
+"""One ingest's database: the log, the payloads beside it, and what belongs to both.
+
+The log, the payload records and the packs are read side by side, all in the order of the message
+IDs, so that memory holds one log entry at a time:
+
+    log       [entry 1..40]            [entry 41..42]   …
+    payloads          [17]                   [42]       …   every message has one of these two
+    packs     [1..16]       [25..40]   …
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from libs.storage.layout.ids import SeqBlock, message_id, sequence_of, shard_of
+from libs.storage.layout.keys import LAST_NUMBER, RecordType, key_head, log_range, payload_range
+from libs.storage.layout.primitives import KeyRange
+from libs.storage.records.catalogue import KINDS
+from libs.storage.records.event_records import EventCounterRecord
+from libs.storage.records.log_bounds import GAPS_MAX, LogBoundsRecord, LogGap
+from libs.storage.records.metadata import MessageMetadata
+from libs.storage.records.payload_packs import PACK_MESSAGES, pack_range
+from libs.storage.records.payloads import PayloadUri
+from services.janitor.verify.events import EventNumbers
+from services.janitor.verify.findings import Findings, Kind
+from services.janitor.verify.message_ids import IdRuns
+from services.janitor.verify.walk import Row, Walk, shown
+
+_REST: Final = (
+    KeyRange(key_head(RecordType.PAYLOAD)[:1], key_head(RecordType.PAYLOAD)),
+    KeyRange(key_head(RecordType.ACTIVE), pack_range().start),
+    KeyRange(pack_range().end, b"\xff"),
+)
+"""Everything but payloads, log and packs."""
+
+IDS_NAMED: Final = 10
+"""Message IDs that a finding names."""
+
+
+@dataclass(frozen=True)
+class NamedObject:
+    """An object that a record names, and how many bytes its payload is said to have."""
+
+    uri: str
+    size_bytes: int
+    shard: str
+    record: str
+    key: str
+    message_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class IngestContents:
+    """What other databases are compared with.
+
+    Attributes:
+        messages: The IDs of those in the log.
+        end: The last ID that the log has had.
+        outbox_progress: By broker shard, the last number of its outbox that is stored here.
+    """
+
+    name: str
+    shard: int
+    messages: IdRuns = field(default_factory=IdRuns)
+    end: int = 0
+    outbox_progress: dict[int, int] = field(default_factory=dict)
+    clock_ms: int = 0
+
+
+class _Payloads:
+    """The payloads of messages, in the order of their IDs."""
+
+    def __init__(self, rows: AsyncIterator[Row]) -> None:
+        self._rows = rows
+        self._next: Row | None = None
+        self._begun = False
+
+    async def up_to(self, last_id: int) -> list[Row]:
+        """The rows not returned yet that begin with this ID at the latest."""
+        found: list[Row] = []
+        while (row := await self._peek()) is not None and row.parsed <= last_id:
+            found.append(row)
+            self._next = await anext(self._rows, None)
+        return found
+
+    async def _peek(self) -> Row | None:
+        if not self._begun:
+            self._begun = True
+            self._next = await anext(self._rows, None)
+        return self._next
+
+
+@dataclass
+class IngestCheck:
+    """Verifies one ingest's database; `named` are the objects that its records name."""
+
+    walk: Walk
+    contents: IngestContents = field(init=False)
+    _bounds: LogBoundsRecord = field(default=LogBoundsRecord(), init=False)
+    _has_bounds: bool = field(default=False, init=False)
+    _gaps: list[LogGap] = field(default_factory=list, init=False)
+    _block: SeqBlock | None = field(default=None, init=False)
+    _event_cursor: int = field(default=0, init=False)
+    _last_of_requests: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.contents = IngestContents(self.walk.name, self.walk.shard)
+
+    @property
+    def _findings(self) -> Findings:
+        return self.walk.findings
+
+    def _add(self, kind: Kind, record: str, key: str, wrong: str, **more: Any) -> None:
+        self._findings.add(kind, self.walk.name, record, key, wrong, **more)
+
+    async def objects(self) -> AsyncIterator[NamedObject]:
+        """Read the whole database; yields the objects that its records name."""
+        await self._read_rest()
+        async for named in self._read_log():
+            yield named
+        self._check_ends()
+
+    # --- Single records -----------------------------------------------------
+
+    async def _read_rest(self) -> None:
+        events = EventNumbers(self.walk)
+        for span in _REST:
+            async for row in self.walk.rows(span):
+                if row.kind is KINDS[RecordType.EVENTS]:
+                    events.take(row.parsed, row.value, row.key)
+                else:
+                    self._take(row, events)
+        events.check()
+        if not self.contents.clock_ms:
+            self._add(Kind.ROW, "clock", "(the only one)", "every commit writes it, and it is gone")
+
+    def _take(self, row: Row, events: EventNumbers) -> None:
+        value: Any = row.value
+        match row.key[1]:
+            case RecordType.CLOCK:
+                self.contents.clock_ms = value
+            case RecordType.ID_BLOCK:
+                self._block = value
+            case RecordType.LOG_BOUNDS:
+                self._bounds, self._has_bounds = value, True
+            case RecordType.LOG_GAPS:
+                self._gaps = value
+            case RecordType.OUTBOX_PROGRESS:
+                self.contents.outbox_progress[row.parsed] = value
+            case RecordType.EVENT_CURSOR:
+                self._event_cursor = value.message_id
+            case RecordType.EVENT_COUNTER:
+                events.counter = EventCounterRecord(*value)
+            case RecordType.REQUEST_IDS:
+                for request in value:
+                    self._of_this_shard(row, request.first_message_id)
+                    last = request.first_message_id + request.message_count
+                    last -= len(request.duplicates) + 1
+                    self._last_of_requests = max(self._last_of_requests, last)
+            case RecordType.DEDUPE_KEY:
+                self._of_this_shard(row, value.message_id)
+
+    def _of_this_shard(self, row: Row, number: int) -> None:
+        if number and shard_of(number) != self.walk.shard:
+            wrong = f"message {number} is of shard {shard_of(number)}"
+            self._add(Kind.REFERENCE, row.kind.name, shown(row.key), wrong)
+
+    # --- The log and the payloads -------------------------------------------
+
+    async def _read_log(self) -> AsyncIterator[NamedObject]:
+        async with (
+            aclosing(self.walk.rows(log_range(0))) as entries,
+            aclosing(self.walk.rows(payload_range())) as records,
+            aclosing(self.walk.rows(pack_range())) as packs,
+        ):
+            payloads, packed = _Payloads(records), _Payloads(packs)
+            async for entry in entries:
+                messages: list[MessageMetadata] = entry.value
+                if not self._is_in_order(entry.parsed, messages):
+                    continue
+                last_id = messages[-1].message_id
+                found = self._sizes(await packed.up_to(last_id))
+                for named in self._record_sizes(await payloads.up_to(last_id), messages, found):
+                    yield named
+                self._compare(entry.parsed, messages, found)
+            self._leave(await packed.up_to(LAST_NUMBER), "payload pack")
+            self._leave(await payloads.up_to(LAST_NUMBER), "payload")
+
+    def _is_in_order(self, sequence: int, messages: list[MessageMetadata]) -> bool:
+        """Whether the entry comes after the last one, and holds messages of this shard."""
+        key, contents = f"sequence {sequence}", self.contents
+        if not messages:
+            self._add(Kind.ROW, "log entry", key, "it has no messages")
+            return False
+        ids = [one.message_id for one in messages]
+        previous = contents.messages.last
+        if ids[0] < sequence or any(b <= a for a, b in pairwise(ids)):
+            self._add(Kind.ORDER, "log entry", key, "its messages do not ascend from its sequence")
+            return False
+        if ids[0] <= previous:
+            self._add(Kind.ORDER, "log entry", key, f"message {ids[0]} comes after {previous}")
+            return False
+        if shard_of(ids[0]) != self.walk.shard or shard_of(ids[-1]) != self.walk.shard:
+            self._add(Kind.REFERENCE, "log entry", key, f"message {ids[-1]} is of another shard")
+            return False
+        if sequence < self._bounds.first_sequence:
+            self._add(
+                Kind.ORDER,
+                "log entry",
+                key,
+                f"the log begins with {self._bounds.first_sequence} by its bounds",
+            )
+        self._check_gap(previous, sequence, key)
+        for one in ids:
+            contents.messages.add(one)
+        self._findings.counts["messages"] += len(ids)
+        return True
+
+    def _check_gap(self, previous: int, sequence: int, key: str) -> None:
+        """Between two entries nothing is missing, while no message was ever removed."""
+        before = previous or message_id(self.walk.shard, 1) - 1
+        may_jump = self._has_bounds or len(self._gaps) >= GAPS_MAX
+        if may_jump or self.walk.name in self._findings.unreadable or sequence == before + 1:
+            return
+        if LogGap(before, sequence) not in self._gaps:
+            wrong = f"messages {before + 1} to {sequence - 1} are missing, and none was removed"
+            self._add(Kind.MESSAGE, "log entry", key, wrong)
+
+    def _sizes(self, packs: list[Row]) -> dict[int, int]:
+        """The sizes of the payloads in these packs, by message ID."""
+        found: dict[int, int] = {}
+        for pack in packs:
+            if len(pack.value) > PACK_MESSAGES:
+                wrong = f"it has {len(pack.value)} payloads, at most {PACK_MESSAGES} fit"
+                self._add(Kind.ROW, "payload pack", shown(pack.key), wrong)
+            for place, payload in pack.value.items():
+                found[pack.parsed + place] = len(payload)
+        return found
+
+    def _record_sizes(
+        self, rows: list[Row], messages: list[MessageMetadata], found: dict[int, int]
+    ) -> Iterator[NamedObject]:
+        """Add the sizes of payloads with records of their own; yields those that are objects."""
+        said = {one.message_id: one.payload_bytes for one in messages}
+        for row in rows:
+            one = row.parsed
+            if one in found:
+                wrong = "it has a record, and is in a pack, too"
+                self._add(Kind.REFERENCE, "payload", f"message {one}", wrong)
+            if isinstance(row.value, PayloadUri):
+                found[one] = said.get(one, -1)
+                key = f"message {one}"
+                yield NamedObject(row.value.uri, found[one], self.walk.name, "payload", key, (one,))
+            else:
+                found[one] = len(row.value)
+
+    def _compare(
+        self, sequence: int, messages: list[MessageMetadata], found: dict[int, int]
+    ) -> None:
+        """Each message of an entry has its payload, and there is no other."""
+        missing: list[int] = []
+        for message in messages:
+            size_bytes = found.pop(message.message_id, None)
+            if size_bytes is None:
+                missing.append(message.message_id)
+            elif size_bytes != message.payload_bytes:
+                wrong = f"it has {size_bytes:,} bytes, and {message.payload_bytes:,} by the log"
+                self._add(
+                    Kind.PAYLOAD,
+                    "payload",
+                    f"message {message.message_id}",
+                    wrong,
+                    message_ids=(message.message_id,),
+                )
+        if missing:
+            self._add(
+                Kind.PAYLOAD,
+                "log entry",
+                f"sequence {sequence}",
+                f"the payloads of {len(missing)} of its messages are not stored: "
+                f"{named_ids(missing)}",
+                message_ids=missing[:IDS_NAMED],
+            )
+        if found:
+            wrong = f"the log has no message {named_ids(sorted(found))}"
+            self._add(Kind.LEFTOVER, "payload", f"message {min(found)}", wrong)
+
+    def _leave(self, rows: list[Row], record: str) -> None:
+        for row in rows:
+            if self.walk.name not in self._findings.unreadable:
+                wrong = "the log has no message for it"
+                self._add(Kind.LEFTOVER, record, f"message {row.parsed}", wrong)
+
+    # --- Where the log ends -------------------------------------------------
+
+    def _check_ends(self) -> None:
+        contents, bounds = self.contents, self._bounds
+        contents.end = max(contents.messages.last, bounds.last_message_id)
+        block = self._block
+        if contents.end and (block is None or sequence_of(contents.end) >= block.end):
+            said = "there is none" if block is None else f"it ends before {block.end}"
+            wrong = f"message {contents.end} is in use, and {said}: an ID could be used twice"
+            self._add(Kind.REFERENCE, "ID block", "(the only one)", wrong)
+        for name, last in (
+            ("event cursor", self._event_cursor),
+            ("request IDs", self._last_of_requests),
+        ):
+            if last > contents.end and self.walk.name not in self._findings.unreadable:
+                wrong = f"it names message {last}, and the log ends with {contents.end}"
+                self._add(Kind.REFERENCE, name, "", wrong)
+
+
+def named_ids(ids: list[int]) -> str:
+    """The first IDs, and how many more there are."""
+    words = ", ".join(map(str, ids[:IDS_NAMED]))
+    more = len(ids) - IDS_NAMED
+    return f"{words} and {more:,} more" if more > 0 else words

@@ -1,0 +1,35 @@
+"""Sets of message IDs that take little memory: most IDs follow one another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+
+class IdRuns:
+    """IDs that were added in ascending order, as runs; membership takes a bisection."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self.count = 0
+
+    def add(self, message_id: int) -> None:
+        if self._lasts and self._lasts[-1] == message_id - 1:
+            self._lasts[-1] = message_id
+        else:
+            self._firsts.append(message_id)
+            self._lasts.append(message_id)
+        self.count += 1
+
+    def __contains__(self, message_id: int) -> bool:
+        at = bisect_right(self._firsts, message_id) - 1
+        return at >= 0 and message_id <= self._lasts[at]
+
+    def missing(self, message_ids: Iterable[int]) -> list[int]:
+        """Those of some IDs that are not here."""
+        return [one for one in message_ids if one not in self]
+
+    @property
+    def last(self) -> int:
+        return self._lasts[-1] if self._lasts else 0

@@ -1,0 +1,233 @@
+"""What lies beside the databases: payload objects, names, owners, the instance, the topology."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from libs.serving.peers import topology
+from libs.storage.database.blobs import BLOB_PATH, Blobs
+from libs.storage.database.blobs import FOLDER as BLOBS
+from libs.storage.database.roots import Root
+from libs.storage.errors import (
+    CorruptRecord,
+    DamagedObject,
+    ForeignUri,
+    ObjectNotFound,
+    StorageError,
+)
+from libs.storage.objects.instance_records import InstanceRecords
+from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
+from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.shard_owners import ShardOwners
+from services.janitor.verify.findings import Findings, Kind
+from services.janitor.verify.ingests import NamedObject
+
+READS_AT_ONCE: Final = 8
+"""Objects read at the same time, a MiB of each in memory."""
+
+ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
+"""How old an object is that nothing names, before it is a leftover: uploads take an hour at most,
+and the job `unreferenced` waits as long."""
+
+CLAIM_AGE_MS: Final = 3600 * 1000
+"""How old a claim of a name is that has no queue, before it is a leftover."""
+
+
+@dataclass
+class ObjectCheck:
+    """Verifies the objects of a root."""
+
+    root: Root
+    findings: Findings
+    sizes_only: bool = False
+    _named: set[bytes] = field(default_factory=set, init=False)
+    _reading: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._blobs = Blobs(self.root)
+        self._turns = asyncio.Semaphore(READS_AT_ONCE)
+
+    # --- Payload objects ----------------------------------------------------
+
+    async def begin(self, named: NamedObject) -> None:
+        """Have a payload object checked that a record names; waits for a free place."""
+        try:
+            path = self._blobs.path_of(named.uri)
+        except ForeignUri:
+            wrong = f"it names {named.uri}, which is not a payload object below this root"
+            self._add(named, Kind.REFERENCE, wrong)
+            return
+        self._named.add(bytes.fromhex(path.removeprefix(f"{BLOBS}/").replace("/", "")))
+        await self._turns.acquire()
+        task = asyncio.create_task(self._check(path, named))
+        self._reading = [one for one in self._reading if not one.done()]
+        self._reading.append(task)
+
+    async def finish(self) -> None:
+        """Wait for all that was begun."""
+        await asyncio.gather(*self._reading)
+
+    async def _check(self, path: str, named: NamedObject) -> None:
+        try:
+            if self.sizes_only:
+                found_bytes = await self.root.objects.size(path)
+                if found_bytes != named.size_bytes:
+                    detail = f"it has {found_bytes:,} bytes instead of {named.size_bytes:,}"
+                    raise DamagedObject(path, detail)
+            else:
+                await self._blobs.check(path, named.size_bytes)
+            self.findings.counts["payload objects"] += 1
+        except ObjectNotFound:
+            self._add(named, Kind.OBJECT, f"its payload, {path}, is gone")
+        except DamagedObject as error:
+            self._add(named, Kind.OBJECT, f"its payload, {path}, is damaged: {error.detail}")
+        except StorageError as error:
+            self._add(named, Kind.OBJECT, f"its payload, {path}, cannot be read: {error}")
+        finally:
+            self._turns.release()
+
+    def _add(self, named: NamedObject, kind: Kind, wrong: str) -> None:
+        self.findings.add(
+            kind,
+            named.shard,
+            named.record,
+            named.key,
+            wrong,
+            message_ids=named.message_ids,
+        )
+
+    async def find_orphans(self, now_ms: int) -> None:
+        """The payload objects that nothing names. Call it when all databases were read."""
+        if self.findings.unreadable:
+            return  # what could not be read may name them
+        for folder in await self.root.objects.folders(BLOBS):
+            for info in await self.root.objects.describe(folder):
+                if not BLOB_PATH.fullmatch(info.path):
+                    self.findings.add(
+                        Kind.LEFTOVER,
+                        BLOBS,
+                        "object",
+                        info.path,
+                        "not the name of a payload",
+                        advice="remove it by hand: SlateMQ did not write it",
+                    )
+                    continue
+                name = bytes.fromhex(info.path.removeprefix(f"{BLOBS}/").replace("/", ""))
+                if name not in self._named and info.modified_ms < now_ms - ORPHAN_AGE_MS:
+                    wrong = f"no record names it; it has {info.size_bytes:,} bytes"
+                    self.findings.add(Kind.LEFTOVER, BLOBS, "payload object", info.path, wrong)
+
+    # --- The instance -------------------------------------------------------
+
+    async def check_instance(self) -> None:
+        try:
+            record = await InstanceRecords(self.root.objects).latest()
+        except CorruptRecord as error:
+            self.findings.add(
+                Kind.OBJECT,
+                "instance",
+                "settings",
+                "",
+                error.detail,
+                advice="restore this object from the store's versions or a copy: no process starts "
+                "without it",
+            )
+            return
+        if record is None:
+            self.findings.add(
+                Kind.OBJECT,
+                "instance",
+                "settings",
+                "",
+                "there is no record",
+                advice="restore the folder `instance/` from a copy; the first process that starts "
+                "writes a record with the settings of its own",
+            )
+
+    async def check_topology(self, databases: Iterable[str]) -> None:
+        """Each shard that has a database has an entry, and each entry of a shard a database."""
+        known = set(databases)
+        announced: set[str] = set()
+        for path in await self.root.objects.list(topology.FOLDER):
+            fields = await self._json(path, "topology entry")
+            if fields is None:
+                continue
+            name = f"{fields.get('service')}/{fields.get('shard')}"
+            announced.add(name)
+            if path != f"{topology.FOLDER}/{name.replace('/', '-')}.json":
+                self.findings.add(Kind.OBJECT, "topology", "entry", path, f"it is about {name}")
+            elif name.startswith(("ingest/", "broker/")) and name not in known:
+                self.findings.add(
+                    Kind.LEFTOVER, "topology", "entry", path, f"there is no database {name}"
+                )
+        for service in ("ingest", "broker"):
+            for folder in await self.root.objects.folders(service):
+                name = f"{service}/{folder.rpartition('/')[2]}"
+                if name not in known and name not in announced:
+                    self.findings.unreadable.add(name)
+                    wrong = "it is not in the topology, so it was not read"
+                    advice = "start its process, which writes its entry; then verify again"
+                    self.findings.add(Kind.REFERENCE, name, "database", "", wrong, advice=advice)
+        for name in sorted(known - announced):
+            self.findings.add(
+                Kind.REFERENCE,
+                name,
+                "topology entry",
+                "",
+                "no process finds the shard",
+                advice="start the shard's process: it writes its entry",
+            )
+
+    async def check_owners(self, databases: Iterable[str]) -> None:
+        for database in databases:
+            try:
+                await ShardOwners(self.root.objects, database).latest()
+            except CorruptRecord as error:
+                self.findings.add(Kind.OBJECT, database, "shard owner", "", error.detail)
+
+    async def check_names(self, queues: Mapping[str, int], now_ms: int) -> None:
+        """Each queue has the claim of its name; `queues` are their shards."""
+        claimed: dict[str, int] = {}
+        async for path, modified_ms, found in QueueNames(self.root.objects).valid():
+            if isinstance(found, CorruptRecord):
+                self.findings.add(Kind.OBJECT, QUEUE_NAMES, "queue name", path, found.detail)
+                continue
+            queue_id, claim = found
+            if claim.broker_shard is None:
+                continue
+            claimed[queue_id] = claim.broker_shard
+            is_old = modified_ms < now_ms - CLAIM_AGE_MS
+            if queue_id not in queues and is_old and not self.findings.unreadable:
+                wrong = f"broker {claim.broker_shard} has claimed it, and has no such queue"
+                self.findings.add(
+                    Kind.LEFTOVER, QUEUE_NAMES, "queue name", queue_id, wrong, queue_id=queue_id
+                )
+        for queue_id, shard in sorted(queues.items()):
+            if claimed.get(queue_id) != shard:
+                said = claimed.get(queue_id)
+                who = "no broker has" if said is None else f"broker {said} has"
+                self.findings.add(
+                    Kind.REFERENCE,
+                    f"broker/{shard}",
+                    "queue name",
+                    queue_id,
+                    f"{who} claimed its name, and the queue is here: another could be created",
+                    advice="restore the folder `queue-names/` from a copy",
+                    queue_id=queue_id,
+                )
+
+    async def _json(self, path: str, record: str) -> dict[str, Any] | None:
+        try:
+            fields = json.loads(await self.root.objects.get(path))
+            if not isinstance(fields, dict):
+                raise ValueError("it is not an object of JSON")
+        except ObjectNotFound:
+            return None  # withdrawn since it was listed
+        except ValueError as error:
+            self.findings.add(Kind.OBJECT, path.partition("/")[0], record, path, str(error))
+            return None
+        return fields

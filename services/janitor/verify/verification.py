@@ -1,0 +1,259 @@
+"""Verifies an instance: its files, every row of every database, and what they say of one another.
+
+Nothing is written. The databases are read one after the other: all ingests first, then the brokers,
+whose entries are compared with the messages of the ingests' logs. Snapshots are taken in this
+order, too, so a message that a broker needs and that is not in a log was lost, or came later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from libs.storage.database.integrity import find_exchanged
+from libs.storage.database.roots import SILENCE_S, Root
+from libs.storage.database.snapshots import SnapshotReader
+from libs.storage.errors import DamagedStore, StorageError
+from libs.storage.layout.ids import message_id, shard_of
+from libs.storage.records.replay_records import OPEN_END
+from services.janitor.verify.brokers import BrokerCheck, BrokerContents, NeededMessages
+from services.janitor.verify.findings import Findings, Kind
+from services.janitor.verify.ingests import IDS_NAMED, IngestCheck, IngestContents, named_ids
+from services.janitor.verify.objects import ObjectCheck
+from services.janitor.verify.walk import Walk
+
+REPORT_ROWS: Final = 5_000
+"""Rows between two reports of progress."""
+
+SERVICES: Final = ("ingest", "broker")
+
+
+class Cancelled(Exception):
+    """The verification was cancelled."""
+
+
+class Databases(Protocol):
+    """How the databases are opened: a snapshot each, or as a stopped owner has left them."""
+
+    names: Sequence[str]
+    is_stopped: bool
+
+    def open(self, name: str) -> AbstractAsyncContextManager[SnapshotReader]:
+        """Open one for reading. Raises StorageError."""
+
+    async def ends(self) -> Mapping[int, int] | None:
+        """By ingest shard, the last message of its log by now; None: what was read is the end."""
+
+
+@dataclass
+class StoppedDatabases:
+    """The databases of an instance whose processes are stopped."""
+
+    root: Root
+    names: Sequence[str]
+    is_stopped: bool = True
+
+    @classmethod
+    async def find(cls, root: Root) -> StoppedDatabases:
+        names = []
+        for service in SERVICES:
+            folders = await root.objects.folders(service)
+            shards = [folder.rpartition("/")[2] for folder in folders]
+            numbers = sorted(map(int, filter(str.isdigit, shards)))
+            names += [f"{service}/{number}" for number in numbers]
+        return cls(root, names)
+
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[SnapshotReader]:
+        reader = await self.root.open_latest(name)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+    async def ends(self) -> None:
+        """What was read is all that there is."""
+
+
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how many databases are done, and how many there are."""
+
+
+@dataclass
+class Verification:
+    """One verification. `run` it once; `findings` has what it found."""
+
+    root: Root
+    databases: Databases
+    report: Report = lambda _doing, _done, _count: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    sizes_only: bool = False
+    findings: Findings = field(default_factory=Findings, init=False)
+    _ingests: dict[int, IngestContents] = field(default_factory=dict, init=False)
+    _brokers: dict[int, BrokerContents] = field(default_factory=dict, init=False)
+    _done: int = field(default=0, init=False)
+
+    async def run(self) -> Findings:
+        """Raises StoreUnavailable where the store cannot be used, and Cancelled."""
+        objects = ObjectCheck(self.root, self.findings, self.sizes_only)
+        self.report("looking at the instance", 0, len(self.databases.names))
+        await objects.check_instance()
+        await objects.check_topology(self.databases.names)
+        await objects.check_owners(self.databases.names)
+        self._ends: Mapping[int, int] | None = None
+        try:
+            for name in self.databases.names:
+                if name.startswith("broker/") and self._ends is None:
+                    self._ends = await self.databases.ends()
+                await self._check_database(name, objects)
+                self._done += 1
+        finally:
+            await objects.finish()
+        self._cross_check()
+        self.report("looking for what is left over", self._done, self._done)
+        now_ms = time.time_ns() // 1_000_000
+        await objects.find_orphans(now_ms)
+        queues = {queue: one.shard for one in self._brokers.values() for queue in one.queues}
+        await objects.check_names(queues, now_ms)
+        self.findings.counts["databases"] = len(self.databases.names)
+        return self.findings
+
+    # --- One database -------------------------------------------------------
+
+    async def _check_database(self, name: str, objects: ObjectCheck) -> None:
+        await self._check_files(name)
+        try:
+            async with self.databases.open(name) as reader:
+                report = partial(self._report_rows, name)
+                walk = Walk(name, reader, self.findings, self._check_store, report)
+                if name.startswith("ingest/"):
+                    await self._check_ingest(walk, objects)
+                else:
+                    await self._check_broker(walk, objects)
+        except StorageError as error:
+            await self._check_store()
+            self.findings.unreadable.add(name)
+            self.findings.add(Kind.FILE, name, "database", "", str(error))
+
+    async def _check_store(self) -> None:
+        await self.root.objects.check(SILENCE_S)
+
+    def _report_rows(self, name: str, rows: int) -> None:
+        if rows % REPORT_ROWS == 1:
+            if self.is_cancelled():
+                raise Cancelled
+            self.report(f"reading {name}: {rows:,} rows", self._done, len(self.databases.names))
+
+    async def _check_files(self, name: str) -> None:
+        self.report(f"looking at the files of {name}", self._done, len(self.databases.names))
+        try:
+            files = await self.root.files(name)
+        except DamagedStore as error:
+            self.findings.unreadable.add(name)
+            self.findings.add(Kind.FILE, name, "manifest", "", str(error))
+            return
+        faults = [*files.faults, *await find_exchanged(self.root.objects, files.tables)]
+        if self.databases.is_stopped and not files.faults:
+            fault = await self.root.wal_fault(name, files)
+            faults += [fault] if fault is not None else []
+        for fault in faults:
+            self.findings.unreadable.add(name)
+            self.findings.add(Kind.FILE, name, "file", fault.path, fault.wrong)
+        self.findings.counts["files"] += 1 + len(files.tables) + len(files.wal)
+
+    async def _check_ingest(self, walk: Walk, objects: ObjectCheck) -> None:
+        check = IngestCheck(walk)
+        async for named in check.objects():
+            await objects.begin(named)
+        self._ingests[walk.shard] = check.contents
+
+    async def _check_broker(self, walk: Walk, objects: ObjectCheck) -> None:
+        check = BrokerCheck(walk)
+        async for found in check.needs():
+            if isinstance(found, NeededMessages):
+                self._compare_messages(walk.name, found)
+            else:
+                await objects.begin(found)
+        self._brokers[walk.shard] = check.contents
+
+    # --- Databases beside one another ---------------------------------------
+
+    def _compare_messages(self, name: str, needed: NeededMessages) -> None:
+        missing: list[int] = []
+        for one in needed.ids:
+            shard = shard_of(one)
+            if f"ingest/{shard}" in self.findings.unreadable:
+                continue
+            ingest = self._ingests.get(shard)
+            if ingest is None or (one not in ingest.messages and one <= ingest.end):
+                missing.append(one)
+        self.findings.counts["entries"] += len(needed.ids)
+        if missing:
+            missing.sort()
+            self.findings.add(
+                Kind.MESSAGE,
+                name,
+                needed.record,
+                f"queue {needed.queue}",
+                f"{len(missing)} messages are needed and in no log: {named_ids(missing)}",
+                queue_id=needed.queue,
+                message_ids=missing[:IDS_NAMED],
+            )
+
+    def _end_of(self, shard: int) -> int | None:
+        """The last message that the log of an ingest may have; None: it could not be read."""
+        ingest = self._ingests.get(shard)
+        if ingest is None or ingest.name in self.findings.unreadable:
+            return None
+        later = (self._ends or {}).get(shard, 0)
+        return max(ingest.end, later, message_id(shard, 1) - 1)
+
+    def _cross_check(self) -> None:
+        for broker in self._brokers.values():
+            if broker.name in self.findings.unreadable:
+                continue
+            for shard, cursor in broker.cursors.items():
+                self._check_place(broker.name, "routing cursor", f"ingest {shard}", shard, cursor)
+            for queue, ranges in broker.replays.items():
+                for part in ranges:
+                    last = part.cursor if part.end == OPEN_END else part.end
+                    shard = part.ingest_shard
+                    self._check_place(broker.name, "replay", f"queue {queue}", shard, last)
+            self._check_outbox(broker)
+
+    def _check_place(self, name: str, record: str, key: str, shard: int, place: int) -> None:
+        end = self._end_of(shard)
+        if shard not in self._ingests and f"ingest/{shard}" not in self.findings.unreadable:
+            self.findings.add(
+                Kind.REFERENCE, name, record, key, f"there is no database ingest/{shard}"
+            )
+        elif end is not None and place > end:
+            wrong = f"it is at message {place}, and the log ends with {end}: its end was lost"
+            self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=_LOST_END)
+
+    def _check_outbox(self, broker: BrokerContents) -> None:
+        """What an ingest says that it stored of an outbox was sent, and what was sent is stored."""
+        for shard, counter in broker.counters.items():
+            ingest = self._ingests.get(shard)
+            if ingest is None or ingest.name in self.findings.unreadable:
+                continue
+            progress = ingest.outbox_progress.get(broker.shard, 0)
+            last = counter.last_number + counter.offset
+            sent = counter.first_waiting - 1 + counter.offset
+            key = f"ingest {shard}"
+            if progress > last:
+                wrong = f"ingest has stored up to {progress}, and the last row was {last}"
+                self.findings.add(Kind.REFERENCE, broker.name, "outbox counter", key, wrong)
+            elif progress < sent and self.databases.is_stopped:
+                wrong = f"rows up to {sent} are gone as sent, and ingest has up to {progress}"
+                self.findings.add(Kind.REFERENCE, broker.name, "outbox counter", key, wrong)
+
+
+_LOST_END: Final = (
+    "the end of this log was lost after it was routed: restore the ingest's database from a copy "
+    "that has it. Do not publish before: new messages would get IDs that were used"
+)

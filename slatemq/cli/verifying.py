@@ -1,0 +1,105 @@
+"""`slatemq verify` and `slatemq repair`: what is wrong with an instance, and its repair."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from slatemq.cli.failures import EXIT_REFUSED
+from slatemq.cli.job_runs import end_of
+from slatemq.cli.output import note, say, write_json
+from slatemq.cli.parameters import flag
+from slatemq.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from slatemq._admin.janitor import JobFinding, JobRun
+
+_SIZES_ONLY = flag("--sizes-only", help="Compare the sizes of payload objects; do not read them.")
+
+
+@command("verify")
+@_SIZES_ONLY
+def verify(session: Session, sizes_only: bool) -> None:
+    """Verify the instance: every record, file and cross-reference; change nothing.
+
+    Examples:
+      slatemq verify
+      slatemq verify --sizes-only
+      slatemq verify --json | jq '.findings[] | select(.is_fault)'
+
+    The janitor takes snapshots of all shards, reads every row and payload object,
+    and compares what they say of one another: counts and lists, logs and queues,
+    cursors, outboxes, names. It takes no Spark; the instance goes on meanwhile. Each
+    line names the shard, the record, its key, what is wrong, and what to do.
+
+    Exit code 1: something is wrong, or the run did not complete. Leftovers, which
+    only take space, exit with 0. For a stopped instance there is
+    `python -m services.janitor verify`.
+    """
+    run = session.call(lambda client: client.run_job("verify", sizes_only=sizes_only))
+    _show_end(session, end_of(session, run))
+
+
+@command("repair")
+@_SIZES_ONLY
+@flag("--dry-run", help="Only say what would be repaired.")
+def repair(session: Session, sizes_only: bool, dry_run: bool) -> None:
+    """Verify the instance, then remove what is left over.
+
+    Examples:
+      slatemq repair --dry-run
+      slatemq repair
+
+    Repairs what it can be sure of: payload objects older than a day that nothing
+    names, claims of names whose broker has no such queue, and entries of the
+    topology without a database. It never guesses what a damaged record held: faults
+    stay, and are named with what to do. A message whose payload is lost becomes a
+    dead letter when it is claimed.
+
+    Exit code 1: a fault is left, or the run did not complete.
+    """
+    run = session.call(
+        lambda client: client.run_job("repair", sizes_only=sizes_only, dry_run=dry_run)
+    )
+    _show_end(session, end_of(session, run))
+
+
+def _show_end(session: Session, run: JobRun) -> None:
+    if session.json:
+        fields = asdict(run)
+        for finding in fields["findings"]:
+            finding["message_ids"] = [str(one) for one in finding["message_ids"]]
+        write_json(fields)
+    else:
+        for finding in run.findings:
+            _show(finding, run.dry_run)
+        if run.state == "done":
+            _sum_up(run)
+        else:
+            note(f"run {run.run_id} is {run.state.value}: {run.error}")
+    if run.state != "done" or run.counts.get("faults", 0):
+        sys.exit(EXIT_REFUSED)
+
+
+def _show(finding: JobFinding, dry_run: bool) -> None:
+    what = "fault" if finding.is_fault else "leftover"
+    say(f"{what}: {finding.shard}: {finding.record} {finding.key}: {finding.wrong}")
+    if finding.repaired:
+        say("  would be repaired" if dry_run else "  repaired")
+    else:
+        say(f"  {finding.what_to_do}")
+
+
+def _sum_up(run: JobRun) -> None:
+    counts = run.counts
+    shown = len(run.findings)
+    found = counts.get("faults", 0) + counts.get("leftovers", 0)
+    if found > shown:
+        note(f"only the first {shown} of {found} findings are shown")
+    say(
+        f"{counts.get('faults', 0):,} faults, {counts.get('leftovers', 0):,} leftovers; read "
+        f"{counts.get('databases', 0)} databases, {counts.get('files', 0):,} files, "
+        f"{counts.get('rows', 0):,} rows, {counts.get('messages', 0):,} messages, "
+        f"{counts.get('payload_objects', 0):,} payload objects"
+    )

@@ -1,0 +1,111 @@
+"""`slatemq verify` and `slatemq repair` against a running instance, through its janitor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from libs.storage.database.roots import open_root
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
+from tests.integration.cli import ready_command
+from tests.integration.cli.stack import RUN_SECONDS
+from tests.integration.janitor.instances import Instance, instance
+from tests.integration.janitor.runs.janitors import Janitor, janitor
+
+OBJECT_BYTES = 70_000
+
+
+async def cli(there: Janitor, *words: str) -> tuple[int | None, str, str]:
+    environ = {**os.environ, "SLATEMQ_ENDPOINT": there.address}
+    ended = await asyncio.to_thread(ready_command.run, words, environ, b"", RUN_SECONDS)
+    return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
+
+
+async def verified(there: Janitor, *words: str) -> dict[str, Any]:
+    code, out, err = await cli(there, *words, "--json")
+    run: dict[str, Any] = json.loads(out)
+    assert run["state"] == "done", err
+    assert code == (1 if run["counts"]["faults"] else 0)
+    return run
+
+
+def age(path: Path) -> None:
+    os.utime(path, (time.time() - 2 * 24 * 3600,) * 2)
+
+
+async def leave_over(made: Instance) -> list[Path]:
+    """What crashes leave: an object, a claim of a name, an entry of the topology."""
+    orphan = made.data / "blobs" / "00" / ("0" * 62)
+    entry = made.data / "topology" / "broker-9.json"
+    orphan.parent.mkdir(exist_ok=True)
+    orphan.write_bytes(b"an upload that was never committed")
+    entry.write_text(json.dumps({"service": "broker", "shard": 9, "address": "127.0.0.1:1"}))
+    assert await QueueNames(open_root(made.url).objects).claim("never-created", 0, UNCLAIMED)
+    (claim,) = [
+        path for path in made.data.glob("queue-names/*/*") if "never-created" in path.read_text()
+    ]
+    for path in (orphan, entry, claim):
+        age(path)
+    return [orphan, entry]
+
+
+async def test_a_running_instance_is_verified_and_what_is_left_over_is_mended(
+    tmp_path: Path,
+) -> None:
+    async with instance(tmp_path) as made:
+        await made.client.create_queue("orders", filter="true")
+        small = await made.publish("orders", 50)
+        large = await made.publish("orders", 2, payload=os.urandom(OBJECT_BYTES))
+        await made.routed()
+    # Started again, so that no payload is in memory.
+    async with instance(tmp_path) as made, janitor(tmp_path, own_jobs=False) as there:
+        run = await verified(there, "verify")
+        assert (run["counts"]["faults"], run["counts"]["leftovers"]) == (0, 0)
+        assert run["counts"]["messages"] == 52
+        assert run["counts"]["entries"] == 52
+        assert run["counts"]["payload_objects"] == 2
+        code, out, _ = await cli(there, "verify", "--sizes-only")
+        assert (code, out.splitlines()[-1][:22]) == (0, "0 faults, 0 leftovers;")
+
+        # A payload rots: it is named with its message, and never delivered.
+        path = made.data / sorted(made.objects)[0]
+        path.write_bytes(b"\0" + path.read_bytes()[1:])
+        (fault,) = (await verified(there, "verify"))["findings"]
+        assert (fault["kind"], fault["shard"], fault["is_fault"]) == ("object", "ingest/0", True)
+        assert str(path.relative_to(made.data)) in fault["wrong"]
+        (rotten,) = fault["message_ids"]
+        assert int(rotten) in large
+        claimed = await made.claim("orders", (small | large) - {int(rotten)})
+        for message in claimed:
+            await message.ack()
+        assert await made.client.claim("orders", 10, wait=1) == []
+        (dead_letter,) = [one async for one in made.client.list_entries("orders", "failed")]
+        assert (dead_letter.message_id, dead_letter.reason) == (int(rotten), "payload damaged")
+
+        # What is left over is named, then repaired, and nothing else goes.
+        gone = await leave_over(made)
+        dry = await verified(there, "repair", "--dry-run")
+        assert dry["counts"]["leftovers"] == 3
+        assert all(one["repaired"] for one in dry["findings"] if not one["is_fault"])
+        assert all(path.exists() for path in gone)
+        repaired = await verified(there, "repair")
+        assert repaired["counts"]["objects_removed"] == 1
+        assert repaired["counts"]["names_freed"] == 1
+        assert repaired["counts"]["topology_entries_removed"] == 1
+        assert not any(path.exists() for path in gone)
+        assert path.exists()
+        assert (await verified(there, "verify"))["counts"]["leftovers"] == 0
+        await made.client.create_queue("never-created", filter="true")
+
+
+async def test_verify_takes_no_fields_of_other_jobs(tmp_path: Path) -> None:
+    async with janitor(tmp_path) as there:
+        code, _, err = await cli(there, "janitor", "run", "verify", "--queue", "orders")
+        assert code == 1
+        assert "queue_ids" in err
+        code, _, err = await cli(there, "janitor", "run", "verify", "--days", "3")
+        assert (code, "days" in err) == (1, True)
