@@ -1,0 +1,276 @@
+"""What is fuzzed: each target takes any bytes, and raises nothing but what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from libs.events.tasks import decode_failed_task, decode_task
+from libs.filters.allowance import TooSlow
+from libs.filters.expressions import Filter, Priority, context
+from libs.filters.index import RuleSet, facts
+from libs.filters.syntax import FilterError
+from libs.serving.requests.shape import ShapeError, walk
+from libs.storage.arrow.queues import Place, active_batches, done_batch, failed_batch
+from libs.storage.errors import CorruptRecord
+from libs.storage.layout.keys import RecordType, active_key, done_key, failed_key
+from libs.storage.records.archived_records import encode_archived
+from libs.storage.records.catalogue import KINDS, RecordKind, kind_of_key
+from libs.storage.records.configs import encode_config
+from libs.storage.records.execution_records import (
+    encode_executed,
+    encode_outbox,
+    encode_outbox_counter,
+    encode_refused_push,
+)
+from libs.storage.records.log_bounds import encode_log_bounds, encode_log_gaps
+from libs.storage.records.metadata import (
+    decode_log_entry,
+    encode_log_entry,
+    last_message_id,
+    read_log_entry_head,
+    remove_messages,
+)
+from libs.storage.records.payload_packs import decode_pack, encode_pack, rest_of_pack
+from libs.storage.records.queues import (
+    decode_active,
+    decode_done,
+    decode_done_heads,
+    decode_failed,
+    encode_active,
+    encode_attempts,
+    encode_done,
+    encode_failed,
+)
+from libs.storage.records.redrive_records import encode_redrive
+from libs.storage.records.replay_records import encode_replay
+from libs.storage.records.states import (
+    encode_finished_leases,
+    encode_queue_state,
+    encode_request_ids,
+)
+from services.ingest.wire import Rules, accept, accept_push
+from slatemq.errors import InvalidArgument
+from slatemq.events.cloud_events import decode_cloud_event
+from slatemq.events.envelope import decode_event
+from slatemq.events.s3 import read_notifications
+from slatemq.textqueue.errors import FormatError
+from slatemq.textqueue.parsing import parse
+from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2
+
+
+class Wrong(AssertionError):
+    """A target that returned, and whose result cannot be right."""
+
+
+def _same(one: object, other: object, what: str) -> None:
+    if one != other:
+        raise Wrong(f"{what}: {one!r} and {other!r}")
+
+
+# --- Stored records ---------------------------------------------------------
+
+_TYPES: Final = sorted(KINDS)
+
+_ENCODE: Final[Mapping[RecordType, Callable[[Any], bytes]]] = {
+    RecordType.ACTIVE: lambda value: encode_active(*value),
+    RecordType.DONE: encode_done,
+    RecordType.FAILED: encode_failed,
+    RecordType.ATTEMPTS: encode_attempts,
+    RecordType.CONFIG: encode_config,
+    RecordType.QUEUE_STATE: encode_queue_state,
+    RecordType.REQUEST_IDS: encode_request_ids,
+    RecordType.FINISHED_LEASES: encode_finished_leases,
+    RecordType.OUTBOX: encode_outbox,
+    RecordType.OUTBOX_COUNTER: encode_outbox_counter,
+    RecordType.EXECUTED: encode_executed,
+    RecordType.REFUSED_PUSH: encode_refused_push,
+    RecordType.ARCHIVED: encode_archived,
+    RecordType.REDRIVE: encode_redrive,
+    RecordType.REPLAY: encode_replay,
+    RecordType.LOG_BOUNDS: encode_log_bounds,
+    RecordType.LOG_GAPS: encode_log_gaps,
+}
+
+
+def record(data: bytes) -> None:
+    """A value of the kind that the first byte chooses; what decodes, encodes to the same."""
+    if not data:
+        return
+    record_type = _TYPES[data[0] % len(_TYPES)]
+    kind: RecordKind = KINDS[record_type]
+    value = kind.decode(data[1:])
+    encode = _ENCODE.get(record_type)
+    if encode is not None:
+        _same(kind.decode(encode(value)), value, kind.name)
+
+
+def key(data: bytes) -> None:
+    """A key of any kind."""
+    kind_of_key(data).parse_key(data)
+
+
+def log_entry(data: bytes) -> None:
+    """A log entry, read in all ways."""
+    messages = decode_log_entry(data)
+    _same(decode_log_entry(encode_log_entry(messages)), messages, "log entry")
+    if not messages:
+        return
+    ids = [one.message_id for one in messages]
+    _same(read_log_entry_head(data), (len(ids), messages[0].received_at_ms), "head")
+    _same(last_message_id(data), ids[-1], "last message")
+    removal = remove_messages(data, set(ids[::2]), lambda *_: True)
+    kept = decode_log_entry(removal.kept) if removal.kept is not None else []
+    _same(kept, [one for one in messages if one.message_id not in set(ids[::2])], "kept")
+
+
+def pack(data: bytes) -> None:
+    """A payload pack; what is left of it when a payload goes."""
+    payloads = decode_pack(7, data)
+    if not payloads:
+        return
+    listed = [payloads.get(one) for one in range(7, max(payloads) + 1)]
+    _same(decode_pack(7, encode_pack(listed)), payloads, "pack")
+    rest_of_pack(7, payloads, {min(payloads)})
+
+
+_PLACE: Final = Place("q", 0)
+_QUEUE: Final = "q"
+
+
+def arrow(data: bytes) -> None:
+    """A list of a queue as columns: what the codec refuses or takes, columns do, too."""
+    if not data:
+        return
+    kind, value = data[0] % 3, data[1:]
+    decode = (decode_active, decode_done, decode_failed)[kind]
+    key_of = (active_key, done_key, failed_key)[kind]
+    rows = [(key_of(_QUEUE, 1 << 30), value)]
+
+    def columns() -> int:
+        batches: list[pa.RecordBatch]
+        if kind == 0:
+            batches = active_batches(rows, _PLACE)
+        else:
+            batches = [(done_batch if kind == 1 else failed_batch)(rows, _PLACE)]
+        return sum(one.num_rows for one in batches)
+
+    try:
+        found: Any = decode(value)
+    except CorruptRecord:
+        try:
+            count = columns()
+        except CorruptRecord:
+            raise
+        raise Wrong(f"columns take {count} rows of what the codec refuses") from None
+    _same(columns(), len(found[0]) + len(found[1]) if kind == 0 else len(found), "rows")
+    if kind == 1:
+        _same(decode_done_heads(value), [tuple(one[:3]) for one in found], "heads")
+
+
+# --- Requests ---------------------------------------------------------------
+
+_RULES: Final = Rules(payload_bytes_max=1 << 20, retention_s=3600, delay_ms_max=900_000)
+_REQUESTS: Final = (
+    ingest_pb2.PublishRequest,
+    ingest_pb2.PushRequest,
+    queue_pb2.CreateQueueRequest,
+    consumer_pb2.ExecuteRequest,
+)
+
+
+def request(data: bytes) -> None:
+    """A request as it comes: counted before it is parsed, then taken by the rules of ingest."""
+    if not data:
+        return
+    kind = _REQUESTS[data[0] % len(_REQUESTS)]
+    encoded = data[1:]
+    for _ in walk(kind.DESCRIPTOR, encoded):
+        pass
+    parsed: Any = kind.FromString(encoded)
+    if kind is ingest_pb2.PublishRequest:
+        accept(parsed, _RULES)
+    elif kind is ingest_pb2.PushRequest:
+        accept_push(parsed, _RULES)
+
+
+# --- Filters ----------------------------------------------------------------
+
+_HEADERS: Final = {"region": "eu", "n": "3"}
+_FIELDS: Final = (6, 1, 2, 4, 5)
+_SIZE: Final = 3
+_MESSAGE: Final = context(facts(_HEADERS, _FIELDS, -1, _SIZE))
+
+
+def expression(data: bytes) -> None:
+    """A filter or a priority, checked and evaluated; the index must agree with it alone."""
+    source = data[1:].decode(errors="replace")
+    if data[:1] == b"p":
+        found, _ = Priority(source).explain(_MESSAGE)
+        if found is not None and not 0 <= found <= 255:
+            raise Wrong(f"priority {found}")
+        return
+    matches = Filter(source).matches(_MESSAGE)
+    rules = RuleSet()
+    rules.replace("q", source)
+    try:
+        routed = rules.route(dict(_HEADERS), _FIELDS, -1, _SIZE)
+    except TooSlow:
+        return
+    _same(["q"] if matches else [], [queue for queue, _ in routed], "routes")
+
+
+# --- Files and events -------------------------------------------------------
+
+
+def queue_file(data: bytes) -> None:
+    """A queue file: each byte of it is in its entries."""
+    document = parse(data)
+    _same(document.dump(), data, "queue file")
+    parse(data, strict=True)
+
+
+def event(data: bytes) -> None:
+    """What backends of event queues give back, and CloudEvents."""
+    decoders = (decode_event, decode_task, decode_failed_task, decode_cloud_event)
+    if data:
+        decoders[data[0] % len(decoders)](data[1:])
+
+
+def s3_notification(data: bytes) -> None:
+    """A notification of an S3 store, of SNS or of EventBridge."""
+    for one in read_notifications(data).events:
+        if not one.type:
+            raise Wrong(f"an event without a type: {one}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function of bytes, and the errors by which it refuses them."""
+
+    run: Callable[[bytes], None]
+    refuses: tuple[type[Exception], ...]
+
+    def __call__(self, data: bytes) -> None:
+        try:
+            self.run(data)
+        except self.refuses:
+            return
+
+
+TARGETS: Final[Mapping[str, Target]] = {
+    "record": Target(record, (CorruptRecord,)),
+    "key": Target(key, (CorruptRecord,)),
+    "log-entry": Target(log_entry, (CorruptRecord,)),
+    "pack": Target(pack, (CorruptRecord,)),
+    "arrow": Target(arrow, (CorruptRecord,)),
+    "request": Target(request, (ShapeError, DecodeError, InvalidArgument)),
+    "expression": Target(expression, (FilterError,)),
+    "queue-file": Target(queue_file, (FormatError,)),
+    "event": Target(event, (InvalidArgument,)),
+    "s3-notification": Target(s3_notification, (InvalidArgument,)),
+}
