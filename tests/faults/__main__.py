@@ -12,8 +12,10 @@ python -m tests.faults store --seconds 60 --messages 20000
 python -m tests.faults reads --seconds 60 --messages 6000
 python -m tests.faults events --mode async --backend redis --publishes 100000 --away-seconds 600
 python -m tests.faults hostile --requests 100000 --seed 1 --secured
+python -m tests.faults rot --rounds 1000 --seed 1
 
-Ends with 0 if nothing was lost, stored or routed twice, or redelivered before its lease ended.
+Ends with 0 if nothing was lost, stored or routed twice, or redelivered before its lease ended, and
+the store that is left verifies.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,9 @@ from tests.faults.failing_reads import run_failing_reads
 from tests.faults.frozen import run_frozen
 from tests.faults.full_disk import run_full_disk
 from tests.faults.hostile.run import FULL_REQUESTS, Verdict, run_hostile
+from tests.faults.rot import run_rot
 from tests.faults.store_troubles import run_store
+from tests.faults.verified import OF_ONE_SHARD, faults_below, faults_of
 from tests.faults.zombies import LEASE_S, History, run_zombies
 from tests.integration.broker.core.histories_run import run_history
 from tests.integration.janitor.conftest import READY, SMALL
@@ -140,7 +145,9 @@ def _parse() -> argparse.Namespace:
         default=range(1, STAGES_COUNT + 1),
         help="of the janitor's jobs, at which to kill; minutes each",
     )
-    parser.add_argument("--rounds", type=int, default=2, help="of frozen owners, and full disks")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="of frozen owners, full disks, and damage"
+    )
     parser.add_argument("--changes", type=int, default=0, help="of queues, beside the zombies")
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
@@ -176,8 +183,9 @@ def _history(given: argparse.Namespace) -> int:
         done = asyncio.run(
             run_history(Path(folder), given.seed, given.commands, given.restarts, report)
         )
+        faults = faults_of(Path(folder).as_uri(), OF_ONE_SHARD)
     print(f"{done} commands, {given.restarts} restarts, every list as it should be")
-    return 0
+    return _show(faults)
 
 
 def _janitor(given: argparse.Namespace) -> int:
@@ -197,34 +205,35 @@ def _janitor(given: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="slatemq-janitor-") as folder,
     ):
         asyncio.run(waves(spark, Path(folder)))
+        faults = faults_below(Path(folder))
     print("each job came to its end, and nothing was removed that was needed")
-    return 0
+    return _show(faults)
 
 
 def _zombies(given: argparse.Namespace) -> int:
     """Kill, freeze, replace and thaw every member for a while; every message is accounted for."""
     with tempfile.TemporaryDirectory(prefix="slatemq-zombies-") as folder:
-        return _judge_history(
-            asyncio.run(run_zombies(Path(folder), given.seconds, given.seed, given.changes))
-        )
+        history = asyncio.run(run_zombies(Path(folder), given.seconds, given.seed, given.changes))
+        return _judge_history(history, faults_below(Path(folder)))
 
 
 def _frozen(given: argparse.Namespace) -> int:
     """Freeze owners for longer than their WAL is kept."""
     with tempfile.TemporaryDirectory(prefix="slatemq-frozen-") as folder:
-        return _judge_history(asyncio.run(run_frozen(Path(folder), given.rounds, given.seconds)))
+        history = asyncio.run(run_frozen(Path(folder), given.rounds, given.seconds))
+        return _judge_history(history, faults_below(Path(folder)))
 
 
 def _disk(given: argparse.Namespace) -> int:
     """Fill the disk of owners, again and again."""
     with tempfile.TemporaryDirectory(prefix="slatemq-disk-") as folder:
         run = run_full_disk(Path(folder), given.rounds, given.seed, settled_s=2 * LEASE_S)
-        return _judge_history(asyncio.run(run))
+        return _judge_history(asyncio.run(run), faults_below(Path(folder)))
 
 
-def _judge_history(history: History) -> int:
-    """Say what came of a history; returns the exit code."""
-    faults = history.faults()
+def _judge_history(history: History, found: list[str]) -> int:
+    """Say what came of a history, and of its store; returns the exit code."""
+    faults = [*history.faults(), *found]
     print(
         f"{len(history.answered)} publishes answered, "
         f"{len(history.unanswered)} of unknown outcome, "
@@ -248,31 +257,29 @@ def main() -> int:
         print(f"{given.form}, seed {given.seed}")
     if given.form in RUNS:
         return RUNS[given.form](given)
-    with (
-        tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder,
-        LocalStack(Path(folder)) as stack,
-    ):
-        began = time.monotonic()
-        run = asyncio.run(_run(stack, given))
-        took = time.monotonic() - began
-        print(stack.said)
-    return _judge(run, took)
+    with tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder:
+        with LocalStack(Path(folder)) as stack:
+            began = time.monotonic()
+            run = asyncio.run(_run(stack, given))
+            took = time.monotonic() - began
+            print(stack.said)
+        return _judge(run, took, faults_below(Path(folder)))
 
 
 def _store(given: argparse.Namespace) -> int:
     """A stack on S3 through every trouble that a store can make."""
     with tempfile.TemporaryDirectory(prefix="slatemq-store-") as folder:
         began = time.monotonic()
-        run = run_store(Path(folder), given.messages, given.seconds, given.seed)
-        return _judge(run, time.monotonic() - began)
+        run, found = run_store(Path(folder), given.messages, given.seconds, given.seed)
+        return _judge(run, time.monotonic() - began, found)
 
 
 def _reads(given: argparse.Namespace) -> int:
     """A stack on S3 that cannot read its tables for a while."""
     with tempfile.TemporaryDirectory(prefix="slatemq-reads-") as folder:
         began = time.monotonic()
-        run = run_failing_reads(Path(folder), given.messages, given.seconds)
-        return _judge(run, time.monotonic() - began)
+        run, found = run_failing_reads(Path(folder), given.messages, given.seconds)
+        return _judge(run, time.monotonic() - began, found)
 
 
 def _events(given: argparse.Namespace) -> int:
@@ -283,7 +290,7 @@ def _events(given: argparse.Namespace) -> int:
         run = run_events(
             Path(folder), given.mode, given.backend, given.publishes, victims, given.away_seconds
         )
-    faults = run.faults()
+        faults = [*run.faults(), *faults_below(Path(folder))]
     print(
         f"{given.mode} on {given.backend}: {len(run.answered)} publishes answered, "
         f"{run.failed_calls} calls repeated, {len(run.stored)} messages stored, "
@@ -310,10 +317,20 @@ def _hostile(given: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("interrupted; the stack is stopped", file=sys.stderr)
             return 130
+        with redirect_stdout(sys.stderr):
+            verdict.faults.extend(faults_below(Path(folder)))
     if given.json:
         print(json.dumps(asdict(verdict)))
         return 1 if verdict.faults else 0
     return _show_verdict(verdict, given)
+
+
+def _rot(given: argparse.Namespace) -> int:
+    """Damage of the files of a store: each is named, and nothing damaged is served."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-rot-") as folder:
+        faults = run_rot(Path(folder), given.rounds, given.seed)
+    print(f"{given.rounds} damages, {len(faults)} faults")
+    return _show(faults)
 
 
 def _show_verdict(verdict: Verdict, given: argparse.Namespace) -> int:
@@ -328,9 +345,9 @@ def _show_verdict(verdict: Verdict, given: argparse.Namespace) -> int:
     return _show(verdict.faults)
 
 
-def _judge(run: Run | Chains, took: float) -> int:
-    """Say what came of a run; returns the exit code."""
-    faults = run.faults()
+def _judge(run: Run | Chains, took: float, found: list[str]) -> int:
+    """Say what came of a run, and of its store; returns the exit code."""
+    faults = [*run.faults(), *found]
     print(
         f"{run.published_count} published, {run.acked_count} acked, "
         f"{run.redelivered_count} redelivered, {len(faults)} faults, {took:.1f} s"
@@ -355,6 +372,7 @@ RUNS = {
     "reads": _reads,
     "events": _events,
     "hostile": _hostile,
+    "rot": _rot,
 }
 """Those that start what they need by themselves."""
 

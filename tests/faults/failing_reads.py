@@ -20,6 +20,7 @@ from tests.acceptance.local_stack import LocalStack, peer_address
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import PUBLISH_BATCH, Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
+from tests.faults.verified import faults_of
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
@@ -75,17 +76,19 @@ async def _work(stack: LocalStack, store: FaultyStore, messages: int, seconds: f
     return run
 
 
-def run_failing_reads(folder: Path, messages: int, seconds: float) -> Run:
-    """A workload that is consumed while reads of tables fail, each way for `seconds`."""
+def run_failing_reads(folder: Path, messages: int, seconds: float) -> tuple[Run, list[str]]:
+    """A workload that is consumed while reads of tables fail, each way for `seconds`.
+
+    Also returns the faults of the store that is left.
+    """
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    with (
-        moto() as port,
-        faulty_store(port) as store,
-        LocalStack(folder, "--store", root_url(store.port, "reads"), ready=True) as stack,
-    ):
-        try:
-            return asyncio.run(_work(stack, store, messages, seconds))
-        finally:
-            store.set()
-            print(stack.said)
+    with moto() as port, faulty_store(port) as store:
+        url = root_url(store.port, "reads")
+        with LocalStack(folder, "--store", url, ready=True) as stack:
+            try:
+                run = asyncio.run(_work(stack, store, messages, seconds))
+            finally:
+                store.set()
+                print(stack.said)
+        return run, faults_of(url)

@@ -20,6 +20,7 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 from tests.faults.faulty_store import Fault, FaultyStore, Outcome, faulty_store
+from tests.faults.verified import faults_of
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
@@ -134,15 +135,19 @@ def run_store(
     seconds: float,
     seed: int,
     troubles: tuple[Trouble, ...] = TROUBLES,
-) -> Run:
-    """A workload on a fresh stack, with each of the troubles for `seconds`."""
+) -> tuple[Run, list[str]]:
+    """A workload on a fresh stack, with each of the troubles for `seconds`.
+
+    Also returns the faults of the store that is left.
+    """
     os.environ.update(CREDENTIALS)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with moto() as port, faulty_store(port, seed) as store:
         url = root_url(store.port, "faults")
         with LocalStack(folder, "--store", url, ready=True) as stack:
             try:
-                return asyncio.run(_work(stack, store, messages, troubles, seconds))
+                run = asyncio.run(_work(stack, store, messages, troubles, seconds))
             finally:
                 store.set()
                 print(stack.said)
+        return run, faults_of(url)

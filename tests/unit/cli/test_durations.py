@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slatemq.cli.parameters import DURATION_MS_MAX, RETENTION, format_duration, parse_duration
+from slatemq.cli.parameters import DURATION_MS_MAX, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,6 @@ def test_a_duration_is_read(text: str, length_ms: int) -> None:
 def test_what_is_no_duration_is_refused_with_words(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|too long"):
         parse_duration(text)
-
-
-def test_a_retention_can_have_no_end() -> None:
-    assert RETENTION.convert("forever", None, None) == RETENTION.convert("0", None, None)
 
 
 @given(st.integers(0, DURATION_MS_MAX))
