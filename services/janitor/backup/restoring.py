@@ -195,6 +195,12 @@ class Restoring:
                 claim = await names.get(queue_id)
                 if claim == UNCLAIMED:
                     await names.claim(queue_id, shard, claim)
+                elif claim.broker_shard != shard:
+                    # Deleted on one shard and created on the other between their snapshots.
+                    log.warning(
+                        "the queue %s is on broker %d and on broker %s: delete it on one of them",
+                        *(queue_id, shard, claim.broker_shard),
+                    )
                 self.queues_count += 1
                 self._say("queue names", self.queues_count, self.queues_count)
 

@@ -15,8 +15,11 @@ from libs.storage.database.roots import Root, open_root, overlap, parse_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
+from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
+from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.small_objects import ObjectInfo, Objects
+from libs.storage.records.configs import QueueConfigRecord, encode_config
 from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.renumbering import LEFT_OUT_MIN
 from services.janitor.backup.restoring import MARKER, Restoring
@@ -299,6 +302,21 @@ async def test_an_instance_moves_from_a_folder_to_s3(
         assert await Blobs(there).get(uri) == large
         with pytest.raises(FailedPrecondition, match="restore to an empty root"):
             await restored(backups, there)
+
+
+async def test_a_queue_that_two_brokers_have_is_named(
+    root: Root, backups: Root, fresh: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("broker/0", "broker/1"):
+        database = await root.database(name, Kind.BROKER)
+        batch = Batch()
+        batch.put(config_key("moved"), encode_config(QueueConfigRecord("true", 5, 0)))
+        await database.commit(batch)
+        await database.close()
+    await taking(root, backups).take()
+    await restored(backups, fresh)
+    assert "the queue moved is on broker 1 and on broker 0: delete it on one of them" in caplog.text
+    assert (await QueueNames(fresh.objects).get("moved")).broker_shard == 0
 
 
 async def test_a_dry_run_counts_and_writes_nothing(root: Root, backups: Root) -> None:
