@@ -11,17 +11,10 @@ from tests.simulation.seeds import Settings, run_seed, shrunk
 
 SHORT = Settings(messages=20, mishaps=1.0)
 BUSY = Settings(messages=20, mishaps=2.0)
-"""Ten of these worlds take some 40 s of a processor."""
+"""Eight of these worlds take some 40 s of a processor."""
 
 
-def test_a_seed_is_replayed_step_by_step() -> None:
-    first, second = (run_seed("5", SHORT) for _ in range(2))
-    assert first["violation"] == ""
-    assert first["mishaps"], "nothing happened"
-    assert first == second
-
-
-@pytest.mark.parametrize("seed", [str(seed) for seed in range(11, 21)])
+@pytest.mark.parametrize("seed", [str(seed) for seed in range(11, 19)])
 def test_a_world_with_mishaps_breaks_no_rule(seed: str) -> None:
     facts = run_seed(seed, BUSY)
     assert facts["violation"] == ""
@@ -29,9 +22,8 @@ def test_a_world_with_mishaps_breaks_no_rule(seed: str) -> None:
 
 
 def test_a_mishap_can_be_left_out() -> None:
-    settings = Settings(messages=30, mishaps=2.0)
-    whole = run_seed("5", settings)["mishaps"]
-    left = run_seed("5", settings, whole[:1])["mishaps"]
+    whole = run_seed("5", BUSY)["mishaps"]
+    left = run_seed("5", BUSY, whole[:1])["mishaps"]
     assert whole[:2] == [0, 1]
     assert left[0] == 1
 
@@ -40,13 +32,14 @@ def test_a_seed_takes_the_same_way_by_another_command_line_and_in_other_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What shrinking rests on: a mishap that is left out must be all that differs."""
-    settings = Settings(messages=30, mishaps=2.0)
-    first = run_seed("5", settings)
+    first = run_seed("6", BUSY)
+    assert first["violation"] == ""
+    assert first["mishaps"], "nothing happened"
     # Other arguments and variables move all of a process's memory, beside what the system moves.
     monkeypatch.setenv("MOVES_MEMORY", "x" * 5000)
     trace = tmp_path / "trace"
     options = ["--log", "ERROR", "--trace", str(trace)]
-    second = run_seed("5", settings, [9999], options)
+    second = run_seed("6", BUSY, [9999], options)
     assert first == second
     assert len(trace.read_text().splitlines()) == first["steps"]
 

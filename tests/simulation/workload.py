@@ -22,6 +22,7 @@ from slatemq.errors import (
     NotFound,
     SlateMQError,
 )
+from slatemq.models import OutgoingMessage
 from slatemq.v1 import queue_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.simulation.cluster import Cluster
@@ -56,6 +57,7 @@ class Kind:
         shard: Of its broker.
         consumers: How many; those of `ranked` begin at the end.
         idle_s: How long its consumers wait after a claim at most, so that messages gather.
+        forgets: Share of messages that its consumers forget: their leases end by themselves.
         fed_from: The queue whose messages move here.
         needs: Kinds that a world must have with it.
     """
@@ -66,6 +68,7 @@ class Kind:
     consumers: int = 2
     attempts_max: int = 0
     idle_s: float = 0.0
+    forgets: float = 0.05
     fed_from: str = ""
     needs: tuple[str, ...] = ()
 
@@ -85,7 +88,7 @@ QUEUES: Final[Mapping[str, Kind]] = {
     "third": Kind("color", NONE, shard=1, consumers=1, fed_from="second"),
     # Their filters change; they are paused, purged, deleted and created again.
     "edited": Kind("color", "red"),
-    "moved": Kind("color", "blue", shard=1, consumers=1, idle_s=2.0),
+    "moved": Kind("color", "blue", shard=1, consumers=1, idle_s=2.0, forgets=0.4),
     # Created while messages come; it starts at the beginning.
     "late": Kind(consumers=1),
     # Not consumed before the end.
@@ -189,49 +192,50 @@ class Workload:
     async def publish(self, client: Client, headers: dict[str, str]) -> None:
         """Publish a message with these headers, beside those of the producers."""
         self._number += 1
-        key = f"beside/{self._number}".encode()
-        self._judge.publishing(key, headers, 0, now_ms())
-        await self._send(client, key, headers, 0)
+        message = OutgoingMessage(f"beside/{self._number}".encode(), headers)
+        await self._send(client, [self._about_to_publish(message)])
 
     async def _produce(self, number: int, messages: int) -> None:
         chance = random.Random(self._chance.random())
+        keys = [f"{number}/{count}".encode() for count in range(messages)]
         async with await self.connected() as client:
-            published: list[tuple[bytes, dict[str, str], int, str]] = []
-            for count in range(messages):
+            published: list[OutgoingMessage] = []
+            while keys:
                 await asyncio.sleep(chance.expovariate(20))
                 if published and chance.random() < 0.1:
                     # The same publish again: its dedupe key makes it the same message.
-                    await self._send(client, *chance.choice(published))
-                key = f"{number}/{count}".encode()
-                headers = {"color": chance.choice((*COLORS, "black"))}
-                headers["rank"] = str(chance.randrange(5))
-                visible_at_ms = 0
-                if chance.random() < 0.2:
-                    visible_at_ms = now_ms() + chance.randrange(DELAY_MAX_S * 1000)
-                self._judge.publishing(key, headers, visible_at_ms, now_ms())
-                if chance.random() < 0.5:
-                    published.append((key, headers, visible_at_ms, key.decode()))
-                    await self._send(client, *published[-1])
-                else:
-                    await self._send(client, key, headers, visible_at_ms)
+                    await self._send(client, [chance.choice(published)])
+                # What is published together is stored together, and in packs.
+                size = chance.randint(4, 10) if chance.random() < 0.1 else 1
+                batch = [self._message(key, chance) for key in keys[:size]]
+                del keys[:size]
+                published += [message for message in batch if message.dedupe_key]
+                await self._send(client, batch)
 
-    async def _send(
-        self,
-        client: Client,
-        key: bytes,
-        headers: dict[str, str],
-        visible_at_ms: int,
-        dedupe_key: str | None = None,
-    ) -> None:
-        """Publish; without a dedupe key the client's request ID alone makes it one message."""
+    def _message(self, key: bytes, chance: random.Random) -> OutgoingMessage:
+        """A new message; without a dedupe key, request IDs alone make it one message."""
+        headers = {"color": chance.choice((*COLORS, "black")), "rank": str(chance.randrange(5))}
+        visible_at_ms = None
+        if chance.random() < 0.2:
+            visible_at_ms = now_ms() + chance.randrange(DELAY_MAX_S * 1000)
+        dedupe_key = key.decode() if chance.random() < 0.5 else None
+        return self._about_to_publish(
+            OutgoingMessage(key, headers, visible_at_ms=visible_at_ms, dedupe_key=dedupe_key)
+        )
+
+    def _about_to_publish(self, message: OutgoingMessage) -> OutgoingMessage:
+        key, visible_at_ms = message.payload, message.visible_at_ms or 0
+        self._judge.publishing(key, message.headers, visible_at_ms, now_ms())
+        return message
+
+    async def _send(self, client: Client, batch: Sequence[OutgoingMessage]) -> None:
         try:
-            done = await client.publish(
-                key, headers, visible_at=visible_at_ms or None, dedupe_key=dedupe_key
-            )
+            done = await client.publish_many(batch)
         except SlateMQError as error:
-            self._cluster.tell(f"publishing {key!r}: {error}")
+            self._cluster.tell(f"publishing {[one.payload for one in batch]}: {error}")
             return
-        self._judge.published(key, done.message_id)
+        for message, published in zip(batch, done, strict=True):
+            self._judge.published(message.payload, published.message_id)
 
     # --- Consumers ----------------------------------------------------------
 
@@ -275,8 +279,8 @@ class Workload:
         key, token, dice = message.payload, message.lease_token, chance.random()
         if self.calm or queue == "ranked":
             dice = 1.0
-        if dice < 0.05:
-            return  # A consumer that forgets it: its lease ends by itself.
+        if dice < QUEUES[queue].forgets:
+            return
         if dice < (0.6 if QUEUES[queue].attempts_max else 0.15):
             await self._nack(client, queue, key, token, chance)
             return
