@@ -55,7 +55,13 @@ class Stubs:
     async def connect(self, address: str) -> Stubs:
         """Ask `address` where everybody is."""
         topology: Any = topology_pb2_grpc.TopologyServiceStub(self._open(address))
-        found = await topology.GetTopology(topology_pb2.GetTopologyRequest(), timeout=10)
+        async with asyncio.timeout(60):
+            # It may have looked before the last of them had started.
+            while True:
+                found = await topology.GetTopology(topology_pb2.GetTopologyRequest(), timeout=10)
+                if found.ingests and found.brokers and found.routers:
+                    break
+                await asyncio.sleep(0.05)
         broker = self._open(found.brokers[0].address)
         self.ingest = ingest_pb2_grpc.IngestServiceStub(self._open(found.ingests[0].address))
         self.queues = queue_pb2_grpc.QueueServiceStub(broker)
