@@ -131,8 +131,11 @@ def compose(tmp_path: Path) -> Iterator[Compose]:
 
 
 def test_containers_serve_clients_outside_and_lose_nothing_when_killed(compose: Compose) -> None:
-    # Given containers that serve, none of them as root
+    # Given containers that serve, none of them as root, nor able to write outside of its volumes
     assert {compose.inspect(name, "{{.Config.User}}") for name in SERVICES} == {"1000"}
+    assert {compose.inspect(name, "{{.HostConfig.ReadonlyRootfs}}") for name in SERVICES} == {
+        "true"
+    }
     run = Run(make_lines(5_000))
 
     # And the quick start works from outside

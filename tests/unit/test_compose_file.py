@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from libs.events.settings import QueueSettings, read_settings
 from libs.serving.process.event_settings import read_queue_settings
+from libs.storage.database.roots import parse_root
+from slatemq.variables import KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -19,6 +24,8 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 OURS = ("ingest", "broker", "router", "janitor")
 BACKENDS = ("redis", "rabbitmq", "kafka")
+PROFILES = ("", "s3", *BACKENDS)
+"""Those of which the services read: the profile `observability` adds to any."""
 
 DURABLE = {
     "redis": "--appendonly yes --appendfsync always",
@@ -28,14 +35,22 @@ DURABLE = {
 """What makes an answer durable, somewhere in the service."""
 
 
+def environment(profile: str) -> dict[str, str]:
+    """What a profile sets for the services, by the file that its name stands for."""
+    names = {name for ours in OURS for name in SERVICES[ours]["env_file"]}
+    (name,) = {
+        re.sub(r"\$\{COMPOSE_PROFILES:-(\w+)\}", lambda m: profile or m[1], n) for n in names
+    }
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
 def config(profile: str) -> Path:
-    """The file that a profile makes the services read."""
-    (name,) = {SERVICES[ours]["environment"]["SLATEMQ_CONFIG"] for ours in OURS}
-    mounted = re.sub(r"\$\{COMPOSE_PROFILES:-(\w+)\}", lambda m: profile or m[1], name)
+    """The file of settings that a profile makes the services read."""
     volumes: set[str] = {volume for ours in OURS for volume in SERVICES[ours]["volumes"]}
     (mount,) = (volume for volume in volumes if volume.startswith("./"))
     folder, place, _ = mount.split(":")
-    return ROOT / folder / Path(mounted).relative_to(place)
+    return ROOT / folder / Path(environment(profile)["SLATEMQ_CONFIG"]).relative_to(place)
 
 
 def settings(profile: str) -> QueueSettings:
@@ -52,7 +67,7 @@ def address_of(backend: str) -> tuple[str | None, int | None]:
 
 
 def test_there_are_our_services_and_one_for_each_backend() -> None:
-    ours = {"access", "console", "grafana", "prometheus", *OURS}
+    ours = {"access", "console", "grafana", "prometheus", "s3", *OURS}
     assert set(SERVICES) == {*ours, *BACKENDS}
 
 
@@ -102,8 +117,65 @@ def test_our_services_run_in_every_profile_and_wait_for_no_backend(name: str) ->
     assert not set(SERVICES[name].get("depends_on", ())) & set(BACKENDS)
 
 
-def test_without_a_profile_the_services_are_in_direct_mode() -> None:
-    assert read_queue_settings(str(config("")), {"SLATEMQ_QUEUE_CONSISTENCY": "async"}) is None
+@pytest.mark.parametrize("profile", ["", "s3"])
+def test_without_a_backend_the_services_are_in_direct_mode(profile: str) -> None:
+    environ = environment(profile)
+    assert "SLATEMQ_CONFIG" not in environ
+    assert read_queue_settings("", environ | {"SLATEMQ_QUEUE_CONSISTENCY": "async"}) is None
+
+
+def test_all_variables_of_the_profiles_are_known() -> None:
+    for profile in PROFILES:
+        assert set(environment(profile)) <= KNOWN | {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+
+
+def test_on_s3_all_data_is_in_the_bucket_that_its_server_makes() -> None:
+    assert parse_root(environment("")["SLATEMQ_ROOT"]).url == "file:///data"
+    root = urlsplit(environment("s3")["SLATEMQ_ROOT"])
+    query = parse_qs(root.query)
+    server = (ROOT / SERVICES["s3"]["build"] / "server.py").read_text()
+
+    assert root.scheme == "s3"
+    assert query["endpoint"] == ["http://s3:5000"]
+    assert f'BUCKET: Final = "{root.hostname}"' in server
+    assert "PORT: Final = 5000" in server
+    assert "volumes" not in SERVICES["s3"], "it keeps nothing, and says so"
+
+
+@pytest.mark.parametrize("name", [*OURS, "access", "console", "s3"])
+def test_the_root_of_our_containers_cannot_be_written_nor_can_they_gain_rights(name: str) -> None:
+    service = SERVICES[name]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("name", [*OURS, "console"])
+def test_our_services_have_certificates_in_every_profile(name: str) -> None:
+    assert {"SLATEMQ_TLS_CA", "SLATEMQ_TLS_CERT", "SLATEMQ_TLS_KEY"} <= set(
+        SERVICES[name]["environment"]
+    )
+    assert "SLATEMQ_INSECURE" not in SERVICES[name]["environment"]
+
+
+def test_docker_compose_understands_each_profile() -> None:
+    if shutil.which("docker-compose") is None:
+        why = "docker-compose is absent: docker-compose.yml is not tried"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    for profile in PROFILES:
+        done = subprocess.run(
+            ["docker-compose", "config"],
+            cwd=ROOT,
+            env=os.environ | {"COMPOSE_PROFILES": profile},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        broker = yaml.safe_load(done.stdout)["services"]["broker"]
+        assert environment(profile).items() <= broker["environment"].items()
 
 
 @pytest.mark.parametrize("profile", BACKENDS)
@@ -137,6 +209,9 @@ def test_the_image_of_a_service_with_events_has_the_client_of_each_backend(name:
 
 
 def test_every_file_of_settings_belongs_to_a_profile() -> None:
-    files = {file.stem for file in config("").parent.iterdir()}
+    files = {file.name for file in config("redis").parent.iterdir() if file.is_file()}
 
-    assert files == {"direct", *BACKENDS}
+    assert files == {
+        *(f"{name}.yaml" for name in BACKENDS),
+        *(f"{name}.env" for name in ("direct", "s3", *BACKENDS)),
+    }
