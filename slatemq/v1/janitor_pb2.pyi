@@ -254,7 +254,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Paths of the files that it wrote, below the instance's root. Set at its end."""
+        """Paths of the files that it wrote, below the instance's root; of a backup its URL. Set at its end."""
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunPhase]:
