@@ -22,13 +22,15 @@ from examples.events.signatures import ID, make_secret
 from examples.events.webhook_receiver import Inbox, make_app
 from libs.events.backends import open_backend
 from libs.events.slatemq.headers import EVENTS_HEADER
+from services.stack.stack import PARTS
 from slatemq.errors import Unavailable
 from slatemq.events import Event, decode_event
 from tests.acceptance.local_stack import REPOSITORY, LocalStack, wait_until
 from tests.integration.events.backends.redis_server import RedisServer
-from tests.integration.events.backends.servers import free_ports, running
+from tests.integration.events.backends.servers import running
 from tests.integration.events.backends.test_conformance import created
 from tests.integration.ingest.server import Ingest, process
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # A stack, and programs that are killed.
 
@@ -42,7 +44,7 @@ EVENTUALLY_S = 60.0
 def events_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A stack that publishes its events to itself."""
     folder = tmp_path_factory.mktemp("events")
-    port = free_ports(4)[0]
+    port = free_ports(len(PARTS))[0]
     config = folder / "slatemq.yaml"
     config.write_text(
         json.dumps(

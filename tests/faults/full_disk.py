@@ -76,9 +76,8 @@ class CrowdedMember(Member):
                 code = await self.ended()
         except TimeoutError:
             raise RuntimeError(f"{self.name} goes on although its disk is full") from None
-        port = int(self.address.rpartition(":")[2])
         try:
-            await self.start(port)
+            await self.start(self.ports)
         except RuntimeError as error:
             if EXPLANATION not in str(error):
                 raise
@@ -88,7 +87,7 @@ class CrowdedMember(Member):
         if (code, again) != (EXIT_FAILED, EXIT_FAILED):
             raise RuntimeError(f"{self.name} ended with {code}, then {again}: {self.last_words()}")
         self._free_bytes = resource.RLIM_INFINITY
-        await self.start(port)
+        await self.start(self.ports)
 
 
 async def run_full_disk(folder: Path, rounds: int, seed: int, settled_s: float) -> History:

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from libs.serving.process.exits import EXIT_FENCED
 from tests.acceptance.local_stack import REPOSITORY
+from tests.ports import free_ports
 from tests.ready_process import create_subprocess
 
 START_SECONDS = 180.0
@@ -38,6 +39,7 @@ class Member:
         self.service = service
         self.shard = shard
         self.address = self.peer_address = ""
+        self.ports: Sequence[int] = ()
         self.exits: Counter[int] = Counter()
         self.folder = folder
         self._starts = 0
@@ -59,9 +61,10 @@ class Member:
         assert self._process is not None
         return int(self._process.pid)
 
-    async def start(self, port: int = 0, peer_port: int = 0) -> None:
-        """Start an owner, and wait until it serves."""
+    async def start(self, ports: Sequence[int] = ()) -> None:
+        """Start an owner at these ports, or where it is free, and wait until it serves."""
         self._starts += 1
+        port, peer_port = self.ports = ports or free_ports(2)
         ready = self.folder / f"{self.name}.{self._starts}.ready"
         with self.output() as log:
             self._process = await create_subprocess(
@@ -107,7 +110,7 @@ class Member:
         """SIGKILL the owner, and start another at the same addresses."""
         process = self._send(signal.SIGKILL)
         await process.wait()
-        await self.start(*(int(a.rpartition(":")[2]) for a in (self.address, self.peer_address)))
+        await self.start(self.ports)
 
     async def freeze(self, meanwhile: Awaitable[None]) -> None:
         """Stop the owner while something goes on; no other takes its shard."""

@@ -11,8 +11,8 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import open_root
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.errors import DeadlineExceeded, Unavailable
-from tests.integration.events.backends.servers import free_ports
 from tests.integration.serving.echo_service import METHODS, EchoServicer
+from tests.ports import free_ports
 
 
 class Clock:

@@ -29,6 +29,7 @@ from slatemq.v1 import (
     queue_pb2_grpc,
 )
 from tests.claimed_runs import messages_of
+from tests.ports import free_ports
 from tests.ready_process import create_subprocess
 
 WAIT_SECONDS = 120
@@ -51,9 +52,14 @@ class Service:
         self._process: Any = None
         self.channel: grpc.aio.Channel | None = None
         self.address = self.peer_address = self.http_address = ""
+        self._has_ports = False
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)
+        if not self._has_ports:
+            self._has_ports = True
+            port, peer_port = free_ports(2)
+            self._command += ["--port", str(port), "--peer-port", str(peer_port)]
         self._process = await self._begin(*self._command)
         async with asyncio.timeout(WAIT_SECONDS):
             while not self._ready.exists():
@@ -64,8 +70,6 @@ class Service:
         self.peer_address = str(addresses["peer_address"])
         self.http_address = str(addresses.get("http_address", ""))
         if self.channel is None:
-            for flag, address in (("--port", self.address), ("--peer-port", self.peer_address)):
-                self._command += [flag, address.rpartition(":")[2]]
             self.channel = open_channel(self.peer_address)
 
     @property

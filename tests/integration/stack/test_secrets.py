@@ -30,8 +30,9 @@ from slatemq.events.envelope import Event, decode_event
 from slatemq.v1 import queue_pb2, queue_pb2_grpc
 from tests.acceptance.local_stack import LocalStack, wait_until
 from tests.integration.events.backends.redis_server import RedisServer
-from tests.integration.events.backends.servers import free_ports, running
+from tests.integration.events.backends.servers import running
 from tests.integration.stack.test_secured_stack import Secured
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 

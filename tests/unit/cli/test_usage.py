@@ -2,6 +2,7 @@
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,14 +12,14 @@ from slatemq.cli.app import invoke, slatemq
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """An address where nobody listens."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    monkeypatch.setenv("SLATEMQ_ENDPOINT", address)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return address
+        monkeypatch.setenv("SLATEMQ_ENDPOINT", address)
+        yield address
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import aio_pika
 from libs.events.activemq.connection import Addresses
 from libs.events.settings import ActivemqSettings
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
-from tests.integration.events.backends.servers import PortServer, Process, free_ports, program
+from tests.integration.events.backends.servers import PortServer, Process, program
+from tests.ports import free_ports
 
 
 class ActivemqServer(PortServer):

@@ -8,7 +8,8 @@ import urllib.request
 from pathlib import Path
 
 from libs.events.settings import KafkaSettings
-from tests.integration.events.backends.servers import Process, free_ports, listens, missing
+from tests.integration.events.backends.servers import Process, listens, missing
+from tests.ports import free_ports
 
 BUCKET = "kafka"
 

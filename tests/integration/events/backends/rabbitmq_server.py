@@ -10,9 +10,9 @@ from tests.integration.events.backends.servers import (
     Certificate,
     PortServer,
     Process,
-    free_ports,
     program,
 )
+from tests.ports import free_ports
 
 
 class RabbitmqServer(PortServer):
@@ -24,6 +24,7 @@ class RabbitmqServer(PortServer):
 
     def __init__(self, folder: Path, *plugins: str, certificate: Certificate | None = None) -> None:
         """Nothing runs yet. With a certificate it speaks TLS, too, at `tls_port`."""
+        self.certificate = certificate
         self.port, self.tls_port, self._dist_port = free_ports(3)
         enabled = folder / "enabled_plugins"
         enabled.write_text(f"[{','.join(plugins)}].\n")

@@ -10,9 +10,9 @@ from tests.integration.events.backends.servers import (
     Certificate,
     PortServer,
     Process,
-    free_ports,
     program,
 )
+from tests.ports import free_ports
 
 
 class RedisServer(PortServer):

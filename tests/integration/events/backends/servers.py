@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
-
-from services.stack.ports import FREE_PORTS, is_free
 
 START_S = 90.0
 RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
@@ -50,15 +47,6 @@ class PreparedServer(Protocol):
 
     async def prepare(self, settings: Any) -> None:
         """Make it."""
-
-
-def free_ports(count: int) -> range:
-    """Ports in a row that are free now, and that no client takes while a server is away."""
-    for first in random.sample(FREE_PORTS[:-count], 200):
-        ports = range(first, first + count)
-        if all(map(is_free, ports)):
-            return ports
-    raise RuntimeError(f"no {count} ports in a row are free")
 
 
 def missing(what: str) -> None:
@@ -101,18 +89,20 @@ class Process:
         folder: Path,
         environment: dict[str, str],
         log: Path | None = None,
+        begin: Callable[..., Any] = subprocess.Popen,
     ) -> None:
-        """Nothing runs yet."""
+        """Nothing runs yet; `begin` starts it, as subprocess.Popen does."""
+        self._begin = begin
         self._log = log or folder / "server.log"
         self._command = command
         self._folder = folder
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None
 
     def start(self, answers: Callable[[], bool]) -> None:
         """Start it, and wait until `answers`."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._begin(
                 self._command,
                 cwd=self._folder,
                 env={**os.environ, **self._environment},

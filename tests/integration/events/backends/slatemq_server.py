@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 from libs.events.settings import SlatemqSettings
-from tests.acceptance.local_stack import REPOSITORY
-from tests.integration.events.backends.servers import PortServer, Process, free_ports
+from services.stack.stack import PARTS
+from tests.acceptance.local_stack import READY_STACK, REPOSITORY
+from tests.integration.events.backends.servers import PortServer, Process
+from tests.ports import free_ports
+from tests.ready_process import popen
 
 
 class SlatemqServer(PortServer):
@@ -18,16 +21,17 @@ class SlatemqServer(PortServer):
         """Nothing runs yet; `arguments` are those of the stack."""
         self._folder = folder
         self._ready = folder / "ready.json"
-        self.port = free_ports(4).start
+        self.port = free_ports(len(PARTS)).start
         self._process = Process(
             [
-                *(sys.executable, "-m", "services", "--data", str(folder / "data")),
+                *(sys.executable, "-m", READY_STACK, "--data", str(folder / "data")),
                 *("--ready-file", str(self._ready), "--ports", str(self.port)),
                 *arguments,
             ],
             REPOSITORY,
             {},
             log=folder / "server.log",
+            begin=popen,
         )
 
     def settings(self, prefix: str) -> SlatemqSettings:

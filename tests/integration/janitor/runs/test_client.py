@@ -14,6 +14,7 @@ from slatemq._admin.janitor import JobRun, JobRunState
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tests.integration.broker.rig import running
 from tests.integration.janitor.runs.janitors import QUIET, Janitor, janitor
+from tests.ports import free_ports
 
 
 async def test_a_run_is_begun_waited_for_and_listed(tmp_path: Path) -> None:
@@ -106,26 +107,23 @@ async def test_refusals_are_the_clients_errors(tmp_path: Path) -> None:
 
 async def test_a_watch_goes_on_with_the_next_janitor(tmp_path: Path) -> None:
     # Given a client that waits for a run
-    async with janitor(tmp_path) as there:
-        port = there.address.rpartition(":")[2]
-        async with slatemq.connect(there.address) as client:
-            begun = await client.run_job("retention", queue_ids=["slow"])
-            seen = asyncio.Event()
-            waiting = asyncio.create_task(
-                client.wait_job_run(begun, on_progress=lambda _: seen.set())
-            )
-            await seen.wait()
+    place = ("--port", str(free_ports(1)[0]))
+    async with janitor(tmp_path, *QUIET, *place) as there, slatemq.connect(there.address) as client:
+        begun = await client.run_job("retention", queue_ids=["slow"])
+        seen = asyncio.Event()
+        waiting = asyncio.create_task(client.wait_job_run(begun, on_progress=lambda _: seen.set()))
+        await seen.wait()
 
-            # When the janitor dies, and another takes its place
-            there.signal(signal.SIGKILL)
-            await there.ended()
-            successor = Janitor(tmp_path, *QUIET, "--port", port)
-            await successor.start()
-            try:
-                # Then it gets what became of it
-                assert (await waiting).state is JobRunState.INTERRUPTED
-            finally:
-                await successor.close()
+        # When the janitor dies, and another takes its place
+        there.signal(signal.SIGKILL)
+        await there.ended()
+        successor = Janitor(tmp_path, *QUIET, *place)
+        await successor.start()
+        try:
+            # Then it gets what became of it
+            assert (await waiting).state is JobRunState.INTERRUPTED
+        finally:
+            await successor.close()
 
 
 async def test_without_a_janitor_it_is_unavailable(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ from slatemq.client import Client
 from tests.integration.ingest.server import ROOT
 from tests.integration.janitor.runs.janitors import until
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.proof]  # starts three JVMs
 
@@ -54,9 +54,7 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # which has a fixed port
         **CREDENTIALS,
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     url = f"spark://127.0.0.1:{port}"
     places = ("--host", "127.0.0.1", "--port")
     master = (str(SPARK_CLASS), f"{DEPLOY}.master.Master", *places, str(port), "--webui-port", "0")
