@@ -304,7 +304,7 @@ def test_ctrl_c_gives_back_what_is_in_work_and_counts_no_attempt(
     # Given a program at work
     cli.ok("publish", "--to", queue, "x")
     consumer = cli.start("consume", queue, "--exec", f"echo $$ > {tmp_path}/pid; sleep 100")
-    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20)
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
 
     # When Ctrl-C comes
     consumer.send_signal(signal.SIGINT)

@@ -108,7 +108,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         self.answers_acks.set()
 
     async def until(self, come_about: Callable[[], object]) -> None:
-        async with self.changed, asyncio.timeout(20):
+        async with self.changed, asyncio.timeout(60):
             await self.changed.wait_for(come_about)
 
     async def report(self) -> None:

@@ -261,13 +261,13 @@ async def test_the_timeout_counts_from_the_last_message_that_came(
     instance.broker.awaited = [3]
     async with (
         slatemq.connect(instance.endpoint) as client,
-        client.consume("q", outage_timeout=0.5) as messages,
+        client.consume("q", outage_timeout=2) as messages,
         asyncio.timeout(60),
     ):
         # Given messages in the buffer for longer than the timeout
         instance.broker.available.extend([(b"0", 0), (b"1", 0)])
         await anext(messages)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.5)
         assert (await anext(messages)).payload == b"1"
         # When nothing more comes
         with pytest.raises(Unavailable, match="ingest 3 is away") as raised:

@@ -214,7 +214,7 @@ async def test_a_broker_that_stays_away_does_not_hide_what_others_found(
     instance: Instance,
 ) -> None:
     await serve(instance, Entries("a"), Entries("b", breaks=1 << 30))
-    async with slatemq.connect(instance.endpoint, call_timeout=0.5) as client:
+    async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
         items: list[str] = []
 
         async def find() -> None:

@@ -31,7 +31,7 @@ def child():
             pass
         return
     try:
-        with slatemq.sync.connect(endpoint, call_timeout=5) as client:
+        with slatemq.sync.connect(endpoint, call_timeout=60) as client:
             client.publish("of the child")
         print("published", flush=True)
     except RuntimeError as error:

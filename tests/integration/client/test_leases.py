@@ -24,7 +24,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[slatemq.Client]:
-    async with slatemq.connect(rig.running.address, call_timeout=3) as connected:
+    async with slatemq.connect(rig.running.address, call_timeout=5) as connected:
         yield connected
 
 

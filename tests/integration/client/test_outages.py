@@ -159,10 +159,10 @@ async def test_process_waits_for_its_handlers_before_it_reports_the_outage(
         ended.append(message.payload)
 
     instance.broker.available.append((b"x", 0))
-    work = asyncio.create_task(client.process("q", handle, concurrency=2, outage_timeout=0.2))
+    work = asyncio.create_task(client.process("q", handle, concurrency=2, outage_timeout=2))
     await begun.wait()
     await stop_broker(instance)
-    done, _ = await asyncio.wait([work], timeout=1.0)
+    done, _ = await asyncio.wait([work], timeout=3)
     assert not done
     await instance.serve(broker=instance.broker)
     go_on.set()

@@ -45,7 +45,7 @@ async def test_messages_are_read_by_id_however_much_they_hold_together(
 
 
 async def test_what_is_not_stored_is_an_error_and_no_hang(address: str) -> None:
-    async with slatemq.connect(address, call_timeout=1) as client:
+    async with slatemq.connect(address, call_timeout=2) as client:
         message_id = await client.publish(b"x")
         with pytest.raises(Unavailable, match="no ingest 1 is known"):
             await client.read_messages([1 << 48 | 1])

@@ -57,7 +57,7 @@ async def test_an_error_has_no_cause_that_says_the_same_in_grpcs_words(
 ) -> None:
     instance.broker.exists = False
     instance.ingest.before.extend([Unavailable("it starts", retry_after_ms=1)] * 1000)
-    async with slatemq.connect(instance.endpoint, call_timeout=0.5) as client:
+    async with slatemq.connect(instance.endpoint, call_timeout=2) as client:
         with pytest.raises(kind) as raised:
             await call(client)
 

@@ -107,7 +107,7 @@ async def test_a_message_is_traced_from_its_publish_to_its_ack(
 async def test_failures_are_marked_and_batches_counted(spans: InMemorySpanExporter) -> None:
     async with (
         Instance() as instance,
-        slatemq.connect(instance.endpoint, tracing=True, call_timeout=0.2) as client,
+        slatemq.connect(instance.endpoint, tracing=True) as client,
     ):
         await client.publish_many([b"1", b"2", b"3"])
         instance.broker.available.append((b"x", 0))

@@ -155,7 +155,7 @@ def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Pro
     eventually(lambda: not {name for name, _ in server.firing()} & pages, WAIT_S, server.firing)
 
     # When a message uses up its attempts, and a lease ends, that is a ticket
-    asyncio.run(_fail_one(stack.endpoint))
+    asyncio.run(_fail_one(stack.endpoint, server))
     fire(("SlateMQDeadLetters", "poisoned"), ("SlateMQLeasesEnd", "slow"))
 
     # When the router and then an ingest stand still, that is a page, for as long as they do
@@ -168,11 +168,15 @@ def test_alerts_fire_in_real_faults_and_end_with_them(run: tuple[LocalStack, Pro
         eventually(lambda: not {name for name, _ in server.firing()} & pages, WAIT_S, server.firing)
 
 
-async def _fail_one(endpoint: str) -> None:
+CLAIMED = 'slatemq_queue_claimed_messages_total{messaging_destination_name=~"poisoned|slow"}'
+
+
+async def _fail_one(endpoint: str, server: Prometheus) -> None:
     async with slatemq.connect(endpoint) as client:
         await client.create_queue("poisoned", max_attempts=1)
         await client.create_queue("slow", max_attempts=9)
-        await asyncio.sleep(3)  # Prometheus is to have seen the queues without any.
+        # Prometheus is to have seen both queues before: it compares.
+        await asyncio.to_thread(eventually, lambda: len(server.query(CLAIMED)) == 2, WAIT_S)
         await client.publish("x", {"queue": "poisoned"})
         await client.publish("x", {"queue": "slow"})
         (message,) = await client.claim("poisoned", wait=30)

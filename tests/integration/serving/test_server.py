@@ -60,7 +60,7 @@ async def running(service: EchoService, ready_file: Path | None = None) -> Async
         root="memory:///", ready_file=str(ready_file or ""), drain_ms=60_000, log_level="debug"
     )
     run = asyncio.create_task(run_service(service, config))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not service.steps:
             await asyncio.sleep(0)
         address = service.steps[0].removeprefix("start ")

@@ -80,7 +80,7 @@ async def connected(address: str, channel_tls: ChannelTls) -> AsyncIterator[grpc
 
 async def names(channel: grpc.aio.Channel) -> str:
     call: Any = channel.unary_unary("/echo/Names")
-    answer: bytes = await call(b"", timeout=10)
+    answer: bytes = await call(b"", timeout=60)
     return answer.decode()
 
 
@@ -165,7 +165,7 @@ async def raw_call(address: str, context: ssl.SSLContext) -> bytes:
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
     writer.write(frame(1, 4, 1, headers) + frame(0, 1, 1, b"\0\0\0\0\0"))
     data = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             head = await reader.readexactly(9)
             body = await reader.readexactly(int.from_bytes(head[:3], "big"))

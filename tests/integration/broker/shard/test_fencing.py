@@ -33,7 +33,7 @@ class Process:
             *("--port", "0", "--ready-file", str(ready)),
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not ready.exists():
                 assert self.process.returncode is None
                 await asyncio.sleep(0.02)
