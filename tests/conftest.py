@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from slatedb.uniffi import DbBuilder
 
 from libs.serving.process.memory import calm_collector, keep_for_good
+from tests import ready_process
 from tests.forms import examples
 from tests.side_by_side import ByFile, has_spark
 from tests.slow_steps import BOUND_MS, summary
@@ -34,10 +35,12 @@ settings.register_profile(
 settings.load_profile("here")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     calm_collector()
     # What a shell runs in the background ignores Ctrl-C, and so does all that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None):
+        ready_process.begin_for_all()
 
 
 @pytest.hookimpl(optionalhook=True)

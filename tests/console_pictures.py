@@ -1,6 +1,6 @@
 """Takes the pictures of docs/how-to/console.md: `python -m tests.console_pictures`.
 
-It starts a stack with traffic, needs Debian's chromium, and takes two minutes.
+It starts a stack with traffic, needs Debian's chromium-headless-shell, and takes two minutes.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def take(page: Page, client: SyncClient) -> None:
 
 
 def main() -> int:
-    program = shutil.which("chromium")
+    program = shutil.which("chromium-headless-shell")
     if program is None:
-        sys.stderr.write("chromium is absent: install Debian's package\n")
+        sys.stderr.write("chromium-headless-shell is absent: install Debian's package\n")
         return 1
     with (
         tempfile.TemporaryDirectory(prefix="slatemq-pictures-") as folder,

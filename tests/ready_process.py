@@ -1,10 +1,10 @@
 """Processes of ours, loaded before: imports are most of what the start of one takes.
 
-One process for all tests of a run, begun by the first that asks, loads what it is asked for once
-and then forks. A fork has the streams, arguments, environment and folder that `python -m MODULE`
-would have, is watched like a child, and ends as that would. What tests prove of a start itself, or
-of memory, needs a process of its own from the beginning; so does everything where the system cannot
-do this, which then gets one.
+One process for all tests of a run, also where they run side by side, loads what it is asked for
+once and then forks. A fork has the streams, arguments, environment and folder that `python -m
+MODULE` would have, is watched like a child, and ends as that would. What tests prove of a start
+itself, or of memory, needs a process of its own from the beginning; so does everything where the
+system cannot do this, which then gets one.
 
 ::
 
@@ -193,6 +193,12 @@ def _stream(number: int, stream: Stream) -> tuple[IO[bytes] | None, int]:
     if number == 0:
         return os.fdopen(writing, "wb"), reading
     return os.fdopen(reading, "rb"), writing
+
+
+def begin_for_all() -> None:
+    """Begin it for all processes that this one starts from now on: loading takes seconds."""
+    if hasattr(os, "pidfd_open"):
+        os.environ[WHERE] = _where()
 
 
 _starting = threading.Lock()

@@ -16,6 +16,15 @@ WITH_SPARK: Final = frozenset(
 """Their Spark takes twenty seconds of a processor to start and to warm up, in each process that has
 one: they go together, and first."""
 
+WITH_RABBITMQ: Final = frozenset(
+    f"tests/integration/events/{name}.py"
+    for name in (
+        *("backends/test_conformance", "backends/test_rabbitmq_connections"),
+        "tasks/test_async_backends",
+    )
+)
+"""They share a server, which takes five seconds of a processor to start."""
+
 
 def has_spark(node_id: str) -> bool:
     """Whether a test is in one of these files."""
@@ -23,7 +32,9 @@ def has_spark(node_id: str) -> bool:
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """The tests of a file go together, and so do all that have Spark."""
+    """The tests of a file go together, and so do all that have Spark, or RabbitMQ."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.partition("::")[0] in WITH_RABBITMQ:
+            return "RabbitMQ"
         return "Spark" if has_spark(nodeid) else super()._split_scope(nodeid)

@@ -27,7 +27,7 @@ EVENTUALLY_S = 60
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     folder = tmp_path_factory.mktemp("monitor")
-    with LocalStack(folder / "stack") as stack, Cli(stack, folder / "state") as cli:
+    with LocalStack(folder / "stack", ready=True) as stack, Cli(stack, folder / "state") as cli:
         yield cli
 
 

@@ -1,4 +1,4 @@
-"""Backends on real servers: one server of a kind for the whole file."""
+"""Backends on real servers: one server of a kind for the whole file, one RabbitMQ for all files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from libs.events.settings import RabbitmqSettings
 from tests.integration.events.backends.kafka_server import KafkaServer
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
 from tests.integration.events.backends.redis_server import RedisServer
-from tests.integration.events.backends.servers import PreparedServer, Server, running
+from tests.integration.events.backends.servers import Certificate, PreparedServer, Server, running
 from tests.integration.events.backends.slatemq_server import SlatemqServer
 
 CLASSPATH = "ACTIVEMQ_CLASSPATH"
@@ -85,11 +85,22 @@ def in_group(settings: Any, group: str) -> Any:
     return msgspec.structs.replace(settings, **{key: group})
 
 
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitmqServer]:
+    """Speaks TLS, too. The files that have it go together: see tests.side_by_side."""
+    folder = tmp_path_factory.mktemp("rabbitmq")
+    with running(RabbitmqServer(folder, certificate=Certificate(folder))) as started:
+        yield started
+
+
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:
     """For fixtures with names of SERVERS as parameters: the backend's name, and its server."""
     backend, make = SERVERS[request.param]
+    if request.param == "rabbitmq":
+        yield backend, request.getfixturevalue("rabbitmq")
+        return
     with running(make(tmp_path_factory.mktemp(request.param))) as started:
         yield backend, started
 

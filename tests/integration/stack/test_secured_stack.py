@@ -117,7 +117,7 @@ class Secured:
         before = dict(os.environ)
         os.environ.update(self.environ)
         try:
-            with LocalStack(self.folder / "stack", *arguments) as stack:
+            with LocalStack(self.folder / "stack", *arguments, ready=True) as stack:
                 yield stack
         finally:
             os.environ.clear()
@@ -306,7 +306,7 @@ async def test_a_limit_holds_one_caller_and_no_other(secured: tuple[Secured, Loc
     async with (
         slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
         slatemq.connect(
-            stack.endpoint, credentials=made.credentials("shop"), call_timeout=0.5
+            stack.endpoint, credentials=made.credentials("shop"), call_timeout=2
         ) as shop,
     ):
         headers = {"queue": "orders-x", "tenant": "acme"}
@@ -380,9 +380,7 @@ async def test_a_token_that_is_removed_ends_also_on_open_streams(
     made.write_tokens(*made.tokens.values())
 
     async def create() -> None:
-        async with slatemq.connect(
-            stack.endpoint, credentials=made.credentials("lost"), call_timeout=2
-        ) as client:
+        async with slatemq.connect(stack.endpoint, credentials=made.credentials("lost")) as client:
             await client.create_queue("of-lost")
 
     async with asyncio.timeout(60):
@@ -393,9 +391,7 @@ async def test_a_token_that_is_removed_ends_also_on_open_streams(
                 await asyncio.sleep(0.2)  # The services have not read the file yet.
             else:
                 break
-        async with slatemq.connect(
-            stack.endpoint, credentials=made.credentials("lost"), call_timeout=2
-        ) as client:
+        async with slatemq.connect(stack.endpoint, credentials=made.credentials("lost")) as client:
             made.write_tokens(*(token for token in made.tokens.values() if token is not lost))
             with pytest.raises(Unauthenticated):
                 await publish_for_ever(client)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,26 +13,41 @@ from slatemq.cli.session import Group
 from slatemq.textqueue import TextQueue
 
 LOADED = """
-import sys
+import os, sys
 from slatemq.cli.app import invoke
-invoke(sys.argv[1:])
-print("\\n" + " ".join(sys.modules))
+for line in sys.argv[1:]:
+    if os.fork() == 0:
+        invoke(line.split())
+        print("\\n" + line + ": " + " ".join(sys.modules), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(line + " failed")
 """
 
 SERVER = {"grpc", "google.protobuf", "asyncio", "slatemq.client", "slatemq.v1"}
 
 
-def loaded_by(*words: str) -> set[str]:
-    """The modules of a process that has run this command line."""
+def all_loaded_by(lines: Sequence[str]) -> dict[str, set[str]]:
+    """The modules of processes that have each run one of these command lines."""
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, *words], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOADED, *lines], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.splitlines()[-1].split())
+    found = {}
+    for said in done.stdout.splitlines():
+        line, _, modules = said.partition(": ")
+        if line in lines:
+            found[line] = set(modules.split())
+    assert found.keys() == set(lines)
+    return found
+
+
+def loaded_by(line: str) -> set[str]:
+    return all_loaded_by([line])[line]
 
 
 @pytest.mark.parametrize("line", ["--version", "--help", "tq --help", "tq ls jobs.tq", "tq next"])
 def test_what_asks_no_server_loads_no_client_and_no_event_loop(line: str) -> None:
-    loaded = loaded_by(*line.split())
+    loaded = loaded_by(line)
 
     assert "click" in loaded
     assert not loaded & {*SERVER, "rich"}
@@ -54,22 +70,22 @@ def test_a_short_command_loads_nothing_that_only_others_need(
     TextQueue(tmp_path / "jobs.tq").append("one")
     monkeypatch.chdir(tmp_path)
 
-    assert not loaded_by(*line.split()) & SLOW
+    assert not loaded_by(line) & SLOW
 
 
-@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"import"}))
-def test_the_help_of_a_command_loads_that_command_only(name: str) -> None:
-    loaded = loaded_by(name, "--help")
+def test_the_help_of_a_command_loads_that_command_only() -> None:
+    helps = {f"{name} --help": name for name in sorted({*COMMANDS} - {"import"})}
 
-    assert COMMANDS[name].module in loaded
-    assert not loaded & {"grpc", "rich", "slatemq.client"}
-    others = {"janitor", "importing", "failed_edit", "textqueue", "outbox"}
-    modules = {f"slatemq.cli.{one}" for one in others} - {COMMANDS[name].module}
-    assert not loaded & modules
+    for line, loaded in all_loaded_by([*helps]).items():
+        module = COMMANDS[helps[line]].module
+        assert module in loaded, line
+        assert not loaded & {"grpc", "rich", "slatemq.client"}, line
+        others = {"janitor", "importing", "failed_edit", "textqueue", "outbox"}
+        assert not loaded & {f"slatemq.cli.{one}" for one in others} - {module}, line
 
 
 def test_a_command_for_a_server_loads_the_client_but_no_queue_files_and_no_bars() -> None:
-    loaded = loaded_by("queue", "ls", "--endpoint", "127.0.0.1:1", "--timeout", "100ms")
+    loaded = loaded_by("queue ls --endpoint 127.0.0.1:1 --timeout 100ms")
 
     assert {"grpc", "slatemq.client"} <= loaded
     assert not loaded & {"rich", "slatemq.textqueue", "slatemq.cli.publish.publishing"}

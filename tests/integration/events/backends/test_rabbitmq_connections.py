@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,6 @@ from libs.events.backends import open_backend
 from slatemq.errors import Unavailable
 from slatemq.events.envelope import Event
 from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
-from tests.integration.events.backends.servers import Certificate, running
 from tests.integration.events.backends.test_conformance import (
     Subscriber,
     a_task,
@@ -33,20 +32,6 @@ pytestmark = pytest.mark.slow  # A real server.
 EVENTS = 60
 KEY = "k" * 20_000
 """Events so large that a batch is written in many pieces."""
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return Certificate(tmp_path_factory.mktemp("certificate"))
-
-
-@pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, certificate: Certificate
-) -> Iterator[RabbitmqServer]:
-    folder = tmp_path_factory.mktemp("rabbitmq")
-    with running(RabbitmqServer(folder, certificate=certificate)) as started:
-        yield started
 
 
 class Proxy:
@@ -133,15 +118,15 @@ def break_before_the_batch_and_refuse_once(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("do_break", [break_amid_the_batch, break_before_the_batch_and_refuse_once])
 async def test_no_event_of_a_batch_overtakes_one_whose_connection_broke(
-    server: RabbitmqServer, do_break: Callable[[Proxy], None]
+    rabbitmq: RabbitmqServer, do_break: Callable[[Proxy], None]
 ) -> None:
-    settings = server.settings(f"t{uuid.uuid4().hex[:8]}")
+    settings = rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}")
     events = [created(f"{KEY}{number}") for number in range(EVENTS)]
-    async with Proxy(server.port).listening() as proxy:
+    async with Proxy(rabbitmq.port).listening() as proxy:
         # Given a subscriber, and a publisher whose connection can be broken
         consumer, publisher = open_backend("rabbitmq"), open_backend("rabbitmq")
         await consumer.connect(settings)
-        url = settings.url.replace(str(server.port), str(proxy.port))
+        url = settings.url.replace(str(rabbitmq.port), str(proxy.port))
         await publisher.connect(msgspec.structs.replace(settings, url=url))
         subscriber = Subscriber(consumer)
         await consumer.subscribe([], subscriber)
@@ -167,13 +152,14 @@ async def test_no_event_of_a_batch_overtakes_one_whose_connection_broke(
 
 
 async def test_amqps_connects_by_tls_to_a_server_whose_certificate_is_trusted(
-    server: RabbitmqServer, certificate: Certificate
+    rabbitmq: RabbitmqServer,
 ) -> None:
-    settings = server.settings(f"t{uuid.uuid4().hex[:8]}")
-    url = f"amqps://guest:guest@127.0.0.1:{server.tls_port}/"
+    assert rabbitmq.certificate is not None
+    settings = rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}")
+    url = f"amqps://guest:guest@127.0.0.1:{rabbitmq.tls_port}/"
     trusting = open_backend("rabbitmq")
     await trusting.connect(
-        msgspec.structs.replace(settings, url=f"{url}?cafile={certificate.file}")
+        msgspec.structs.replace(settings, url=f"{url}?cafile={rabbitmq.certificate.file}")
     )
     task = a_task()
     await trusting.enqueue_task(task)
@@ -186,9 +172,9 @@ async def test_amqps_connects_by_tls_to_a_server_whose_certificate_is_trusted(
 
 
 async def test_a_task_whose_ack_hangs_is_completed_by_the_next_call(
-    server: RabbitmqServer, monkeypatch: pytest.MonkeyPatch
+    rabbitmq: RabbitmqServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = server.settings(f"t{uuid.uuid4().hex[:8]}")
+    settings = rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}")
     backend = open_backend("rabbitmq")
     await backend.connect(settings)
     task = a_task()
@@ -217,13 +203,13 @@ async def test_a_task_whose_ack_hangs_is_completed_by_the_next_call(
     ],
 )
 async def test_a_call_that_a_starting_server_never_answers_ends(
-    server: RabbitmqServer,
+    rabbitmq: RabbitmqServer,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
     call: Callable[[Any], Awaitable[object]],
 ) -> None:
     backend = open_backend("rabbitmq")
-    await backend.connect(server.settings(f"t{uuid.uuid4().hex[:8]}"))
+    await backend.connect(rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}"))
     # When nothing answers on a connection that stays open, then the call ends with an error
     with monkeypatch.context() as patched:
         patched.setattr("libs.events.rabbitmq.tasks.OPERATION_S", 0.2)

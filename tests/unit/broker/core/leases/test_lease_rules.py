@@ -15,6 +15,7 @@ from libs.storage.records.states import FinishedLeasesRecord, LeaseOutcome
 from services.broker.core import lease_table
 from services.broker.core.leases import PLACE_BITS
 from services.broker.core.shard import Finish, Nack
+from tests.forms import proof
 from tests.unit.broker.core.shards import START_MS, Rig
 from tests.unit.broker.core.stored import stored_queue
 
@@ -235,8 +236,15 @@ def test_100_000_finished_leases_are_remembered_with_one_commit_each() -> None:
         assert one.outcome(999_999) is None
 
 
-@pytest.mark.parametrize("commits", [[310_000], [250_000, 60_000], [300_000, 200], [60_010, 9]])
-@pytest.mark.parametrize("in_blocks", [True, False])
+@pytest.mark.parametrize(
+    ("commits", "in_blocks"),
+    [
+        ([250_000, 60_000], True),
+        ([300_000, 200], False),
+        *(proof(commits, True) for commits in ([310_000], [300_000, 200], [60_010, 9])),
+        *(proof(commits, False) for commits in ([310_000], [250_000, 60_000], [60_010, 9])),
+    ],
+)
 def test_the_last_100_000_finished_leases_are_remembered_however_large_commits_are(
     commits: list[int], in_blocks: bool
 ) -> None:
