@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.local_stack import REPOSITORY, LocalStack
+from tests.forms import proof, shortly
 from tests.integration.events.backends.servers import program
 
 pytestmark = pytest.mark.stack
@@ -33,9 +34,15 @@ def demo(folder: Path, *arguments: str) -> tuple[int, Any]:
     return ended.returncode, json.loads(ended.stdout)
 
 
+SECURED = ("--secured",)
+
+
 @pytest.mark.slow  # Forgotten messages come back after their lease.
-def test_the_demo_accounts_for_every_entry_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    code, result = demo(tmp_path, "--messages", "800")
+@pytest.mark.parametrize("form", shortly([(), SECURED], ()))
+def test_the_demo_accounts_for_every_entry_and_leaves_nothing_behind(
+    form: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, result = demo(tmp_path, "--messages", "800", *form)
 
     assert (code, result["ok"], result["faults"]) == (0, True, [])
     assert (result["published"], result["lost"]) == (800, 0)
@@ -54,13 +61,15 @@ def test_the_demo_fails_when_one_delivery_is_dropped_from_the_notes(tmp_path: Pa
 
 
 @pytest.mark.slow  # Two servers are killed; what a dead one had comes again after 30 s.
-@pytest.mark.parametrize("backend", ["redis", pytest.param("slatemq", marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    ("backend", "form"), [("redis", SECURED), proof("redis", ()), proof("slatemq", ())]
+)
 def test_the_demo_of_tasks_loses_nothing_and_stores_nothing_twice(
-    backend: str, tmp_path: Path
+    backend: str, form: tuple[str, ...], tmp_path: Path
 ) -> None:
     if backend == "redis":
         program("redis-server")
-    code, result = demo(tmp_path, "--events", "--backend", backend, "--messages", "300")
+    code, result = demo(tmp_path, "--events", "--backend", backend, "--messages", "300", *form)
 
     assert (code, result["ok"], result["faults"]) == (0, True, [])
     assert result["backend"] == backend
@@ -70,12 +79,6 @@ def test_the_demo_of_tasks_loses_nothing_and_stores_nothing_twice(
     assert 20 <= result["tasks"] <= 30
     assert [phase["published"] > 0 for phase in result["phases"].values()] == [True] * 3
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_runs_with_tls_and_a_token_too(tmp_path: Path) -> None:
-    code, result = demo(tmp_path, "--secured", "--messages", "300")
-
-    assert (code, result["ok"], result["faults"]) == (0, True, [])
 
 
 def test_the_quick_start_publishes_and_consumes(stack: LocalStack) -> None:
