@@ -3,14 +3,19 @@
 Callers publish one message after the other and wait for each answer. Beside the first mode of each
 backend, in turns, the same is done with the backend's own client alone: a bare XADD, say. All that
 was published is then consumed and counted, messages of tasks that were still waiting, too.
+
+On a disk the bare client has a third turn, beside a process that commits as often as an ingest and
+a broker do meanwhile: what no program that stores on the same disk can do without.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -20,6 +25,7 @@ from benchmarks.suite.costs import CREDENTIALS, counting_store, store_url
 from benchmarks.suite.crew import Consumers, Crew, Failed, new_queue
 from benchmarks.suite.servers import NotHere, Server, Starter
 from benchmarks.suite.workloads import Measured
+from libs.storage.objects.durability import FolderSync
 
 PUT_MS: Final = 100
 """How much longer each write to the slow store takes."""
@@ -27,6 +33,11 @@ PUT_MS: Final = 100
 SIZE_BYTES: Final = 1024
 WARM_S: Final = 0.3
 """How long each client process publishes before it counts."""
+
+COMMIT_EVERY_S: Final = 0.05
+COMMIT_BYTES: Final = 256 << 10
+"""Of a commit beside the bare client: an ingest in `async` mode, and a broker, make ten a second
+each; some 5,000 messages of a KiB go by."""
 
 DIRECT, BARE = "direct", "bare"
 MODES: Final = (DIRECT, "async", "sync", "write-through", "fire-and-forget")
@@ -109,6 +120,7 @@ class Publishing:
     row: str
     server: Server
     queue: str = ""
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext
     count: int = 0
     found: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     """By callers and what: one number for each turn."""
@@ -119,7 +131,8 @@ class Publishing:
 
     def turn(self, callers: int, seconds: float) -> float:
         """Publish for so long; gives the p99."""
-        took_s, lasted_s = self._publish(callers, seconds)
+        with self.beside():
+            took_s, lasted_s = self._publish(callers, seconds)
         p99_ms = 1000 * took_s[len(took_s) * 99 // 100]
         self.note(callers, "p50 ms", 1000 * took_s[len(took_s) // 2])
         self.note(callers, "p99 ms", p99_ms)
@@ -167,6 +180,28 @@ def _stack(folder: Path, store: str, settings: Mapping[str, str]) -> Iterator[Se
         yield server
 
 
+@contextmanager
+def _committing(folder: Path) -> Iterator[None]:
+    """Write files into a folder meanwhile, and sync each as our commits are synced."""
+    folder.mkdir(exist_ok=True)
+    sync, ended = FolderSync(folder), threading.Event()
+
+    def commit() -> None:
+        for number in itertools.count():
+            if ended.wait(COMMIT_EVERY_S):
+                return
+            (folder / str(number)).write_bytes(bytes(COMMIT_BYTES))
+            sync.sync_now()
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 @dataclass(slots=True)
 class _Run:
     folder: Path
@@ -183,6 +218,10 @@ class _Run:
             if bare is not None:
                 name = row.rpartition(" on ")[2]
                 both.insert(0, Publishing(f"{store}, {BARE} {name}", bare))
+                if store == FILE:
+                    commits = partial(_committing, self.folder / "commits")
+                    row = f"{store}, {BARE} {name}, beside commits"
+                    both.append(Publishing(row, bare, beside=commits))
             for one in both:
                 one.prepare()
             for _, callers in itertools.product(range(choice.turns), choice.callers):
