@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ class RedisServer(PortServer):
         """Nothing runs yet. With a certificate it speaks TLS alone."""
         (self.port,) = free_ports(1)
         self._task_structure = task_structure
+        self._is_encrypted = certificate is not None
         ports = ["--port", str(self.port)]
         if certificate is not None:
             ports = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
@@ -52,3 +54,14 @@ class RedisServer(PortServer):
             retry_delay_ms=200,
             task_structure=self._task_structure,
         )
+
+    def _answers(self) -> bool:
+        """It accepts connections, and refuses commands, while it reads its file."""
+        if self._is_encrypted:
+            return super()._answers()
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False

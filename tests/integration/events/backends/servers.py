@@ -144,8 +144,11 @@ class PortServer:
     _process: Process
 
     def start(self) -> None:
-        """Start, and wait until it accepts connections."""
-        self._process.start(lambda: listens(self.port))
+        """Start, and wait until it answers."""
+        self._process.start(self._answers)
+
+    def _answers(self) -> bool:
+        return listens(self.port)
 
     def kill(self) -> None:
         """SIGKILL it and all that it started."""
