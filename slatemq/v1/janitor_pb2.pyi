@@ -262,7 +262,9 @@ class Run(_message.Message):
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
-        """What `verify` or `repair` found: the first 200 findings, faults before leftovers; `counts` has the numbers of all. Set at its end."""
+        """What `verify` or `repair` found: the first 200 findings, faults before leftovers; `counts` has the numbers of all. Set at its end;
+        empty in ListRuns.
+        """
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from libs.access.current import ALL_QUEUES, require
@@ -232,7 +232,10 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
         page = await self._store.read(left[:size])
         now_ms = self._now_ms()
         return janitor_pb2.ListRunsResponse(
-            runs=[_run_of(self._runner.current(seen_now(one.run, now_ms))) for one in page],
+            runs=[
+                _run_of(replace(self._runner.current(seen_now(one.run, now_ms)), findings=()))
+                for one in page
+            ],
             next_page_token=left[size - 1] if len(left) > size else "",
         )
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
 
 
 class IdRuns:
     """IDs that were added in ascending order, as runs; membership takes a bisection."""
 
     def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+        self._firsts = array("Q")
+        self._lasts = array("Q")
         self.count = 0
 
     def add(self, message_id: int) -> None:
@@ -25,10 +25,6 @@ class IdRuns:
     def __contains__(self, message_id: int) -> bool:
         at = bisect_right(self._firsts, message_id) - 1
         return at >= 0 and message_id <= self._lasts[at]
-
-    def missing(self, message_ids: Iterable[int]) -> list[int]:
-        """Those of some IDs that are not here."""
-        return [one for one in message_ids if one not in self]
 
     @property
     def last(self) -> int:

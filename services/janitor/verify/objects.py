@@ -62,6 +62,8 @@ class ObjectCheck:
             self._add(named, Kind.REFERENCE, wrong)
             return
         self._named.add(bytes.fromhex(path.removeprefix(f"{BLOBS}/").replace("/", "")))
+        if named.size_bytes < 0:
+            return  # of a message that the log does not have: a leftover itself
         await self._turns.acquire()
         task = asyncio.create_task(self._check(path, named))
         self._reading = [one for one in self._reading if not one.done()]

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from libs.storage.database.integrity import find_exchanged
 from libs.storage.database.roots import SILENCE_S, Root
 from libs.storage.database.snapshots import SnapshotReader
-from libs.storage.errors import DamagedStore, StorageError
+from libs.storage.errors import DamagedStore, StorageError, StoreUnavailable
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.records.replay_records import OPEN_END
 from services.janitor.verify.brokers import BrokerCheck, BrokerContents, NeededMessages
@@ -28,6 +28,9 @@ from services.janitor.verify.walk import Walk
 
 REPORT_ROWS: Final = 5_000
 """Rows between two reports of progress."""
+
+OPENINGS: Final = 3
+"""Times that a database is opened while the store fails."""
 
 SERVICES: Final = ("ingest", "broker")
 
@@ -69,7 +72,13 @@ class StoppedDatabases:
 
     @asynccontextmanager
     async def open(self, name: str) -> AsyncIterator[SnapshotReader]:
-        reader = await self.root.open_latest(name)
+        for again in reversed(range(OPENINGS)):
+            try:
+                reader = await self.root.open_latest(name)
+                break
+            except StoreUnavailable:  # its reads are not repeated
+                if not again:
+                    raise
         try:
             yield reader
         finally:
