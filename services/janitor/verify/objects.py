@@ -155,6 +155,8 @@ class ObjectCheck:
         known = set(databases)
         announced: set[str] = set()
         for path in await self.root.objects.list(topology.FOLDER):
+            if not path.endswith(".json"):
+                continue  # what marks a change of the others
             fields = await self._json(path, "topology entry")
             if fields is None:
                 continue
