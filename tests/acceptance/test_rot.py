@@ -18,7 +18,6 @@ from tests.faults.rot import (
     damage_of,
     files_of,
     fill,
-    restore,
     run_rot,
     suffer,
 )
@@ -33,7 +32,6 @@ def test_each_kind_of_file_that_is_damaged_in_each_way_is_named_and_not_served(
     store = tmp_path / "store"
     stored = asyncio.run(fill(store))
     assert faults_of((store / "data").as_uri()) == []
-    restore(store)
     chance = random.Random(1)
     files = files_of(store / "data")
     outcomes: list[Outcome] = []
@@ -43,7 +41,6 @@ def test_each_kind_of_file_that_is_damaged_in_each_way_is_named_and_not_served(
         for what in WAYS:
             damage = damage_of(store / "data", names[0], what, chance)
             outcomes.append(asyncio.run(suffer(store, stored, damage)))
-            restore(store)
 
     assert [fault for outcome in outcomes for fault in outcome.faults] == []
     flipped = [one for one in outcomes if one.damage.what == "flip"]

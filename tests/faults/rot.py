@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -278,19 +279,26 @@ def damage_of(data: Path, path: str, what: str, chance: random.Random) -> Damage
     return Damage(path, what, chance.randrange(1 << 40))
 
 
-def restore(store: Path) -> Path:
-    """Put the data back as they were; returns their folder."""
-    data, pristine = store / "data", store / "pristine"
-    if not pristine.exists():
-        shutil.copytree(data, pristine)
-    shutil.rmtree(data)
-    shutil.copytree(pristine, data)
+def copy_of(store: Path) -> Path:
+    """The data of a store, copied into a folder of their own.
+
+    A new one each time: what an owner that could not open has begun may still write to its own.
+    """
+    data = Path(tempfile.mkdtemp(prefix="copy-", dir=store)) / "data"
+    shutil.copytree(store / "data", data)
     return data
 
 
 async def suffer(store: Path, stored: Stored, damage: Damage) -> Outcome:
-    """Damage a store, and read it in all ways. Raises what nothing should."""
-    data = restore(store)
+    """Damage a copy of a store, and read it in all ways. Raises what nothing should."""
+    data = copy_of(store)
+    try:
+        return await _suffer(data, stored, damage)
+    finally:
+        shutil.rmtree(data.parent, ignore_errors=True)
+
+
+async def _suffer(data: Path, stored: Stored, damage: Damage) -> Outcome:
     silent = silence_of(damage, data)
     damage.do(data)
     root = open_root(data.as_uri(), sync=False)
@@ -348,9 +356,8 @@ def run_rot(
     healthy = asyncio.run(verify_stopped(open_root((store / "data").as_uri(), sync=False)))
     faults = [f"without damage: {one}" for one in healthy.all() if one.is_fault]
     words: Counter[tuple[str, str, str]] = Counter()
-    chosen = damages(restore(store), seed)
+    chosen = damages(store / "data", seed)
     for number in range(rounds):
-        restore(store)
         damage = next(chosen)
         outcome = asyncio.run(suffer(store, stored, damage))
         words[damage.folder, damage.what, outcome.word] += 1

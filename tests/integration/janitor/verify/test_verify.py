@@ -35,7 +35,7 @@ from libs.storage.records.states import (
 )
 from services.janitor.verify.command import InUse, verify_stopped
 from services.janitor.verify.findings import ALIKE_MAX, Finding, Kind
-from tests.faults.rot import fill, restore
+from tests.faults.rot import copy_of, fill
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(lived: Path) -> Root:
-    return open_root(restore(lived).as_uri(), sync=False)
+    return open_root(copy_of(lived).as_uri(), sync=False)
 
 
 async def change(root: Root, name: str, make: Callable[[Database], Any]) -> None:
