@@ -90,8 +90,8 @@ class ChangeDetector:
             case "report":
                 return {**await self._logs(), **await self._states()}
             case "backup":
-                # What is new is only known by copying it.
-                return {"time": now_ms}
+                # Always: changes of queues are in none of these. It needs all shards, as they do.
+                return {"time": now_ms, **await self._logs(), **await self._states()}
         raise ValueError(f"{job} has no schedule")
 
     async def _logs(self, before_ms: int | None = None) -> Evidence:
