@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from libs.serving.peers.calls import PeerFailed
 from libs.serving.peers.channels import Channels, Connection
-from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
+from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.requests.budget import ByteBudget
 from libs.serving.telemetry import Telemetry
 from libs.storage.errors import StorageError
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 SEARCH_MS = 250
 """How often to look for processes while no log or no broker is known: all are just starting."""
+
+LOOK_AGAIN_MS = 10_000
+"""How often to look for new ones, which are rare, once there are some."""
 
 REFRESH_SECONDS = 2.0
 """How long Explain waits for a broker's newest configs before it goes by the last ones known."""
@@ -53,7 +56,7 @@ class Router:
         ingest_shards: frozenset[int] | None = None,
         limits: PieceLimits | None = None,
         buffer: Buffer | None = None,
-        look_again_ms: int = CACHE_MS,
+        look_again_ms: int = LOOK_AGAIN_MS,
     ) -> None:
         """Route these logs (None: all there are); nothing runs before `run`.
 

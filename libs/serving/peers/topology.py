@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "topology"
 
-CACHE_MS = 10_000
+CACHE_MS = 5_000
 """How old a reading may be: addresses change only when a process moves, and each reading costs a
 request per process."""
 

@@ -126,12 +126,12 @@ _PAID_REQUESTS: Final[Mapping[str, object]] = {
     # looks each second and its collectors each minute, a quiet instance cost $10 a month. A newer
     # writer is noticed by the next commit, and by the look at the own entry of the topology.
     "manifest_poll_interval": "60s",
-    # A compaction begins up to two looks after its tables are there; as many tables as 60 s of
-    # publishing at 70 MiB/s make may wait for it.
-    "compactor_options.poll_interval": "30s",
-    "compactor_options.worker.compactions_poll_interval": "30s",
-    "l0_max_ssts": 256,
-    "l0_max_ssts_per_key": 256,
+    # A compaction begins up to two looks after its tables are there; as many tables as 120 s of
+    # writing at 50 MiB/s make may wait for it.
+    "compactor_options.poll_interval": "60s",
+    "compactor_options.worker.compactions_poll_interval": "60s",
+    "l0_max_ssts": 384,
+    "l0_max_ssts_per_key": 384,
     "garbage_collector_options.wal_options.interval": "1200s",
     "garbage_collector_options.compacted_options.interval": "1200s",
     "garbage_collector_options.manifest_options.interval": "1200s",
