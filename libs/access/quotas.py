@@ -9,6 +9,8 @@ a principal that is refused again and again are held back for a moment, and few 
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,8 +39,8 @@ HELD_S_MAX: Final = 5.0
 """A refused call costs nearly as much as one that is served, most of it gRPC's. So who calls again
 at once, with 100 calls at a time, gets no more refusals than are prompt."""
 
-HELD_MAX: Final = 200
-"""Answers held back at once for one limit of a principal: some 4 MB. Beyond them it is answered at
+HELD_MAX: Final = 1_000
+"""Answers held back at once for one limit of a principal: some 20 MB. Beyond them it is answered at
 once."""
 
 _ADVICE: Final = {
@@ -77,6 +79,8 @@ class RateQuota:
         self._clock_s = clock_s
         self._left = per_s
         self._since_s = clock_s()
+        self._last_count = 0.0
+        self._promised_s = -math.inf
 
     def wait_ms(self) -> int:
         """How long to wait until something may pass; 0: now."""
@@ -85,9 +89,23 @@ class RateQuota:
         self._since_s = now_s
         return 0 if self._left > 0 else int(-self._left / self._per_s * 1000) + 1
 
+    def promise_ms(self) -> int:
+        """How long one that is refused now is asked to wait, in place of `wait_ms`.
+
+        Those that are refused get their turns one after the other, each as long as the last that
+        passed would take: if all came back at once, all but the first would be refused again.
+        """
+        self.wait_ms()
+        now_s, behind_s = self._since_s, self._promised_s + self._last_count / self._per_s
+        turn_s = max(now_s - self._left / self._per_s, behind_s)
+        wait_ms = min(int(1000 * (turn_s - now_s)) + 1, RETRY_MS_MAX)
+        self._promised_s = min(turn_s, now_s + wait_ms / 1000)
+        return wait_ms
+
     def take(self, count: float) -> None:
         """Count what passes; after `wait_ms` gave 0."""
         self._left -= count
+        self._last_count = count
 
 
 class Refusals:
@@ -104,9 +122,13 @@ class Refusals:
             self._prompt.take(1)
         if not wait_ms or self._held_count >= HELD_MAX:
             return
+        held_s = wait_ms / 1000
+        if held_s > HELD_S_MAX:
+            # Those that came at the same moment do not come back so.
+            held_s = HELD_S_MAX * random.uniform(0.5, 1)
         self._held_count += 1
         try:
-            await asyncio.sleep(min(wait_ms / 1000, HELD_S_MAX, most_s))
+            await asyncio.sleep(min(held_s, most_s))
         finally:
             self._held_count -= 1
 
@@ -151,8 +173,8 @@ class PrincipalQuota:
     def admit_publish(self) -> None:
         """Raise ResourceExhausted while the principal owes time for what it published."""
         for name, rate in self._rates.items():
-            if wait_ms := rate.wait_ms():
-                raise self._refused(name, min(wait_ms, RETRY_MS_MAX))
+            if rate.wait_ms():
+                raise self._refused(name, rate.promise_ms())
 
     def publish(self, messages_count: int, bytes_count: int) -> None:
         """Count a publish, or raise ResourceExhausted and count nothing."""

@@ -16,6 +16,7 @@ from libs.access.principals import Principal
 from libs.access.quotas import (
     HELD_MAX,
     PROMPT_REFUSALS_PER_S,
+    RETRY_MS_MAX,
     Place,
     PrincipalQuota,
     Quantity,
@@ -67,6 +68,40 @@ def test_after_the_named_time_it_passes_again(per_s: int, count: int) -> None:
 
     assert quota.wait_ms() == 0
     assert wait_ms <= max(0, count - per_s) / per_s * 1000 + 2
+
+
+@given(per_s=st.integers(1, 1000), size=st.integers(1, 3000), callers=st.integers(2, 50))
+def test_those_who_wait_as_they_are_asked_to_have_room_one_after_the_other(
+    per_s: int, size: int, callers: int
+) -> None:
+    clock = Clock()
+    quota = RateQuota(per_s, clock)
+    while not quota.wait_ms():
+        quota.take(size)
+
+    waits_ms = [quota.promise_ms() for _ in range(callers)]
+
+    begun_s = clock.now_s
+    for wait_ms in waits_ms:
+        if wait_ms == RETRY_MS_MAX:
+            break  # None is asked to wait for longer.
+        clock.now_s = begun_s + wait_ms / 1000 + 1e-6
+        assert quota.wait_ms() == 0
+        quota.take(size)
+    assert waits_ms == sorted(waits_ms)
+
+
+def test_turns_that_were_not_taken_are_over() -> None:
+    clock = Clock()
+    quota = RateQuota(10, clock)
+    quota.take(20)
+    assert [quota.promise_ms() for _ in range(3)] == [1001, 3001, 5001]
+
+    clock.now_s += 60
+    assert quota.wait_ms() == 0
+    quota.take(20)
+
+    assert quota.promise_ms() == 1001
 
 
 def test_a_publish_beyond_the_limit_is_refused_with_the_time_to_wait() -> None:
