@@ -36,7 +36,7 @@ from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
 from libs.serving.process.health import Health
-from libs.serving.process.memory import keep_for_good
+from libs.serving.process.memory import collect_in_steps, keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.store_watch import StoreWatch
@@ -261,7 +261,7 @@ class RunningService:
         log.info("serving", extra={"address": self.address})
 
     def _keep_announced(self) -> None:
-        works: list[Coroutine[Any, Any, None]] = []
+        works: list[Coroutine[Any, Any, None]] = [collect_in_steps()]
         if self._protection.callers is not None:
             works.append(self._protection.callers.watch_files())
         if self._protection.revoked is not None:

@@ -1,10 +1,15 @@
 """The bound on malloc's arenas, and the rarer looks of the collector."""
 
+import asyncio
+import gc
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
+
+from libs.serving.process.memory import STEP_MIN, collect_in_steps
 
 # Threads that allocate and live at the same time get an arena each, unless there is a bound.
 PROGRAM = """
@@ -70,3 +75,25 @@ def test_the_collector_looks_rarely_and_still_finds_what_is_in_cycles() -> None:
     calm_looks, calm_alive = told("calm")
     assert calm_looks * 20 < told("stock")[0]
     assert calm_alive <= 50_000
+
+
+class Cycle:
+    """An object that is in a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+async def test_what_calls_leave_is_collected_before_it_is_much() -> None:
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1_000_000)  # so that Python looks for nothing by itself
+    collecting = asyncio.create_task(collect_in_steps())
+    try:
+        left = [weakref.ref(Cycle()) for _ in range(STEP_MIN)]
+        async with asyncio.timeout(60):
+            while any(one() is not None for one in left):
+                await asyncio.sleep(0.01)
+    finally:
+        collecting.cancel()
+        gc.set_threshold(*before)
