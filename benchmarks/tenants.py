@@ -94,14 +94,15 @@ class Secured:
 
 
 class Calls:
-    """Repeats calls, and counts their outcomes."""
+    """Repeats calls until it is over, and counts their outcomes."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.is_over = False
 
     async def loop(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
-        """One call after the other, until cancelled."""
-        while True:
+        """One call after the other, until it is over."""
+        while not self.is_over:  # gRPC may take a cancel of the task for one of the call.
             try:
                 await call()
                 self.counts[f"{name} OK"] += 1
@@ -116,7 +117,7 @@ class Calls:
         """So many calls a second, whatever becomes of the others, until cancelled."""
         begun, number = time.perf_counter(), 0
         async with asyncio.TaskGroup() as tasks:
-            while True:
+            while not self.is_over:
                 tasks.create_task(self._once(name, call))
                 number += 1
                 await asyncio.sleep(begun + number / per_s - time.perf_counter())
@@ -218,6 +219,7 @@ async def attack(kind: str, given: dict[str, str], ca: bytes) -> None:
         print(BEGUN, flush=True)
         ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
         done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        calls.is_over = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
