@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from libs.storage.records.queues import AvailableMessage
+from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
+from services.broker.core.shard import Shard
+from tests.simulation.invariants import check_shard
 from tests.simulation.judge import Judge, Violated
 from tests.simulation.seeds import Settings, run_seed, shrunk
 
@@ -235,3 +240,41 @@ def test_clocks_that_are_apart_are_allowed_for() -> None:
     deliver(found, token="two", attempt=2, now_ms=1001)
     with pytest.raises(Violated, match="before the"):
         deliver(found, token="three", attempt=3, now_ms=999)
+
+
+# --- The state of brokers ---------------------------------------------------
+
+
+def shard_with(*message_ids: int) -> tuple[Shard, Queue]:
+    shard = Shard()
+    queue = shard.create_queue("a", QueueSettings("true"))
+    for message_id in message_ids:
+        queue.waiting.enqueue(AvailableMessage(message_id, 128, 0, 0, 0), now_ms=1000)
+    return shard, queue
+
+
+def test_a_state_that_agrees_with_itself_is_no_violation() -> None:
+    shard, _ = shard_with(1, 2)
+    check_shard("broker", shard)
+
+
+def test_a_message_in_two_places_is_a_violation() -> None:
+    shard, _ = shard_with(1, 2, 1)
+    with pytest.raises(Violated, match=r"has messages twice: \[1\]"):
+        check_shard("broker", shard)
+
+
+def test_counts_that_differ_from_the_lists_are_violations() -> None:
+    shard, queue = shard_with(1)
+    queue.leases.count = 1
+    with pytest.raises(Violated, match="leases counted: 1, and there are 0"):
+        check_shard("broker", shard)
+    queue.leases.count = 0
+    [lane] = queue.waiting.by_name.values()
+    lane.count = 2
+    with pytest.raises(Violated, match="counts: 2, and there are 1"):
+        check_shard("broker", shard)
+    lane.count = 1
+    queue.failed.count = 1
+    with pytest.raises(Violated, match="failed counts 1"):
+        check_shard("broker", shard)
