@@ -1,10 +1,10 @@
 """Bugs that are planted on purpose: each must be caught, or what should catch it is no judge.
 
-A patch `<name>.patch` begins with what it breaks, and with what catches it, `simulation` or a test
-file::
+A patch `<name>.patch` begins with what it breaks, and with what catches it: a world of the
+simulation, or a test file::
 
     An ack is answered before its commit is durable.
-    Caught-by: simulation
+    Caught-by: simulation, world 1
 
 `python -m tests.planted` applies each to a copy of the tree, and runs that.
 """
@@ -19,7 +19,7 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parent.parent
-SIMULATION: Final = "simulation"
+SIMULATION: Final = "simulation, world "
 COPIED: Final = ("services", "libs", "slatemq", "tests", "protos", "pyproject.toml")
 
 

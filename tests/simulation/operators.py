@@ -93,7 +93,7 @@ class Operators:
         """Purge a queue, and delete it and create it again."""
         name = "moved"
         while not self.stopping:
-            await asyncio.sleep(chance.choice((0.3, 1.0, 3.0, 10.0)))
+            await asyncio.sleep(chance.choice((1.0, 5.0, 10.0)))
             loss = self._judge.losing(name)
             if chance.random() < 0.5:
                 self._cluster.tell(f"{name} is purged")
