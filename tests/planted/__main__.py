@@ -87,7 +87,7 @@ def _simulate(tree: Path, seeds: Sequence[int]) -> tuple[str, str]:
 
 
 def _test(tree: Path, path: str) -> tuple[str, str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-x", path]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-x", "--timeout", "60", path]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     ended = subprocess.run(
         command, capture_output=True, text=True, cwd=tree, env=environment, check=False
@@ -95,7 +95,7 @@ def _test(tree: Path, path: str) -> tuple[str, str]:
     failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]
     if ended.returncode != 1 or not failed:
         return "", f"pytest ended with {ended.returncode}"
-    return path, failed[0].removeprefix("FAILED ").partition(" - ")[2]
+    return path, failed[0].removeprefix("FAILED ").partition("::")[2]
 
 
 def write_table(page: Path, caught: Sequence[Caught]) -> None:

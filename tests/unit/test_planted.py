@@ -11,6 +11,7 @@ from tests.planted import ROOT, SIMULATION, Planted, all_planted
 from tests.planted.__main__ import BEGIN, END, Caught, write_table
 
 PLANTED = all_planted()
+PAGE = ROOT / "docs" / "reliability.md"
 
 
 def test_there_are_twenty_planted_bugs_at_least() -> None:
@@ -31,6 +32,13 @@ def test_what_catches_a_planted_bug_exists(planted: Planted) -> None:
         assert planted.caught_by.removeprefix(SIMULATION).isdecimal()
     else:
         assert (ROOT / planted.caught_by).is_file()
+
+
+def test_the_page_has_every_planted_bug_and_what_caught_it() -> None:
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    for planted in PLANTED:
+        assert f"| `{planted.name}` | {planted.breaks} | " in table, planted.name
+    assert "| nothing |" not in table
 
 
 def test_the_table_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
