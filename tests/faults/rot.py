@@ -15,7 +15,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,6 @@ from libs.storage.errors import StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY
 from services.janitor.verify.command import verify_stopped
 from services.janitor.verify.findings import Findings
-from slatemq.errors import SlateMQError
 from tests.integration.janitor.instances import LONG_S, Instance, instance
 
 DATABASES: Final = ("ingest/0", "broker/0")
@@ -39,9 +37,6 @@ OBJECT_BYTES: Final = 70_000
 
 TURNS: Final = 2
 """Times that the instance is started and killed: each leaves tables and a WAL."""
-
-CLAIMS: Final = 12
-"""Of each queue: more than it takes to get all of it."""
 
 Rows = Mapping[bytes, bytes]
 
@@ -180,35 +175,6 @@ async def _work(made: Instance, turn: int) -> None:
             await message.ack()
         elif place % 3 == 1:
             await message.nack(reason="broken")
-
-
-async def claim_while_it_rots(folder: Path) -> tuple[int, list[str]]:
-    """Flip a bit in every table and payload object of a running instance, and claim everything.
-
-    Returns how many messages came, and those that were not what was published.
-    """
-    data = folder / "data"
-    wrong: list[str] = []
-    count = 0
-    async with instance(folder) as made:
-        for pattern in ("ingest/0/compacted/*.sst", "blobs/*/*"):
-            for path in data.glob(pattern):
-                stored = path.read_bytes()
-                at = len(stored) // 2
-                path.write_bytes(stored[:at] + bytes((stored[at] ^ 16,)) + stored[at + 1 :])
-        for turn in range(TURNS):
-            large = random.Random(turn).randbytes(OBJECT_BYTES)
-            for queue, payloads in (
-                (f"orders-{turn}", {b"small" * 20}),
-                (f"slow-{turn}", {bytes(5000), large}),
-            ):
-                for _ in range(CLAIMS):
-                    with suppress(SlateMQError):
-                        for message in await made.client.claim(queue, 10, wait=1):
-                            count += 1
-                            if message.payload not in payloads:
-                                wrong.append(f"{queue}: message {message.message_id}")
-    return count, wrong
 
 
 async def _read_latest(root: Root, name: str) -> Rows:
