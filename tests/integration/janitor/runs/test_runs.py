@@ -347,7 +347,7 @@ async def test_no_request_chooses_where_spark_runs_or_what_it_reads(tmp_path: Pa
             assert fields["run"] == begun.run.run_id
     assert set(Request.DESCRIPTOR.fields_by_name) == {
         *("job", "dry_run", "queue_ids", "older_than_s", "days", "target_queue_id"),
-        *("message_ids", "failed_from_ms", "failed_until_ms", "request_id"),
+        *("message_ids", "failed_from_ms", "failed_until_ms", "request_id", "sizes_only"),
     }
 
 
