@@ -76,6 +76,10 @@ def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
     )
 
 
+FRESH_RUNS_MAX = 1_000
+"""Runs of messages in one call: from many logs, each of which may bring 64."""
+
+
 class Incarnation(NamedTuple):
     """The process of a broker that answered last, and when it first did, by the monotonic clock."""
 
@@ -101,8 +105,9 @@ def assign_request(
         ranges.append(result)
         if piece.columns and incarnation.number:
             for entry in piece.entries:
-                if entry.fresh is not None and entry.fresh.read_s >= incarnation.since_s:
-                    messages += entry.fresh.runs
+                fresh = entry.fresh
+                if fresh is not None and fresh.read_s >= incarnation.since_s:
+                    messages += fresh.runs[: FRESH_RUNS_MAX - len(messages)]
     messages_for = incarnation.number if messages else 0
     return assignment_pb2.AssignRequest(ranges=ranges, messages=messages, messages_for=messages_for)
 

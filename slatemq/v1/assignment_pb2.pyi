@@ -229,8 +229,8 @@ class AssignRequest(_message.Message):
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_ingest_pb2.StoredRun]:
-        """Messages of the ranges that TailLog sent with their entries; perhaps none, or not all. The broker reads those that it
-        needs and that are not here.
+        """Messages of the ranges that TailLog sent with their entries, at most 10,000 runs; perhaps none, or not all. The broker
+        reads those that it needs and that are not here.
         """
 
     def __init__(

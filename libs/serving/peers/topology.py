@@ -145,8 +145,8 @@ class TopologyDirectory:
         await self._note_change()
 
     async def entry(self, peer: Peer) -> Peer | None:
-        """The entry of this peer's service and shard, as last read; None without one."""
-        return (await self.read()).peer(peer.service, peer.shard)
+        """The entry of this peer's service and shard as stored now; None without one."""
+        return await self._read_one(peer.path)
 
     async def withdraw(self, peer: Peer) -> None:
         """Take this process off the list, unless another has taken its number over already.

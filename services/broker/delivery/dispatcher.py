@@ -35,13 +35,7 @@ from services.broker.delivery.waiters import (
     paused,
 )
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import (
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-    SlateMQError,
-    Unavailable,
-)
+from slatemq.errors import NotFound, ResourceExhausted, SlateMQError, Unavailable
 from slatemq.v1.ingest_pb2 import StoredRun
 
 log = logging.getLogger(__name__)
@@ -382,14 +376,7 @@ class Dispatcher:
         return waiter_line is not None and bool(waiter_line.line)
 
     def add_fresh(self, runs: Sequence[StoredRun]) -> None:
-        """Take messages that came with their assignment, if there are waiters; nothing else does.
-
-        Raises InvalidArgument.
-        """
-        for place, run in enumerate(runs):
-            if not run.message_ids or len(run.message_ids) != len(run.payloads):
-                what = "must have one for each message ID, of which there is at least one"
-                raise InvalidArgument(f"messages[{place}].payloads", what)
+        """Take messages that came with their assignment, if there are waiters."""
         if self.is_waited_on:
             self._payloads.add_fresh(runs, self._owner.shard.cursors)
 

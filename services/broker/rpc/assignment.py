@@ -30,10 +30,14 @@ from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from slatemq.errors import InvalidArgument, NotFound
 from slatemq.v1 import assignment_pb2, assignment_pb2_grpc
+from slatemq.v1.ingest_pb2 import StoredRun
 
 HAND_OVER_S = 2.0
 """How long an assignment waits for the payloads of messages with waiting claims; then it goes on
 without them, and the claims fetch them."""
+
+RUNS_MAX = 10_000
+"""Runs of messages that come along with one call; routers send far fewer."""
 
 REASON_BYTES_MAX = 1_000
 MATCH_BYTES = 30
@@ -78,6 +82,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     ) -> assignment_pb2.AssignResponse:
         owner = self._owner
         ranges = _ranges(request.ranges)
+        _check_messages(request.messages)
         owner.admit()
         # What is durable from here on was answered after these entries were published.
         revision = owner.durable_revision
@@ -293,6 +298,15 @@ def is_outdated(
     if 0 < seen_revision <= piece.revision:
         return False
     return configs.routes_differ(piece.revision)
+
+
+def _check_messages(runs: Sequence[StoredRun]) -> None:
+    if len(runs) > RUNS_MAX:
+        raise InvalidArgument("messages", f"must be at most {RUNS_MAX:,}")
+    for place, run in enumerate(runs):
+        if not run.message_ids or len(run.message_ids) != len(run.payloads):
+            what = "must have one for each message ID, of which there is at least one"
+            raise InvalidArgument(f"messages[{place}].payloads", what)
 
 
 def _ranges(pieces: Iterable[assignment_pb2.LogRange]) -> list[Range]:
