@@ -52,18 +52,27 @@ class Opening:
         self._wal_count: int | None = None
         builder.with_metrics_recorder(self.recorder)
 
-    async def build(self, stall_s: float, check: Callable[[], Awaitable[None]]) -> Db:
-        """The open database. Raises SlateDB's errors, and those of `check`.
+    async def build(
+        self,
+        look: Callable[[], Awaitable[None]],
+        stall_s: float,
+        check: Callable[[], Awaitable[None]],
+    ) -> Db:
+        """The open database. Raises SlateDB's errors, and those of `look` and `check`.
 
-        `check` sends the store a request; it is called whenever no request was started for
-        `stall_s` seconds.
+        `look` may refuse to open it. `check` sends the store a request; it is called whenever no
+        request was started for `stall_s` seconds.
         """
-        building = asyncio.ensure_future(self._builder.build())
+        building = asyncio.ensure_future(self._build(look))
         try:
             await self._watch(building, stall_s, check)
             return await building
         finally:
             building.cancel()
+
+    async def _build(self, look: Callable[[], Awaitable[None]]) -> Db:
+        await look()
+        return await self._builder.build()
 
     async def _watch(
         self, building: asyncio.Future[Db], stall_s: float, check: Callable[[], Awaitable[None]]

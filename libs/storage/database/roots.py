@@ -63,9 +63,6 @@ SILENCE_S: Final = 10.0
 """How long a store may not respond before it counts as unreachable. Opening a database may take far
 longer: see libs.storage.database.opening."""
 
-WAL_LOOK_S: Final = 60.0
-"""How long a store may take to list the WAL behind the manifest: some pages."""
-
 _OPTIONS: Final = {
     "file": frozenset[str](),
     "memory": frozenset[str](),
@@ -192,8 +189,11 @@ class Root:
         opening = Opening(builder, admin, self.objects, name)
         try:
             await self.objects.check(self._timeout_s)
-            await self._refuse_wal_gaps(admin, name)
-            db = await opening.build(self._timeout_s, lambda: self.objects.check(self._timeout_s))
+            db = await opening.build(
+                lambda: refuse_wal_gaps(admin, self.objects, name),
+                self._timeout_s,
+                lambda: self.objects.check(self._timeout_s),
+            )
         except Error as error:
             raise translate(error, f"opening {name} below {self.url}") from error
         except InternalError as error:  # SlateDB panics over some damage of its files
@@ -205,15 +205,6 @@ class Root:
             await database.close()
             raise
         return database
-
-    async def _refuse_wal_gaps(self, admin: Admin, name: str) -> None:
-        try:
-            async with asyncio.timeout(WAL_LOOK_S):
-                await refuse_wal_gaps(admin, self.objects, name)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"opening {name}: the store did not list its files within {WAL_LOOK_S:g} s"
-            ) from None
 
     def snapshots(self, database: Database) -> Snapshots:
         return Snapshots(database, self._admin(database.name))
