@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,14 @@ from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.runs.history import RunStore
 from services.janitor.snapshots import taken_snapshots
 from slatemq.errors import AlreadyExists
-from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, queue_pb2, queue_pb2_grpc
+from slatemq.v1 import (
+    consumer_pb2,
+    consumer_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    queue_pb2,
+    queue_pb2_grpc,
+)
 from tests.acceptance.steady_load import SteadyLoad
 from tests.forms import proof
 from tests.integration.stack.processes import Service
@@ -62,15 +69,37 @@ class Instance:
         await stub.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))
 
     async def consume_all(self, queues: Iterable[str]) -> dict[int, bytes]:
-        """Ack all that the queues have, until nothing is left; payloads by message ID."""
-        found: dict[int, bytes] = {}
-        for queue_id in queues:
+        """Ack all that the queues have and get, until nothing is left; payloads by message ID."""
+        queue_ids, found = list(queues), dict[int, bytes]()
+        await self._routed(queue_ids, found)
+        for queue_id in queue_ids:
             async with asyncio.timeout(WAIT_S):
                 while await self._unfinished(queue_id):
-                    for message in await self.client.claim(queue_id, 100, wait=0.2):
-                        found[message.message_id] = message.payload
-                        await message.ack()
+                    await self._consume(queue_id, found)
         return found
+
+    async def _routed(self, queue_ids: Sequence[str], found: dict[int, bytes]) -> None:
+        """Consume until all is in the queues that was in the logs before this."""
+        last: set[int] = set()
+        runs = [
+            ingest_pb2.PublishRun(payloads=[b"last"], headers={"queue": queue_id})
+            for queue_id in queue_ids
+        ]
+        async with asyncio.timeout(WAIT_S):
+            for ingest in self.ingests:
+                stub = ingest_pb2_grpc.IngestServiceStub(ingest.there)
+                published = await stub.Publish(ingest_pb2.PublishRequest(runs=runs))
+                last.update(published.message_ids)
+            while not last <= found.keys():
+                for queue_id in queue_ids:
+                    await self._consume(queue_id, found)
+        for message_id in last:
+            del found[message_id]
+
+    async def _consume(self, queue_id: str, found: dict[int, bytes]) -> None:
+        for message in await self.client.claim(queue_id, 100, wait=0.2):
+            found[message.message_id] = message.payload
+            await message.ack()
 
     async def _unfinished(self, queue_id: str) -> int:
         counts = (await self.client.get_queue(queue_id)).counts
@@ -149,7 +178,7 @@ async def test_an_acked_message_stays_acked_and_a_claimed_one_comes_again(tmp_pa
         claimed: list[slatemq.Received] = []
         async with asyncio.timeout(WAIT_S):
             while len(claimed) < 3:
-                claimed += await old.client.claim("apples", 3 - len(claimed), lease=1, wait=1)
+                claimed += await old.client.claim("apples", 3 - len(claimed), lease=5, wait=1)
         await claimed[0].ack()
         backup = await back_up(old.root, backups)
     await restore(backups, tmp_path / "new", backup)

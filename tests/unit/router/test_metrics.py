@@ -6,6 +6,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from libs.filters import Allowance
 from libs.serving.recording import recording
 from libs.serving.telemetry import MESSAGING_DESTINATION_NAME
 from services.router.entries import LogEntry
@@ -18,10 +19,10 @@ def test_priorities_that_failed_are_counted_by_queue_once_they_are_assigned() ->
     reader = InMemoryMetricReader()
     spans = SimpleSpanProcessor(InMemorySpanExporter())
     metrics = Metrics(recording("router", "router-0", spans, reader), lambda: ())
-    rules = BrokerRules()
+    rules = BrokerRules(Allowance(now_ns=lambda: 0))
     rules.change([QueueRule("a", "true", 'int(headers["p"])'), QueueRule("b", "true", "3")])
     piece = Piece(0, 1, 0)
-    piece.add(LogEntry([((1, 0, 0, 0, 0), {}, -1, (5, 5), "")], 10), rules)
+    assert piece.add(LogEntry([((1, 0, 0, 0, 0), {}, -1, (5, 5), "")], 10), rules)
 
     metrics.answered(0, 0, piece, applied=False)
     metrics.answered(0, 0, piece, applied=True)
