@@ -93,7 +93,7 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
     callers = _callers(config)
     revoked = _revoked(config)
     return Protection(
-        ClientDoor(callers, auditor, revoked),
+        ClientDoor(callers, auditor, revoked, has_tls=files is not None),
         ServiceDoor(config.service_identity if files is not None else "", revoked),
         client_tls,
         service_tls_,

@@ -113,26 +113,29 @@ class ClientDoor:
         callers: Callers | None,
         auditor: Auditor,
         revoked: ReloadedFile[RevokedCertificates] | None = None,
+        *,
+        has_tls: bool = False,
     ) -> None:
         """Judge calls by the policy of `callers`; without one, all clients may do everything.
 
         The acts of callers are recorded where there is a policy: without, no caller has a name.
+        With TLS, connections of an old version or with a revoked certificate are refused always.
         """
         self._callers = callers
         self._auditor = auditor
         self._certificates = Certificates(revoked)
-        self._unrevoked = None if revoked is None else _Unrevoked(self._certificates)
+        self._by_connection = _ByConnection(self._certificates) if has_tls else None
 
     def judge_of(self, method: str) -> Judge | None:
         try:
             access = access_of(method)
         except LookupError:
             # Nothing says who may call it, so no policy can permit it.
-            return self._unrevoked if self._callers is None else _ForServices()
+            return self._by_connection if self._callers is None else _ForServices()
         if access.caller == "anyone":
             return None
         if self._callers is None:
-            return _ForServices() if access.caller == "service" else self._unrevoked
+            return _ForServices() if access.caller == "service" else self._by_connection
         return _ByPolicy(self._callers, self._certificates, self._auditor, method, access)
 
 
@@ -187,8 +190,8 @@ class _CertifiedVisit(Visit):
             self._version = version
 
 
-class _Unrevoked:
-    """Lets in everyone whose certificate is not revoked."""
+class _ByConnection:
+    """Lets in everyone whose TLS is new enough, and whose certificate is not revoked."""
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates = certificates

@@ -167,6 +167,17 @@ async def test_a_call_by_old_tls_is_refused_with_a_token_that_is_known(rig: Rig)
         await judge.enter(call_with(rig.worker, b"TLSv1.2"))
 
 
+async def test_a_call_by_old_tls_is_refused_where_no_policy_asks_who_calls() -> None:
+    door = ClientDoor(None, Auditor(lambda act: None), has_tls=True)
+    judge = door.judge_of(CLAIM_METHOD)
+    assert judge is not None
+    with await judge.enter(call_with("")) as visit:
+        await visit.judge(consumer_pb2.ClaimRequest(queue_id="orders"))
+
+    with pytest.raises(Unauthenticated, match="connect with TLS"):
+        await judge.enter(call_with("", b"TLSv1.2"))
+
+
 async def test_a_name_that_the_policy_takes_from_certificates_ends_in_calls_too(rig: Rig) -> None:
     identity = await rig.callers.identify("", ["certified"])
     assert identity.caller.principal.name == "certified"
