@@ -588,7 +588,7 @@ class DeadLetterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRedrive(self, request, context):
-        """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
+        """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
 
         Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
         """

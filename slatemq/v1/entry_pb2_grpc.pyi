@@ -341,7 +341,7 @@ class DeadLetterServiceStub:
     Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
     """
     ResumeRedrive: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]
-    """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
+    """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
 
     Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
     """
@@ -395,7 +395,7 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     Errors: NOT_FOUND, FAILED_PRECONDITION (REDRIVE_DONE), UNAVAILABLE.
     """
     ResumeRedrive: _aio.UnaryUnaryMultiCallable[_entry_pb2.ResumeRedriveRequest, _entry_pb2.ResumeRedriveResponse]  # type: ignore[assignment]
-    """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
+    """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
 
     Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
     """
@@ -476,7 +476,7 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ResumeRedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ResumeRedriveResponse, _abc.Awaitable[_entry_pb2.ResumeRedriveResponse]]:
-        """Resumes a cancelled or failed redrive. Resuming one that runs is OK.
+        """Resumes a cancelled or failed redrive. Resuming one that runs is OK. As StartRedrive, it takes the verb `edit` on the target, too.
 
         Errors: as of CancelRedrive; NOT_FOUND also when its queue is deleted.
         """

@@ -168,7 +168,10 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
 
     async def _set(self, redrive_id: str, state: RedriveState) -> int:
         number = await self._number(redrive_id, "inspect", "edit")
-        require("edit", self._redrive(number).queue_id)
+        redrive = self._redrive(number)
+        require("edit", redrive.queue_id)
+        if state == RedriveState.RUNNING:
+            require("edit", redrive.target_queue_id)
 
         def change(now_ms: int) -> None:
             redrives = self._owner.shard.redrives

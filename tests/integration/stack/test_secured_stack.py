@@ -248,6 +248,24 @@ async def test_a_redrive_in_a_queue_that_one_may_not_see_is_as_if_it_were_not_th
         assert (await editor.get_redrive(own)).queue_id == "orders-redriven"
 
 
+async def test_a_redrive_into_a_queue_that_one_may_not_edit_is_not_resumed(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    made, stack = secured
+    async with (
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        slatemq.connect(stack.endpoint, credentials=made.credentials("editor")) as editor,
+    ):
+        for queue_id in ("elsewhere", "orders-moved"):
+            await ops.create_queue(queue_id)
+        moving = await ops.start_redrive("orders-moved", into="elsewhere")
+
+        with pytest.raises(PermissionDenied) as caught:
+            await editor.resume_redrive(moving.redrive_id)
+
+        assert caught.value.metadata == {"verb": "edit", "queue": "elsewhere"}
+
+
 async def test_an_editor_sends_no_headers_that_it_could_not_publish(
     secured: tuple[Secured, LocalStack],
 ) -> None:
