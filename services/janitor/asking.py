@@ -1,15 +1,16 @@
-"""Calls to owners, with errors that name the owner that is down."""
+"""Calls to owners, and looks for them, with errors that name the owner that is down."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from libs.serving.peers.channels import Channels
 from libs.storage.errors import StorageError
 from slatemq._rpc.rpc_status import raising_slatemq_errors
-from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
+from slatemq.errors import DeadlineExceeded, NotFound, SlateMQError, Unavailable
 from slatemq.v1 import snapshot_pb2, snapshot_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,36 @@ def asking(service: str, shard: int) -> Iterator[None]:
             error.message = f"{name} {what}: {error.message}"
             error.args = (error.message,)
         raise
+
+
+async def find_owner(shards: Iterable[int], ask: Callable[[int], Awaitable[object]]) -> int | None:
+    """The first broker shard that answers other than NotFound; None if all of them answer so.
+
+    All are asked at once: one that is down hides nothing that another has. Raises what it raised,
+    Unavailable or DeadlineExceeded, where none of the others has it.
+    """
+
+    async def answered(shard: int) -> int:
+        await ask(shard)
+        return shard
+
+    calls = [asyncio.ensure_future(answered(shard)) for shard in shards]
+    down: Unavailable | DeadlineExceeded | None = None
+    try:
+        for call in asyncio.as_completed(calls):
+            try:
+                return await call
+            except NotFound:
+                continue
+            except (Unavailable, DeadlineExceeded) as error:
+                down = error
+    finally:
+        for unfinished in calls:
+            unfinished.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    if down is not None:
+        raise down
+    return None
 
 
 async def release_snapshot(

@@ -18,7 +18,7 @@ from typing import Any, Final
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.objects.small_objects import Objects
-from services.janitor.asking import asking
+from services.janitor.asking import asking, find_owner
 from services.janitor.spark.packages import check_installed
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, queue_pb2
@@ -107,16 +107,13 @@ class ArchivedDeadLetters:
             return await stub.ListEntries(request)
 
     async def _shard(self, queue_id: str) -> int:
-        """The broker shard that has a queue: all brokers are asked. Raises NotFound."""
-        missing: NotFound | None = None
-        for shard in (await self._directory.read()).brokers:
-            try:
-                await self._page(shard, ReadArchivedRequest(queue_id=queue_id), "", 1)
-            except NotFound as error:
-                missing = error
-            else:
-                return shard
-        raise missing or NotFound("queue", queue_id)
+        """The broker shard that has a queue. Raises NotFound, Unavailable, DeadlineExceeded."""
+        first = ReadArchivedRequest(queue_id=queue_id)
+        shards = (await self._directory.read()).brokers
+        shard = await find_owner(shards, lambda shard: self._page(shard, first, "", 1))
+        if shard is None:
+            raise NotFound("queue", queue_id)
+        return shard
 
     async def _named(self, asked: ReadArchivedRequest) -> list[entry_pb2.Entry]:
         """The entries of the handles that are archived."""

@@ -14,7 +14,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.ids import MAX_MESSAGE_ID
-from services.janitor.asking import asking
+from services.janitor.asking import asking, find_owner
 from services.janitor.config import U32_MAX
 from services.janitor.jobs.contract import JOBS, WITHOUT_SPARK
 from services.janitor.rpc.archived import ArchivedDeadLetters
@@ -138,7 +138,8 @@ def _check_range(field: str, number: int, least: int, most: int) -> None:
 PAGE_RUNS: Final = 50
 PAGE_RUNS_MAX: Final = 500
 
-CALLS_AT_ONCE: Final = 32
+QUEUES_AT_ONCE: Final = 32
+"""Sought together, on all brokers."""
 
 
 @dataclass(eq=False)
@@ -155,27 +156,20 @@ class NamedQueues:
         if not left:
             return
         # A broker, or a queue on it, may have come since the last look.
-        for shard in (await self._directory.read(max_age_ms=0)).brokers:
-            left = await self._missing(shard, left)
-        if left:
-            raise NotFound("queue", left[0])
+        shards = list((await self._directory.read(max_age_ms=0)).brokers)
+        for begin in range(0, len(left), QUEUES_AT_ONCE):
+            some = left[begin : begin + QUEUES_AT_ONCE]
+            owners = await asyncio.gather(*(self._owner(queue, shards) for queue in some))
+            if None in owners:
+                raise NotFound("queue", some[owners.index(None)])
 
-    async def _missing(self, shard: int, queues: Sequence[str]) -> list[str]:
-        missing: list[str] = []
-        for begin in range(0, len(queues), CALLS_AT_ONCE):
-            some = queues[begin : begin + CALLS_AT_ONCE]
-            there = await asyncio.gather(*(self._is_there(shard, queue) for queue in some))
-            missing += [queue for queue, found in zip(some, there, strict=True) if not found]
-        return missing
-
-    async def _is_there(self, shard: int, queue: str) -> bool:
-        try:
+    async def _owner(self, queue: str, shards: Sequence[int]) -> int | None:
+        async def ask(shard: int) -> None:
             with asking("broker", shard):
                 stub = queue_grpc.QueueServiceStub(await self._channels.to("broker", shard))
                 await stub.GetQueue(queue_pb2.GetQueueRequest(queue_id=queue))
-        except NotFound:
-            return False
-        return True
+
+        return await find_owner(shards, ask)
 
 
 @dataclass(eq=False)

@@ -24,14 +24,15 @@ CALL_S = 20.0
 
 
 class Half:
-    """An ingest, a router, and two brokers of which the first is down."""
+    """An ingest, a router, a janitor, and two brokers of which the first is down."""
 
     def __init__(self, root: Path) -> None:
         (root / "data").mkdir()
         self.ingest = Service(root, "ingest")
         self.brokers = [Service(root, "broker", "--shard", str(n)) for n in range(2)]
         self.router = Service(root, "router")
-        self.all = [self.ingest, *self.brokers, self.router]
+        self.janitor = Service(root, "janitor")
+        self.all = [self.ingest, *self.brokers, self.router, self.janitor]
 
     async def start(self) -> None:
         await asyncio.gather(*(service.start() for service in self.all))
@@ -142,6 +143,23 @@ async def test_a_publish_to_a_queue_of_the_dead_broker_is_stored(half: Half) -> 
     code, out, err = await half.command("publish", "--to", "on0", "for later")
     assert code == 0, err
     assert int(out) > 0
+
+
+async def test_archived_dead_letters_of_the_living_broker_can_be_read(half: Half) -> None:
+    async with half.client() as client:
+        assert [entry async for entry in client.read_archived("on1")] == []
+        # Which of the dead one's queues exist, no caller can know
+        with pytest.raises(Unavailable, match="broker 0 is away"):
+            [entry async for entry in client.read_archived("on0")]
+
+
+async def test_a_run_that_names_a_queue_of_the_living_broker_begins(half: Half) -> None:
+    async with half.client() as client:
+        # Given a restore of what was never archived, which needs nothing of the dead broker
+        run = await client.run_job("restore", queue_ids=["on1"])
+        assert run.run_id
+        with pytest.raises(Unavailable, match="broker 0 is away"):
+            await client.run_job("restore", queue_ids=["on0"])
 
 
 async def test_one_broker_that_is_frozen_holds_no_other_up(half: Half) -> None:
