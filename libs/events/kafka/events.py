@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
@@ -47,8 +47,13 @@ class Events(GroupEvents[Delivery]):
         self._offsets: Offsets
 
     async def publish(self, events: Sequence[Event]) -> None:
-        await self._ensure_topics({event.type for event in events})
-        await self._connection.send(map(self._record, events))
+        types = {event.type for event in events}
+        await self._ensure_topics(types)
+        partitions = {
+            event_type: await self._connection.partitions(self._topic(event_type))
+            for event_type in types & {*self._settings.compacted}
+        }
+        await self._connection.send(self._record(event, partitions) for event in events)
 
     async def _ensure_topics(self, types: Set[str]) -> None:
         compacted = types & {*self._settings.compacted}
@@ -135,13 +140,15 @@ class Events(GroupEvents[Delivery]):
     def _topic(self, event_type: str) -> str:
         return f"{self._settings.topic_prefix}.{event_type}"
 
-    def _record(self, event: Event) -> dict[str, Any]:
+    def _record(self, event: Event, partitions: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """The record of an event; `partitions` has those of the topic of each compacted type."""
         partition_key = key_of(event).encode()
         record = {"topic": self._topic(event.type), "value": encode_event(event)}
-        if event.type not in self._settings.compacted:
+        if event.type not in partitions:
             return {**record, "key": partition_key}
         # Compaction keeps the newest record of a key: of each object or queue, not of each bucket.
-        partition = (murmur2(partition_key) & 0x7FFFFFFF) % self._settings.partitions
+        numbers = partitions[event.type]
+        partition = numbers[(murmur2(partition_key) & 0x7FFFFFFF) % len(numbers)]
         return {**record, "key": subject_of(event).encode(), "partition": partition}
 
 

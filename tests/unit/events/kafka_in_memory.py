@@ -29,13 +29,15 @@ class Record:
     headers: list[tuple[str, bytes]]
     partition: int = 0
     timestamp: int = 0
+    key: bytes | None = None
 
 
 @dataclass
 class Broker:
-    """Topics of one partition, and what groups have committed.
+    """Topics, and what groups have committed. Consumers take topics of one partition.
 
     Attributes:
+        partitions: Of each topic.
         refusal: What the next commits of a group raise.
         deleted: Before which offsets records were deleted.
     """
@@ -45,18 +47,29 @@ class Broker:
     commits: list[tuple[str, dict[TopicPartition, int]]] = field(default_factory=list)
     refusal: dict[str, errors.KafkaError] = field(default_factory=dict)
     deleted: dict[TopicPartition, int] = field(default_factory=dict)
+    partitions: int = 1
 
-    def add(self, topic: str, value: bytes | None, *headers: tuple[str, bytes]) -> None:
+    def add(
+        self,
+        topic: str,
+        value: bytes | None,
+        *headers: tuple[str, bytes],
+        key: bytes | None = None,
+        partition: int = 0,
+    ) -> None:
         """Append a record."""
+        assert partition in range(self.partitions)
         records = self.topics.setdefault(topic, [])
-        records.append(Record(topic, len(records), value, list(headers)))
+        records.append(Record(topic, len(records), value, list(headers), partition, key=key))
 
 
 class BrokerConnection(Connection):
     """A connection to it."""
 
-    def __init__(self, settings: KafkaSettings, broker: Broker) -> None:
+    def __init__(self, settings: KafkaSettings, broker: Broker, topics: Iterable[str] = ()) -> None:
+        """`topics` are known to exist."""
         super().__init__(settings)
+        self._topics.update(topics)
         self._broker = broker
 
     async def send(self, records: Iterable[dict[str, Any]]) -> None:
@@ -66,10 +79,16 @@ class BrokerConnection(Connection):
             size_bytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
             if size_bytes > RECORD_BYTES_MAX:
                 raise errors.MessageSizeTooLargeError(f"{size_bytes} bytes")
-            self._broker.add(record["topic"], value, *headers)
+            self._broker.add(
+                record["topic"],
+                value,
+                *headers,
+                key=key,
+                partition=record.get("partition", 0),
+            )
 
     async def partitions(self, topic: str) -> list[int]:
-        return [0]
+        return list(range(self._broker.partitions))
 
     def consumer(self, group: str, **options: Any) -> Any:
         return Consumer(self._broker, group)

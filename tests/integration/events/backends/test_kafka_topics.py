@@ -1,0 +1,55 @@
+"""The topics of Kafka, as its own client finds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from libs.events.backends import open_backend
+from libs.events.settings import KafkaSettings
+from slatemq.events.envelope import encode_event
+from tests.integration.events.backends.kafka_server import KafkaServer
+from tests.integration.events.backends.servers import running
+from tests.integration.events.backends.test_conformance import created, deleted
+
+pytestmark = pytest.mark.slow  # A real server.
+
+
+async def records_of(settings: KafkaSettings, topic: str, count: int) -> list[tuple[bytes, bytes]]:
+    """The first records of a topic, by key and value."""
+    consumer = AIOKafkaConsumer(
+        topic, bootstrap_servers=list(settings.brokers), auto_offset_reset="earliest"
+    )
+    async with consumer:
+        records = [await consumer.getone() for _ in range(count)]
+    return [(record.key, record.value) for record in records]
+
+
+async def test_each_type_has_its_topic_also_a_compacted_one_of_fewer_partitions(
+    tmp_path: Path,
+) -> None:
+    with running(KafkaServer(tmp_path)) as server:
+        # Given topics that were made with one partition, one of them of a compacted type
+        settings = msgspec.structs.replace(
+            server.settings("slatemq"), partitions=1, compacted=("object.created",)
+        )
+        first = [created("a", bucket="photos"), deleted("a")]
+        second = [created(f"{n}", bucket=f"bucket-{n}") for n in range(8)]
+        for partitions, events in ((1, first), (6, second)):
+            # When a backend whose settings say more publishes to them
+            backend = open_backend("kafka")
+            await backend.connect(msgspec.structs.replace(settings, partitions=partitions))
+            await backend.publish_batch(events)
+            await backend.close()
+
+        # Then the topic of each type has its events: by object if compacted, else by bucket
+        assert await records_of(settings, "slatemq.object.created", 9) == [
+            (f"{event.data['bucket']}/{event.data['key']}".encode(), encode_event(event))
+            for event in (first[0], *second)
+        ]
+        assert await records_of(settings, "slatemq.object.deleted", 1) == [
+            (b"photos", encode_event(first[1]))
+        ]

@@ -1,0 +1,69 @@
+"""Events in Kafka: by which key each goes, and into which partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka.partitioner import DefaultPartitioner
+
+from libs.events.kafka.events import Events, key_of
+from libs.events.settings import KafkaSettings
+from slatemq.events.catalogue import ObjectCreated, make_event
+from slatemq.events.envelope import Event
+from tests.unit.events.kafka_in_memory import Broker, BrokerConnection
+
+SETTINGS = KafkaSettings(topic_prefix="t", partitions=6, compacted=("object.created",))
+EVENT_ID = "evt_01KJ2KH1G0J9FEYRWH6ATYF8WE"
+BUCKETS = [f"bucket-{n}" for n in range(20)]
+
+
+def created(bucket: str, key: str = "cat.jpg") -> Event:
+    data = ObjectCreated(bucket=bucket, key=key, size=1, etag="", content_type="")
+    return make_event(data, source="ingest-0", request_id="", at_ms=1_771_761_600_000)
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"bucket": "photos", "queue": "orders", "key": "cat.jpg"}, "photos"),
+        ({"queue": "orders", "message_id": 7, "headers": {"region": "eu"}}, "orders"),
+        ({"message_id": 7, "headers": {"region": "eu", "plan": "gold"}}, "eu"),
+        ({"message_id": 7, "headers": {}}, "7"),
+        ({"job": "retention"}, EVENT_ID),
+    ],
+)
+def test_the_key_of_an_event_is_its_bucket_else_queue_else_header_else_id(
+    data: dict[str, Any], key: str
+) -> None:
+    assert key_of(msgspec.structs.replace(created("any"), id=EVENT_ID, data=data)) == key
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 6, 9])
+async def test_a_compacted_type_goes_into_the_partitions_that_its_topic_has(
+    partitions: int,
+) -> None:
+    # Given a topic with other partitions than those of the settings
+    broker = Broker(partitions=partitions)
+    events = Events(BrokerConnection(SETTINGS, broker, topics=["t.object.created"]))
+
+    # When events of several buckets are published
+    await events.publish([created(bucket) for bucket in BUCKETS])
+
+    # Then each is in the partition of its bucket, as those of other types are, by its object
+    numbers = list(range(partitions))
+    partitioner = DefaultPartitioner()
+    assert [(record.key, record.partition) for record in broker.topics["t.object.created"]] == [
+        (f"{bucket}/cat.jpg".encode(), partitioner(bucket.encode(), numbers, numbers))
+        for bucket in BUCKETS
+    ]
+
+
+async def test_a_type_that_is_not_compacted_goes_by_its_key_alone() -> None:
+    broker = Broker()
+    settings = KafkaSettings(topic_prefix="t")
+    events = Events(BrokerConnection(settings, broker, topics=["t.object.created"]))
+    await events.publish([created("photos")])
+    (record,) = broker.topics["t.object.created"]
+    assert record.key == b"photos"
