@@ -3,18 +3,21 @@
 Taken are the JSON documents that AWS S3, MinIO and Ceph send (`Records`), those of AWS behind SNS
 (`Message`), and those of EventBridge (`detail`).
 
-==========================================  =======================
-notification                                event
-==========================================  =======================
-`ObjectCreated:*`                           `object.created`
-`ObjectRemoved:*`, `LifecycleExpiration:*`  `object.deleted`
-`ObjectAcl:Put`                             `object.acl.updated`
-`BucketCreated:*` (MinIO)                   `bucket.created`
-`BucketRemoved:*` (MinIO)                   `bucket.deleted`
-==========================================  =======================
+===========================================  =======================
+notification                                 event
+===========================================  =======================
+`ObjectCreated:Put`, `Post`, `Copy`,         `object.created`
+`CompleteMultipartUpload`
+`ObjectRemoved:*`, `LifecycleExpiration:*`,  `object.deleted`
+`ObjectLifecycle:Expiration:Current` (Ceph)
+`ObjectAcl:Put`                              `object.acl.updated`
+`BucketCreated:*` (MinIO)                    `bucket.created`
+`BucketRemoved:*` (MinIO)                    `bucket.deleted`
+===========================================  =======================
 
-Of other notifications (restored, replicated, tagged, read) nothing is made; they are counted. The
-ID of an event is derived from its notification: one that a store sends twice has the same ID.
+Of other notifications (restored, replicated, tagged, read) nothing is made; they are counted. MinIO
+calls some of these `ObjectCreated`, too: `PutTagging`, `PutRetention` and so on. The ID of an event
+is derived from its notification: one that a store sends twice has the same ID.
 """
 
 from __future__ import annotations
@@ -93,9 +96,11 @@ class _Detail(msgspec.Struct, frozen=True):
     request_id: str = msgspec.field(default="", name="request-id")
 
 
+_CREATED = {f"ObjectCreated:{call}" for call in ("Put", "Post", "Copy", "CompleteMultipartUpload")}
+
 _BRIDGE_NAMES = {
-    "Object Created": "ObjectCreated",
-    "Object Deleted": "ObjectRemoved",
+    "Object Created": "ObjectCreated:Put",
+    "Object Deleted": "ObjectRemoved:Delete",
     "Object ACL Updated": "ObjectAcl:Put",
 }
 
@@ -146,8 +151,9 @@ def _events_of(value: Mapping[str, Any]) -> Iterator[Event | None]:
 
 
 def _event_of(field: str, record: _Record) -> Event | None:
-    # MinIO's names begin with `s3:`; keys are encoded as in a form.
-    key = unquote_plus(record.s3.object.key)
+    # MinIO's names begin with `s3:`. Keys are encoded as in a form, but Ceph's are as they are.
+    is_raw = record.source.startswith("ceph:")
+    key = record.s3.object.key if is_raw else unquote_plus(record.s3.object.key)
     data = _data_of(record.name.removeprefix("s3:"), record, key)
     if data is None:
         return None
@@ -197,7 +203,7 @@ def _bridged(value: Mapping[str, Any]) -> Event | None:
 def _data_of(name: str, record: _Record, key: str) -> EventData | None:
     bucket = record.s3.bucket.name
     kind = name.partition(":")[0]
-    if kind == "ObjectCreated":
+    if name in _CREATED:
         etag = record.s3.object.etag.strip('"')
         return ObjectCreated(
             bucket=bucket,
@@ -206,7 +212,8 @@ def _data_of(name: str, record: _Record, key: str) -> EventData | None:
             etag=f'"{etag}"' if etag else "",
             content_type=record.s3.object.content_type,
         )
-    if kind in ("ObjectRemoved", "LifecycleExpiration"):
+    is_expired = name == "ObjectLifecycle:Expiration:Current"
+    if kind in ("ObjectRemoved", "LifecycleExpiration") or is_expired:
         return ObjectDeleted(bucket=bucket, key=key)
     if kind == "ObjectAcl":
         return ObjectAclUpdated(bucket=bucket, key=key, acl="")

@@ -69,12 +69,14 @@ def test_an_upload_becomes_object_created_with_its_key_decoded() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        ("ObjectCreated:Post", "object.created"),
         ("ObjectCreated:Copy", "object.created"),
         ("ObjectCreated:CompleteMultipartUpload", "object.created"),
         ("s3:ObjectCreated:Put", "object.created"),
         ("ObjectRemoved:Delete", "object.deleted"),
         ("ObjectRemoved:DeleteMarkerCreated", "object.deleted"),
         ("LifecycleExpiration:Delete", "object.deleted"),
+        ("ObjectLifecycle:Expiration:Current", "object.deleted"),
         ("ObjectAcl:Put", "object.acl.updated"),
         ("s3:BucketCreated:*", "bucket.created"),
         ("s3:BucketRemoved:*", "bucket.deleted"),
@@ -95,9 +97,27 @@ def test_a_notification_that_is_sent_twice_has_the_same_id_and_others_have_other
     assert other.id != first.id
 
 
-def test_what_is_no_change_is_counted_and_makes_no_event() -> None:
-    read = read_notifications(document(record("ObjectTagging:Put"), record(), record("x")))
-    assert (len(read.events), read.skipped_count) == (1, 2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ObjectTagging:Put",
+        "s3:ObjectCreated:PutTagging",
+        "s3:ObjectCreated:DeleteTagging",
+        "s3:ObjectCreated:PutRetention",
+        "s3:ObjectCreated:PutLegalHold",
+        "ObjectLifecycle:Expiration:Noncurrent",
+        "ObjectLifecycle:Expiration:DeleteMarker",
+        "ObjectLifecycle:Expiration:AbortMPU",
+        "ObjectLifecycle:Transition:Current",
+        "x",
+    ],
+)
+def test_what_changes_no_object_is_counted_and_makes_no_event(name: str) -> None:
+    read = read_notifications(document(record(name), record()))
+    assert (len(read.events), read.skipped_count) == (1, 1)
+
+
+def test_the_test_event_of_aws_makes_no_event() -> None:
     test_event = {"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "my-bucket"}
     assert read_notifications(json.dumps(test_event)) == ([], 1)
 
@@ -110,13 +130,76 @@ def test_minio_s_envelope_and_its_content_type_are_taken() -> None:
     assert (event.source, event.data["content_type"]) == ("minio:s3", "image/jpeg")
 
 
-def test_notifications_behind_sns_and_eventbridge_are_taken() -> None:
+def test_ceph_s_keys_are_taken_as_they_are() -> None:
+    sent = {
+        "eventVersion": "2.2",
+        "eventSource": "ceph:s3",
+        "awsRegion": "default",
+        "eventTime": "2026-02-22T12:00:00.418013Z",
+        "eventName": "ObjectCreated:Put",
+        "userIdentity": {"principalId": "tester"},
+        "requestParameters": {"sourceIPAddress": ""},
+        "responseElements": {
+            "x-amz-request-id": "89759221-f520-4594-a8af-8633d52181bd.14369.132",
+            "x-amz-id-2": "3821-default-default",
+        },
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": "slatemq",
+            "bucket": {
+                "name": "photos",
+                "ownerIdentity": {"principalId": "tester"},
+                "arn": "arn:aws:s3:default::photos",
+                "id": "89759221-f520-4594-a8af-8633d52181bd.14371.2",
+            },
+            "object": {
+                "key": "a+b 100%25 ü.jpg",
+                "size": 177,
+                "eTag": "a60023221945e53a31f07df71f37f032",
+                "versionId": "",
+                "sequencer": "66E42466712CA919",
+                "metadata": [{"key": "x-amz-meta-a", "val": "b"}],
+                "tags": [],
+            },
+        },
+        "eventId": "1771761600.418013.a60023221945e53a31f07df71f37f032",
+        "opaqueData": "",
+    }
+    (event,), _ = read_notifications(document(sent))
+    assert (event.source, event.timestamp) == ("ceph:s3", "2026-02-22T12:00:00.418Z")
+    assert event.data == {
+        "bucket": "photos",
+        "key": "a+b 100%25 ü.jpg",
+        "size": 177,
+        "etag": '"a60023221945e53a31f07df71f37f032"',
+        "content_type": "",
+    }
+
+
+def test_notifications_behind_sns_are_taken() -> None:
     behind_sns = {"Type": "Notification", "Message": document(record()).decode()}
     (event,), _ = read_notifications(json.dumps(behind_sns))
     assert event.type == "object.created"
+
+
+@pytest.mark.parametrize(
+    ("detail_type", "event_type", "more"),
+    [
+        (
+            "Object Created",
+            "object.created",
+            {"size": 5, "etag": '"abc"', "content_type": ""},
+        ),
+        ("Object Deleted", "object.deleted", {}),
+        ("Object ACL Updated", "object.acl.updated", {"acl": ""}),
+    ],
+)
+def test_notifications_of_eventbridge_are_taken(
+    detail_type: str, event_type: str, more: dict[str, Any]
+) -> None:
     bridged = {
         "id": "17793124-05d4-b198-2fde-7ededc63b103",
-        "detail-type": "Object Created",
+        "detail-type": detail_type,
         "source": "aws.s3",
         "time": "2026-02-22T12:00:00Z",
         "region": "eu-central-1",
@@ -128,7 +211,9 @@ def test_notifications_behind_sns_and_eventbridge_are_taken() -> None:
         },
     }
     (event,), _ = read_notifications(json.dumps(bridged))
-    assert (event.data["key"], event.data["etag"], event.request_id) == ("a+b%20c", '"abc"', "R1")
+    assert (event.type, event.source, event.request_id) == (event_type, "aws.s3", "R1")
+    assert event.timestamp == "2026-02-22T12:00:00.000Z"
+    assert event.data == {"bucket": "my-bucket", "key": "a+b%20c", **more}
     assert read_notifications(json.dumps({**bridged, "detail-type": "Object Tags Added"})) == (
         [],
         1,
