@@ -91,7 +91,7 @@ def _judged(
     rule: Rule, principal: Principal, verb: Verb, queue: str, headers: Mapping[str, str]
 ) -> tuple[Finding, str]:
     queues = ", ".join(rule.queue_patterns)
-    if not rule.covers(verb, queue):
+    if not rule.covers(verb, queue, headers):
         return "other_queues", queues
     if rule.condition is None:
         return "permits", queues

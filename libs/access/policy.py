@@ -23,6 +23,10 @@ As in::
 Nothing is permitted but by a rule, and nothing limited but by a limit. A `*` in a pattern stands
 for any number of characters. `certificates` are the names in client certificates that become
 principals; without it, all of them.
+
+What event queues on SlateMQ carry is published as messages with headers of their own: a forged task
+would be a publish of any message. So only a rule for all queues, without a condition, permits to
+publish those.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ import msgspec
 from libs.access.principals import Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.filters import Filter, FilterError, Outcome
 from libs.filters.engine import cel
 from libs.filters.signatures import Type
@@ -145,9 +150,13 @@ class Rule:
     queues: Pattern
     condition: Filter | None
 
-    def covers(self, verb: Verb, queue: str) -> bool:
+    def covers(self, verb: Verb, queue: str, headers: Mapping[str, str] | None = None) -> bool:
         """Whether it is about this verb on this queue, conditions aside."""
-        return verb in self.verbs and (verb == "operate" or self.queues.matches(queue))
+        if verb not in self.verbs:
+            return False
+        if _is_of_event_queues(verb, headers):
+            return self.condition is None and self.queues.matches("")
+        return verb == "operate" or self.queues.matches(queue)
 
     def judge(self, headers: Mapping[str, str] | None, facts: Facts) -> Outcome:
         """Whether its condition is met; it counts as met where the headers are not known."""
@@ -286,7 +295,7 @@ class Rights:
         """What `decide` gives, by the rules alone."""
         problems = []
         for rule in self._rules:
-            if not rule.covers(verb, queue):
+            if not rule.covers(verb, queue, headers):
                 continue
             outcome = rule.judge(headers, self._facts)
             if outcome.matched:
@@ -294,6 +303,9 @@ class Rights:
             problem = f"cannot be evaluated: {outcome.error}" if outcome.error else "is false"
             problems.append(f"the condition of {rule.place} {problem}")
         reason = f"no rule permits {self.principal.name!r} to {verb}{_object(verb, queue)}"
+        if _is_of_event_queues(verb, headers):
+            named = " or ".join(BACKEND_HEADERS)
+            reason += f" with the header {named}: that takes a rule for all queues, without `when`"
         return Decision(False, f"{reason}: {'; '.join(problems)}" if problems else reason)
 
     def permits_any_message(self, queue: str) -> bool:
@@ -316,8 +328,8 @@ def _decision(
 
 
 def _keys_read(rules: Sequence[Rule]) -> tuple[str, ...] | None:
-    """The keys of headers that conditions read; None: some read headers in another way."""
-    keys: set[str] = set()
+    """The keys of headers that are judged; None: some conditions read headers in another way."""
+    keys: set[str] = set(BACKEND_HEADERS)
     for rule in rules:
         if rule.condition is None:
             continue
@@ -330,6 +342,13 @@ def _keys_read(rules: Sequence[Rule]) -> tuple[str, ...] | None:
 def facts_of(principal: Principal) -> Facts:
     """What conditions read of a principal; no attribute takes the place of the name."""
     return {**principal.attributes, "name": principal.name}
+
+
+def _is_of_event_queues(verb: Verb, headers: Mapping[str, str] | None) -> bool:
+    """Whether it is to publish a message that may be taken for a task or an event."""
+    if verb != "publish" or headers is None:
+        return False
+    return any(name in headers for name in BACKEND_HEADERS)
 
 
 def _object(verb: Verb, queue: str) -> str:

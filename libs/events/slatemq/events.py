@@ -57,6 +57,8 @@ class Events:
             raise
 
     async def _deliver_one(self, message: slatemq.Received, handler: Handler) -> None:
+        if not await self._queues.takes(message, EVENTS_HEADER):
+            return
         event = read_event(self._queues.events, message.payload)
         if isinstance(event, str):
             await finish(message.fail(event))

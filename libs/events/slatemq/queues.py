@@ -60,6 +60,16 @@ class Queues:
         except AlreadyExists:
             await self.client.update_queue(queue_id, filter=text)
 
+    async def takes(self, message: slatemq.Received, header: str) -> bool:
+        """Whether a message is of this backend; one that is not becomes a dead letter.
+
+        Pushes come into a queue past its filter, and to publish the header takes more than to push.
+        """
+        if message.headers.get(header) == self.settings.queue_prefix:
+            return True
+        await finish(message.fail(f"its header {header} is not {self.settings.queue_prefix}"))
+        return False
+
 
 async def finish(finishing: Awaitable[None]) -> None:
     """Finish a message; one whose lease has ended comes again, to another consumer perhaps."""

@@ -51,6 +51,8 @@ class Tasks:
             if self._consumer.outage is not None:
                 raise Unavailable("SlateMQ is down", reason="BACKEND_DOWN") from None
             return None
+        if not await self._queues.takes(message, TASKS_HEADER):
+            return None
         task = read_task(message.payload)
         if isinstance(task, str):
             await finish(message.fail(task))

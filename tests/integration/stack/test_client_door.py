@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 import slatemq
 from libs.access.methods import access_of
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from libs.serving.peers.elsewhere import SERVED_BY
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq._rpc.tls import CertificateFiles, ChannelTls
@@ -206,7 +207,16 @@ def of_messages(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         run = ingest_pb2.PublishRun(payloads=[b"x"], headers=headers)
         return ingest_pb2.PublishRequest(runs=[run])
 
-    streamed = ingest_pb2.PublishStreamRequest(number=1, publish=published(queue=THEIRS))
+    # What consumers of event queues would take for an event, or for a task that publishes anything
+    forged = [{"queue": OWN, name: "slatemq"} for name in BACKEND_HEADERS]
+    pushed = [
+        Command(push=consumer_pb2.PushCommand(queue_id=OWN, headers={name: "slatemq"}))
+        for name in BACKEND_HEADERS
+    ]
+    streamed = [
+        ingest_pb2.PublishStreamRequest(number=1, publish=published(**headers))
+        for headers in ({"queue": THEIRS}, *forged)
+    ]
     task = "task_01ARZ3NDEKTSV4RRFFQ69G5FAV"
     return {
         "Ack": [(consumer_pb2.AckRequest(lease_tokens=[one]), OK) for one in tokens],
@@ -220,12 +230,17 @@ def of_messages(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         "Execute": [
             (consumer_pb2.ExecuteRequest(commands=[push]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[header]), DENIED),
+            *((consumer_pb2.ExecuteRequest(commands=[one]), DENIED) for one in pushed),
             (consumer_pb2.ExecuteRequest(commands=[moved]), DENIED),
             (consumer_pb2.ExecuteRequest(commands=[ended]), NOT_FOUND),
             (consumer_pb2.ExecuteRequest(commands=[foreign]), DENIED),
         ],
-        "Publish": [(published(queue=THEIRS), DENIED), (published(), DENIED)],
-        "PublishStream": [(streamed, OK)],
+        "Publish": [
+            (published(queue=THEIRS), DENIED),
+            (published(), DENIED),
+            *((published(**headers), DENIED) for headers in forged),
+        ],
+        "PublishStream": [(one, OK) for one in streamed],
         "BatchGetMessages": [
             (ingest_pb2.BatchGetMessagesRequest(message_ids=[prey.message_id]), DENIED)
         ],

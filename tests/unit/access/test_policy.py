@@ -13,6 +13,7 @@ from libs.access.policy import Pattern, Policy, Rights
 from libs.access.principals import ANONYMOUS, Principal
 from libs.access.verbs import VERBS, Verb
 from libs.documents import Document
+from libs.events.slatemq.headers import BACKEND_HEADERS
 from slatemq.errors import InvalidArgument
 
 POLICY = """
@@ -77,6 +78,32 @@ def test_a_message_without_a_queue_header_needs_the_pattern_of_all_queues() -> N
 
     assert publisher.decide("publish", "", {}).is_permitted
     assert not rights(SHOP).decide("publish", "", {"tenant": "a"}).is_permitted
+
+
+@pytest.mark.parametrize("header", BACKEND_HEADERS)
+def test_what_event_queues_carry_needs_a_rule_for_all_queues_without_a_condition(
+    header: str,
+) -> None:
+    text = """
+roles:
+  some: [{verbs: [publish], queues: ["orders", "slatemq*"]}]
+  conditional: [{verbs: [publish], when: headers.tenant == principal.tenant}]
+  every: [{verbs: [publish]}]
+bindings:
+  - {principals: [some], roles: [some]}
+  - {principals: [conditional], roles: [conditional]}
+  - {principals: [every], roles: [some, conditional, every]}
+"""
+    for name in ("some", "conditional", "every"):
+        publisher = rights(Principal(name, "token", {"tenant": "a"}), text)
+        sent = {"queue": "orders", "tenant": "a"}
+
+        # Also where it was decided before about a message that is alike but for this header
+        assert publisher.decide("publish", "orders", sent).is_permitted
+        forging = publisher.decide("publish", "orders", {**sent, header: "slatemq"})
+        assert forging.is_permitted is (name == "every")
+        if not forging.is_permitted:
+            assert "a rule for all queues, without `when`" in forging.reason
 
 
 def test_the_rules_of_all_bindings_of_a_name_add_up() -> None:
