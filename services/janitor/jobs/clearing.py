@@ -20,12 +20,10 @@ from services.janitor.jobs.batches import (
     totals,
     totals_by_queue,
 )
-from services.janitor.jobs.contract import ORPHAN_AGE_MS
 from services.janitor.jobs.leftovers import (
     ObjectRemoval,
     named_by_messages,
     named_by_pushes,
-    store_time_ms,
     stored_objects,
 )
 from services.janitor.jobs.moments import at_ms
@@ -48,6 +46,7 @@ from services.janitor.jobs.removable import (
 from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
 from services.janitor.jobs.standing import read_judged
 from services.janitor.jobs.work import Work
+from services.janitor.orphans import ORPHAN_AGE_MS, store_time_ms
 from services.janitor.snapshots import held_snapshots
 from services.janitor.spark.snapshots import table_of
 from slatemq.v1 import purge_pb2

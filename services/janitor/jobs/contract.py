@@ -26,9 +26,6 @@ WITHOUT_SPARK: Final = ("verify", "repair")
 FINDINGS_KEPT: Final = 200
 """Findings that a run keeps, faults first; its counts are of all."""
 
-ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
-"""How old an object is by the store that nothing names, before it goes."""
-
 
 class JobFailed(Exception):
     """The job could not go on: a shard or the store is down, or a snapshot was lost.

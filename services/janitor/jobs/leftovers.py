@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +25,10 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.layout.keys import LAST_NUMBER, through
 from libs.storage.layout.own_keys import outbox_key, refused_push_range
-from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.batches import counts_batch
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.owners import owners_of
 from services.janitor.snapshots import SnapshotName, opened
-
-_PROBES: Final = "janitor/probe"
-_PROBE_AGE_MS: Final = 3600 * 1000
 
 FOLDERS: Final = 256
 """Of blobs: two hexadecimal digits."""
@@ -49,20 +44,6 @@ _URIS: Final = pa.schema([("uri", pa.string())])
 
 _OUTBOXES: Final = through(outbox_key(0, 0), outbox_key(LAST_NUMBER, LAST_NUMBER))
 _PATH: Final = re.compile(FOLDER.encode() + rb"/[0-9a-f]{2}/[0-9a-f]{62}")
-
-
-async def store_time_ms(objects: Objects) -> int:
-    """The time by the store's own clock, which dates the objects."""
-    path = f"{_PROBES}/{secrets.token_hex(16)}"
-    await objects.put(path, b"")
-    try:
-        now_ms = await objects.modified_ms(path)
-        for left in await objects.describe(_PROBES):  # by a process that was killed here
-            if left.modified_ms < now_ms - _PROBE_AGE_MS:
-                await objects.delete(left.path)
-        return now_ms
-    finally:
-        await objects.delete(path)
 
 
 def stored_objects(spark: SparkSession, root: str) -> DataFrame:

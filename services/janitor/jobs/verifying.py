@@ -22,6 +22,7 @@ from services.janitor.jobs.contract import (
     Progress,
     Report,
 )
+from services.janitor.orphans import store_time_ms
 from services.janitor.snapshots import taken_snapshots
 from services.janitor.verify.command import fields_of
 from services.janitor.verify.findings import Findings
@@ -58,12 +59,14 @@ class _Work:
         channels = Channels(directory, carrier=inherited(), tls=inherited_tls(os.environ))
         self._report(Progress(SNAPSHOTS, 1, self._phases_count))
         try:
+            began_ms = await store_time_ms(self._root.objects)
             async with taken_snapshots(StoredShards(self._root), channels) as taken:
                 self._end_phase(SNAPSHOTS)
                 databases = RunningDatabases(self._root, channels, taken)
                 verification = Verification(
                     self._root,
                     databases,
+                    began_ms,
                     self._report_reading,
                     self._options.cancelled.is_set,
                     self._options.sizes_only,

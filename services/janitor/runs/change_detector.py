@@ -29,7 +29,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.blobs import FOLDER
 from libs.storage.objects.small_objects import Objects
 from services.janitor.asking import asking
-from services.janitor.jobs.contract import ORPHAN_AGE_MS
+from services.janitor.orphans import ORPHAN_AGE_MS
 from slatemq.v1 import entry_pb2, entry_pb2_grpc, ingest_pb2, ingest_pb2_grpc, queue_pb2
 from slatemq.v1 import queue_pb2_grpc as queue_grpc
 

@@ -88,7 +88,9 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
     if not databases.names:
         raise NothingThere(f"{root.url} has no databases: is it the root of an instance?")
     before = await _positions(root, databases.names)
-    verification = Verification(root, databases, _Progress(quiet).report, sizes_only=sizes_only)
+    now_ms = time.time_ns() // 1_000_000  # not the store's, which takes a write: nothing is removed
+    report = _Progress(quiet).report
+    verification = Verification(root, databases, now_ms, report, sizes_only=sizes_only)
     findings = await verification.run()
     changed = [
         name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,15 +23,12 @@ from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.shard_owners import ShardOwners
+from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.ingests import NamedObject
 
 READS_AT_ONCE: Final = 8
 """Objects read at the same time, a MiB of each in memory."""
-
-ORPHAN_AGE_MS: Final = 24 * 3600 * 1000
-"""How old an object is that nothing names, before it is a leftover: uploads take an hour at most,
-and the job `unreferenced` waits as long."""
 
 CLAIM_AGE_MS: Final = 3600 * 1000
 """How old a claim of a name is that has no queue, before it is a leftover."""
@@ -53,16 +50,21 @@ class ObjectCheck:
 
     # --- Payload objects ----------------------------------------------------
 
-    async def begin(self, named: NamedObject) -> None:
-        """Have a payload object checked that a record names; waits for a free place."""
+    def note(self, named: NamedObject) -> str | None:
+        """Note that a record names a payload object; its path, None and a finding if it is none."""
         try:
             path = self._blobs.path_of(named.uri)
         except ForeignUri:
             wrong = f"it names {named.uri}, which is not a payload object below this root"
             self._add(named, Kind.REFERENCE, wrong)
-            return
-        self._named.add(bytes.fromhex(path.removeprefix(f"{BLOBS}/").replace("/", "")))
-        if named.size_bytes < 0:
+            return None
+        self._named.add(_name_of(path))
+        return path
+
+    async def begin(self, named: NamedObject) -> None:
+        """Note a payload object, and have it checked; waits for a free place."""
+        path = self.note(named)
+        if path is None or named.size_bytes < 0:
             return  # of a message that the log does not have: a leftover itself
         await self._turns.acquire()
         task = asyncio.create_task(self._check(path, named))
@@ -102,8 +104,13 @@ class ObjectCheck:
             message_ids=named.message_ids,
         )
 
-    async def find_orphans(self, now_ms: int) -> None:
-        """The payload objects that nothing names. Call it when all databases were read."""
+    async def find_orphans(self, began_ms: int, read_on: Callable[[], Awaitable[None]]) -> None:
+        """The payload objects that nothing names. Call it when all databases were read.
+
+        `began_ms` is the store's time before the snapshots that were read. `read_on` notes what
+        ingests name by now; it is called once, and only where an object would be an orphan.
+        """
+        is_read = False
         if self.findings.unreadable:
             return  # what could not be read may name them
         for folder in await self.root.objects.folders(BLOBS):
@@ -118,8 +125,15 @@ class ObjectCheck:
                         advice="remove it by hand: SlateMQ did not write it",
                     )
                     continue
-                name = bytes.fromhex(info.path.removeprefix(f"{BLOBS}/").replace("/", ""))
-                if name not in self._named and info.modified_ms < now_ms - ORPHAN_AGE_MS:
+                name = _name_of(info.path)
+                if name in self._named or info.modified_ms >= began_ms - ORPHAN_AGE_MS:
+                    continue
+                if not is_read:
+                    await read_on()
+                    is_read = True
+                    if self.findings.unreadable:
+                        return
+                if name not in self._named:
                     wrong = f"no record names it; it has {info.size_bytes:,} bytes"
                     self.findings.add(Kind.LEFTOVER, BLOBS, "payload object", info.path, wrong)
 
@@ -193,8 +207,11 @@ class ObjectCheck:
             except CorruptRecord as error:
                 self.findings.add(Kind.OBJECT, database, "shard owner", "", error.detail)
 
-    async def check_names(self, queues: Mapping[str, int], now_ms: int) -> None:
-        """Each queue has the claim of its name; `queues` are their shards."""
+    async def check_names(self, queues: Mapping[str, int], began_ms: int) -> None:
+        """Each queue has the claim of its name; `queues` are their shards.
+
+        `began_ms` is the store's time before the snapshots that have them.
+        """
         claimed: dict[str, int] = {}
         async for path, modified_ms, found in QueueNames(self.root.objects).valid():
             if isinstance(found, CorruptRecord):
@@ -204,7 +221,7 @@ class ObjectCheck:
             if claim.broker_shard is None:
                 continue
             claimed[queue_id] = claim.broker_shard
-            is_old = modified_ms < now_ms - CLAIM_AGE_MS
+            is_old = modified_ms < began_ms - CLAIM_AGE_MS
             if queue_id not in queues and is_old and not self.findings.unreadable:
                 wrong = f"broker {claim.broker_shard} has claimed it, and has no such queue"
                 self.findings.add(
@@ -235,3 +252,8 @@ class ObjectCheck:
             self.findings.add(Kind.OBJECT, path.partition("/")[0], record, path, str(error))
             return None
         return fields
+
+
+def _name_of(path: str) -> bytes:
+    """The name of a payload object, in half the memory of its path."""
+    return bytes.fromhex(path.removeprefix(f"{BLOBS}/").replace("/", ""))

@@ -2,7 +2,7 @@
 
 - a payload object that nothing names, older than a day: deleted, as the job `unreferenced` does
 - a claim of a queue's name without a queue: freed, once its broker has said that it needs it not
-- an entry of the topology without a database: deleted
+- an entry of the topology that still has no database: deleted
 
 Nothing else is repaired: a count or a list that is wrong was written by a bug or has rotted, and
 what it should say is not known. A message whose payload is lost becomes a dead letter when claimed.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.serving.peers.channels import Channels
+from libs.serving.peers.topology import FOLDER
 from libs.storage.database.blobs import BLOB_PATH
 from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.roots import Root
@@ -56,8 +57,8 @@ class Repairs:
                 continue
             if finding.shard == BLOBS and BLOB_PATH.fullmatch(finding.key):
                 await self._delete(finding, "objects_removed")
-            elif finding.shard == "topology":
-                if await self._is_old(finding.key):
+            elif finding.shard == FOLDER:
+                if await self._is_old(finding.key) and not await self._has_database(finding.key):
                     await self._delete(finding, "topology_entries_removed")
             elif finding.shard == QUEUE_NAMES and finding.queue_id:
                 await self._free(finding, names)
@@ -73,6 +74,11 @@ class Repairs:
         except ObjectNotFound:
             return False
         return modified_ms < time.time_ns() // 1_000_000 - ENTRY_AGE_MS
+
+    async def _has_database(self, path: str) -> bool:
+        """Whether the shard of an entry has a database by now: it may have come since."""
+        service, _, shard = path.removeprefix(f"{FOLDER}/").removesuffix(".json").rpartition("-")
+        return f"{service}/{shard}" in await self.root.objects.folders(service)
 
     async def _free(self, finding: Finding, names: QueueNames) -> None:
         """Free a claim as a creation would take it over: see `unique_names` of the broker.

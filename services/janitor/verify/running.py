@@ -11,7 +11,13 @@ from libs.serving.peers.topology import CACHE_MS, Topology, TopologyDirectory
 from libs.storage.database.roots import Root
 from libs.storage.database.snapshots import SnapshotReader
 from services.janitor.asking import asking
-from services.janitor.snapshots import SHARDED, SnapshotName, TakenSnapshots, opened
+from services.janitor.snapshots import (
+    SHARDED,
+    SnapshotName,
+    TakenSnapshots,
+    opened,
+    taken_snapshots,
+)
 from slatemq.errors import Unavailable
 from slatemq.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -70,6 +76,14 @@ class RunningDatabases:
                     status = await stub.GetLogStatus(request, timeout=CALL_S)
                 found[name.shard] = status.durable_sequence
         return found
+
+    @asynccontextmanager
+    async def later_ingests(self) -> AsyncIterator[RunningDatabases]:
+        shards = StoredShards(self._root)
+        async with taken_snapshots(shards, self._channels, services=("ingest",)) as taken:
+            later = RunningDatabases(self._root, self._channels, taken)
+            yield later
+            later.check()
 
     def check(self) -> None:
         """Raise Unavailable where a snapshot was lost: its tables may be gone."""

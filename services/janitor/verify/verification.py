@@ -7,8 +7,7 @@ order, too, so a message that a broker needs and that is not in a log was lost, 
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +18,18 @@ from libs.storage.database.roots import SILENCE_S, Root
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import DamagedStore, StorageError, StoreUnavailable
 from libs.storage.layout.ids import message_id, shard_of
+from libs.storage.layout.keys import payload_range
+from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.replay_records import OPEN_END
 from services.janitor.verify.brokers import BrokerCheck, BrokerContents, NeededMessages
 from services.janitor.verify.findings import Findings, Kind
-from services.janitor.verify.ingests import IDS_NAMED, IngestCheck, IngestContents, named_ids
+from services.janitor.verify.ingests import (
+    IDS_NAMED,
+    IngestCheck,
+    IngestContents,
+    NamedObject,
+    named_ids,
+)
 from services.janitor.verify.objects import ObjectCheck
 from services.janitor.verify.walk import Walk
 
@@ -50,6 +57,9 @@ class Databases(Protocol):
 
     async def ends(self) -> Mapping[int, int] | None:
         """By ingest shard, the last message of its log by now; None: what was read is the end."""
+
+    def later_ingests(self) -> AbstractAsyncContextManager[Databases]:
+        """The ingests as they are by now; none: what was read is the end."""
 
 
 @dataclass
@@ -87,6 +97,10 @@ class StoppedDatabases:
     async def ends(self) -> None:
         """What was read is all that there is."""
 
+    @asynccontextmanager
+    async def later_ingests(self) -> AsyncIterator[StoppedDatabases]:
+        yield StoppedDatabases(self.root, ())
+
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, how many databases are done, and how many there are."""
@@ -94,10 +108,16 @@ Report = Callable[[str, int, int], None]
 
 @dataclass
 class Verification:
-    """One verification. `run` it once; `findings` has what it found."""
+    """One verification. `run` it once; `findings` has what it found.
+
+    Attributes:
+        began_ms: The store's time before any database was read, or a snapshot taken: only what was
+            old by then can be a leftover.
+    """
 
     root: Root
     databases: Databases
+    began_ms: int
     report: Report = lambda _doing, _done, _count: None
     is_cancelled: Callable[[], bool] = lambda: False
     sizes_only: bool = False
@@ -124,10 +144,9 @@ class Verification:
             await objects.finish()
         self._cross_check()
         self.report("looking for what is left over", self._done, self._done)
-        now_ms = time.time_ns() // 1_000_000
-        await objects.find_orphans(now_ms)
+        await objects.find_orphans(self.began_ms, lambda: self._read_on(objects))
         queues = {queue: one.shard for one in self._brokers.values() for queue in one.queues}
-        await objects.check_names(queues, now_ms)
+        await objects.check_names(queues, self.began_ms)
         self.findings.counts["databases"] = len(self.databases.names)
         return self.findings
 
@@ -135,18 +154,38 @@ class Verification:
 
     async def _check_database(self, name: str, objects: ObjectCheck) -> None:
         await self._check_files(name)
+        check = self._check_ingest if name.startswith("ingest/") else self._check_broker
+        await self._read(self.databases, name, lambda walk: check(walk, objects))
+
+    async def _read(
+        self, databases: Databases, name: str, read: Callable[[Walk], Awaitable[None]]
+    ) -> None:
         try:
-            async with self.databases.open(name) as reader:
+            async with databases.open(name) as reader:
                 report = partial(self._report_rows, name)
-                walk = Walk(name, reader, self.findings, self._check_store, report)
-                if name.startswith("ingest/"):
-                    await self._check_ingest(walk, objects)
-                else:
-                    await self._check_broker(walk, objects)
+                await read(Walk(name, reader, self.findings, self._check_store, report))
         except StorageError as error:
             await self._check_store()
             self.findings.unreadable.add(name)
             self.findings.add(Kind.FILE, name, "database", "", str(error))
+
+    async def _read_on(self, objects: ObjectCheck) -> None:
+        """Note what the messages name that ingests have stored since they were read.
+
+        A push names its object in an outbox, then in an ingest: it may have moved there after the
+        ingest's snapshot, and have left the outbox before the broker's.
+        """
+
+        async def note(walk: Walk) -> None:
+            read = self._ingests.get(walk.shard)
+            async for row in walk.rows(payload_range(read.end + 1 if read else 0)):
+                if isinstance(row.value, PayloadUri):
+                    key = f"message {row.parsed}"
+                    objects.note(NamedObject(row.value.uri, -1, walk.name, "payload", key))
+
+        async with self.databases.later_ingests() as later:
+            for name in later.names:
+                await self._read(later, name, note)
 
     async def _check_store(self) -> None:
         await self.root.objects.check(SILENCE_S)

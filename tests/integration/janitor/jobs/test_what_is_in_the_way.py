@@ -38,11 +38,12 @@ from services.broker.core.lists.replays import Replays
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents
 from services.janitor.jobs.dead_letter_jobs import DeadLetterArchive
-from services.janitor.jobs.leftovers import _PushUris, store_time_ms
+from services.janitor.jobs.leftovers import _PushUris
 from services.janitor.jobs.owners import owners_of
 from services.janitor.jobs.removable import judged_positions
 from services.janitor.jobs.run import refuse_unknown_shards
 from services.janitor.jobs.standing import read_judged, read_last_ids
+from services.janitor.orphans import store_time_ms
 from services.janitor.snapshots import SnapshotName
 from slatemq.errors import Unavailable
 from tests.unit.storage.records.golden_execution import LARGE_PUSH, PUSH
