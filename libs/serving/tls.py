@@ -48,15 +48,20 @@ def certificate_files(config: ProcessConfig) -> CertificateFiles | None:
 def require_tls(config: ProcessConfig, page: str) -> None:
     """Check that a process without a policy has TLS where others can reach it; `page` says how.
 
+    One that is said to be insecure is warned about.
+
     Raises:
         InvalidArgument: It has none, and is not said to be insecure.
     """
-    if config.is_exposed and not config.tls_cert and not config.insecure:
+    if not config.is_exposed or config.tls_cert:
+        return
+    if not config.insecure:
         raise InvalidArgument(
             "host",
             f"other machines can reach {config.host}, and there is no TLS: set --tls-cert, "
             f"--tls-key and --tls-ca ({page}), listen on 127.0.0.1, or say --insecure",
         )
+    log.warning("open to other machines without TLS")
 
 
 class ServerTls:

@@ -181,15 +181,19 @@ def test_a_cookie_has_no_secret_that_its_reader_sees_and_ends() -> None:
     assert "smq_secret" not in repr(SESSION)
 
 
-def test_it_is_not_open_to_other_machines_without_tls() -> None:
+def test_it_is_not_open_to_other_machines_without_tls(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(InvalidArgument, match="there is no TLS"):
         check(ConsoleConfig(host="0.0.0.0"))
     with pytest.raises(InvalidArgument, match="tls_key: needed"):
         check(ConsoleConfig(tls_cert="c", tls_ca="a"))
     with pytest.raises(InvalidArgument, match="endpoint"):
         check(ConsoleConfig(endpoint="nowhere"))
-    check(ConsoleConfig(host="0.0.0.0", insecure=True))
     check(ConsoleConfig(host="0.0.0.0", tls_cert="c", tls_key="k", tls_ca="a"))
+    check(ConsoleConfig(insecure=True))
+    assert not caplog.messages
+
+    check(ConsoleConfig(host="0.0.0.0", insecure=True))
+    assert caplog.messages == ["open to other machines without TLS"]
 
 
 def test_behind_a_proxy_its_name_is_taken() -> None:
