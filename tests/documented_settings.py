@@ -11,7 +11,7 @@ from typing import Any
 
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.instance import InstanceSettings
-from libs.serving.process.process_config import ProcessConfig
+from libs.serving.process.process_config import MutualTlsConfig, ProcessConfig
 from libs.serving.process.settings import Setting, flag_of, kind_of, settings_of, variable_of
 from services.broker.config import BrokerConfig
 from services.console.config import ConsoleConfig
@@ -46,6 +46,7 @@ the record, or the process ends with exit code 2. `slatemq instance set` changes
 SECTIONS: tuple[tuple[str, str, type], ...] = (
     ("The instance", INSTANCE, InstanceSettings),
     ("Every process", "", ProcessConfig),
+    ("Every service, and the scaler", "", MutualTlsConfig),
     ("Every service", "All but the console and the scaler.", ServingConfig),
     ("Ingest", "", IngestConfig),
     ("Broker", "", BrokerConfig),

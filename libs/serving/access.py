@@ -17,6 +17,7 @@ from opentelemetry.metrics import Meter, Observation
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.healthprobe import tls_files
+from libs.serving.process.process_config import MutualTlsConfig
 from libs.serving.process.settings import flag_of, variable_of
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor, Door, ServiceDoor
@@ -27,8 +28,7 @@ from slatemq.errors import InvalidArgument
 if TYPE_CHECKING:
     from libs.access.callers import Callers
     from libs.access.quotas import Usage
-    from libs.access.reloading import ReloadedFile
-    from libs.serving.revocations import RevokedCertificates
+    from libs.serving.revocations import Revocations
 
 TLS_SETTINGS = ("tls_ca", "tls_cert", "tls_key", "service_identity")
 TLS_VARIABLES = tuple(map(variable_of, TLS_SETTINGS))
@@ -51,7 +51,7 @@ class Protection:
     client_tls: ServerTls | None
     service_tls: ServerTls | None
     callers: Callers | None
-    revoked: ReloadedFile[RevokedCertificates] | None
+    revoked: Revocations | None
     warning: str
 
 
@@ -91,7 +91,7 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
         client_tls = ServerTls(files, needs_client_certificate=needs_certificate)
         service_tls_ = ServerTls(files, needs_client_certificate=True)
     callers = _callers(config)
-    revoked = _revoked(config)
+    revoked = revoked_certificates(config)
     return Protection(
         ClientDoor(callers, auditor, revoked, has_tls=files is not None),
         ServiceDoor(config.service_identity if files is not None else "", revoked),
@@ -101,6 +101,24 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
         revoked,
         f"open to other machines without {' and '.join(lacking)}" if lacking else "",
     )
+
+
+def revoked_certificates(
+    config: MutualTlsConfig,
+) -> Revocations | None:
+    """The file of revoked certificates, which is to be watched; None: there is none.
+
+    Raises:
+        InvalidArgument: A file is not usable.
+    """
+    if not config.tls_crl:
+        return None
+    if not config.tls_ca:
+        raise InvalidArgument("tls_crl", "has no effect without --tls-ca, --tls-cert and --tls-key")
+    # Loaded where there are lists, with the library for certificates.
+    module = import_module("libs.serving.revocations")
+    revoked: Revocations = module.revocations_of(Path(config.tls_crl), Path(config.tls_ca))
+    return revoked
 
 
 def measure_usage(usage: Usage, meter: Meter) -> None:
@@ -176,16 +194,3 @@ def _callers(config: ServingConfig) -> Callers | None:
         config.access_policy, config.access_tokens, config.access_issuers
     )
     return callers
-
-
-def _revoked(config: ServingConfig) -> ReloadedFile[RevokedCertificates] | None:
-    if not config.tls_crl:
-        return None
-    if not config.tls_ca:
-        raise InvalidArgument("tls_crl", "has no effect without --tls-ca, --tls-cert and --tls-key")
-    # Loaded where there are lists, with the library for certificates.
-    module = import_module("libs.serving.revocations")
-    revoked: ReloadedFile[RevokedCertificates] = module.revocations_of(
-        Path(config.tls_crl), Path(config.tls_ca)
-    )
-    return revoked

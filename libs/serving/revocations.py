@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -60,7 +60,11 @@ class RevokedCertificates:
         return known
 
 
-def revocations_of(file: Path, authorities: Path) -> ReloadedFile[RevokedCertificates]:
+Revocations: TypeAlias = ReloadedFile[RevokedCertificates]
+"""The lists of a file, read again when it changes."""
+
+
+def revocations_of(file: Path, authorities: Path) -> Revocations:
     """The lists of a file, each of which must be signed by one of the authorities.
 
     Raises:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.process.process_config import ProcessConfig
+from libs.serving.process.process_config import MutualTlsConfig
 from libs.serving.process.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalerConfig(ProcessConfig):
+class ScalerConfig(MutualTlsConfig):
     """The SlateMQ scaler: answers KEDA how much work a queue has (docs/how-to/autoscale.md)."""
 
     endpoint: str = setting(

@@ -8,12 +8,13 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
 from libs.serving import limits
+from libs.serving.access import revoked_certificates
 from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
@@ -35,6 +36,9 @@ from slatemq.client import Client, connect
 from slatemq.credentials import Credentials
 from slatemq.errors import InvalidArgument
 from slatemq.variables import unknown_variables
+
+if TYPE_CHECKING:
+    from libs.serving.revocations import Revocations
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +69,14 @@ async def _run(config: ScalerConfig) -> int:
     try:
         files = certificate_files(config)
         tls = _server_tls(config, files)
+        revoked = revoked_certificates(config)
         client = _client(config, files)
     except InvalidArgument as error:
         name = f"tls_{error.field}" if error.field in ("ca", "cert", "key") else error.field
         log.error("%s: %s", flag_of(name), error.description)
         return EXIT_USAGE
     try:
-        return await _serve(config, tls, client)
+        return await _serve(config, tls, revoked, client)
     except OSError as error:
         log.error("cannot listen: %s", error)
         return EXIT_FAILED
@@ -97,7 +102,12 @@ def _client(config: ScalerConfig, files: CertificateFiles | None) -> Client:
     return connect(config.endpoint, call_timeout=CALL_S, credentials=credentials)
 
 
-async def _serve(config: ScalerConfig, tls: ServerTls | None, client: Client) -> int:
+async def _serve(
+    config: ScalerConfig,
+    tls: ServerTls | None,
+    revoked: Revocations | None,
+    client: Client,
+) -> int:
     """Raises OSError where it cannot listen."""
     scaler = Scaler(Readings(client))
     health = Health([SERVICE])
@@ -105,12 +115,13 @@ async def _serve(config: ScalerConfig, tls: ServerTls | None, client: Client) ->
     health_pb2_grpc.add_HealthServicer_to_server(health, handlers.registry)
     add_ExternalScalerServicer_to_server(scaler, handlers.registry)
     gate = Gate(CALLS_MAX)
-    door = ServiceDoor(config.keda_identity if tls is not None else "")
+    door = ServiceDoor(config.keda_identity if tls is not None else "", revoked)
     guard = CallGuard(gate, Telemetry(), REQUEST_BYTES_MAX).of_door(door)
     port = GrpcPort(partial(_new_server, guard, handlers), tls)
     stopping = _stop_signals()
     address = f"{config.host}:{port.bind(config.host, config.port)}"
     await port.start()
+    watch = None if revoked is None else asyncio.create_task(revoked.watch())
     try:
         gate.open()
         await health.serving()
@@ -121,6 +132,8 @@ async def _serve(config: ScalerConfig, tls: ServerTls | None, client: Client) ->
         await health.not_serving("the scaler is stopping")
         scaler.stop_streams()
     finally:
+        if watch is not None:
+            watch.cancel()
         await port.stop(config.drain_ms / 1000)
     log.info("stopped")
     return EXIT_CLEAN

@@ -21,7 +21,7 @@ from libs.serving import limits
 from libs.serving.process.event_settings import read_queue_settings
 from libs.serving.process.exits import EXIT_FENCED
 from libs.serving.process.instance import InstanceSettings, StatedSetting
-from libs.serving.process.process_config import OWN, ProcessConfig, SettingsReader
+from libs.serving.process.process_config import OWN, MutualTlsConfig, SettingsReader
 from libs.serving.process.settings import setting, settings_of
 from slatemq.errors import InvalidArgument
 
@@ -32,7 +32,7 @@ C = TypeVar("C", bound="ServingConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingConfig(ProcessConfig):
+class ServingConfig(MutualTlsConfig):
     """The settings that every service has.
 
     Attributes:
@@ -74,11 +74,6 @@ class ServingConfig(ProcessConfig):
     service_identity: str = setting(
         "Name that the certificate of every service has among its alternative names.",
         default="slatemq-service",
-    )
-    tls_crl: str = setting(
-        "File with revocation lists (CRLs) of the authorities of --tls-ca, in PEM: certificates "
-        "that they name are refused on both ports. Read again when it changes; empty reads none.",
-        default="",
     )
     client_certificates: str = setting(
         "Whether clients must have a certificate; its names can be principals of the policy.",

@@ -1,7 +1,7 @@
 """The settings of every process, and how settings are read from flags and environment.
 
-The console and the scaler declare their settings by extending `ProcessConfig`, a service by
-extending `ServingConfig` (`libs.serving.process.config`). Each setting has a flag (`--drain-ms`), a
+The console declares its settings by extending `ProcessConfig`, the scaler `MutualTlsConfig`, a
+service `ServingConfig` (`libs.serving.process.config`). Each setting has a flag (`--drain-ms`), a
 variable (`SLATEMQ_DRAIN_MS`) and a line in `--help`. A flag goes before the variable, and that
 before the default.
 """
@@ -90,6 +90,17 @@ class ProcessConfig:
     def is_exposed(self) -> bool:
         """Whether other machines reach it."""
         return not is_loopback(f"{self.host}:0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutualTlsConfig(ProcessConfig):
+    """The settings of a process whose callers have certificates: a service, or the scaler."""
+
+    tls_crl: str = setting(
+        "File with revocation lists (CRLs) of the authorities of --tls-ca, in PEM: certificates "
+        "that they name are refused. Read again when it changes; empty reads none.",
+        default="",
+    )
 
 
 def load_own(

@@ -33,8 +33,7 @@ from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
 if TYPE_CHECKING:
     from libs.access.callers import Callers, Identity
     from libs.access.quotas import Place
-    from libs.access.reloading import ReloadedFile
-    from libs.serving.revocations import RevokedCertificates
+    from libs.serving.revocations import Revocations
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -95,9 +94,7 @@ class Door(Protocol):
 class ServiceDoor:
     """The port for services: its handshake lets in certificates of our authorities alone."""
 
-    def __init__(
-        self, identity: str = "", revoked: ReloadedFile[RevokedCertificates] | None = None
-    ) -> None:
+    def __init__(self, identity: str = "", revoked: Revocations | None = None) -> None:
         """Let in those whose certificate has this name; empty, as without TLS: everybody."""
         self._judge = _ByIdentity(identity, Certificates(revoked)) if identity else None
 
@@ -112,7 +109,7 @@ class ClientDoor:
         self,
         callers: Callers | None,
         auditor: Auditor,
-        revoked: ReloadedFile[RevokedCertificates] | None = None,
+        revoked: Revocations | None = None,
         *,
         has_tls: bool = False,
     ) -> None:
@@ -142,7 +139,7 @@ class ClientDoor:
 class Certificates:
     """What the certificates of clients prove."""
 
-    def __init__(self, revoked: ReloadedFile[RevokedCertificates] | None) -> None:
+    def __init__(self, revoked: Revocations | None) -> None:
         """Those that were revoked prove nothing."""
         self._revoked = revoked
 
