@@ -14,8 +14,9 @@ the token of the person who looks. It may be stopped and started at any instant.
 `rendering` templates, and errors as pages that say what to do
 `pages`     the pages and their actions, a file for each part of the menu
 `app`       which path is which page
+`connections` those of browsers, and which make room for others
 `service`   the process: its listener, TLS, start and end
 
-Imports go down only: service → app → pages → rendering → guard → live → clients → sessions →
-formats, charts, measures, config.
+Imports go down only: service → connections, app → pages → rendering → guard → live → clients →
+sessions → formats, charts, measures, config.
 """

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from libs.serving import telemetry
 from libs.serving.http.parts import HttpParts
@@ -25,6 +26,7 @@ from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
 from libs.serving.tls import certificate_files, require_tls
+from services.console import connections
 from services.console.app import build_app
 from services.console.config import ConsoleConfig
 from slatemq._file_status import FilesValue
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from libs.serving.http.server import Exposition, HttpServer
 
 log = logging.getLogger(__name__)
-
-CONNECTIONS_MAX: Final = 512
-"""Of all browsers; over it they get 503."""
 
 HEADERS_BYTES_MAX: Final = 32 * 1024
 """Of a request: the cookie has 4 KiB, an address some hundred bytes."""
@@ -111,20 +110,7 @@ async def _serve(
     readers = [exposition.reader] if exposition is not None else []
     recorder = telemetry.configure("console", f"console-{os.getpid()}", readers=readers)
     app = build_app(config, recorder)
-    settings = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        ws="none",
-        limit_concurrency=CONNECTIONS_MAX,
-        h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=min(END_S, max(1, config.drain_ms // 1000)),
-        ssl_context_factory=None if certificate is None else lambda *_: _renewed(certificate),
-    )
-    server = _Server(settings)
+    server = server_of(config, app, certificate)
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -157,6 +143,27 @@ async def _serve(
         await asyncio.to_thread(recorder.shutdown)
     log.info("stopped")
     return EXIT_CLEAN
+
+
+def server_of(
+    config: ConsoleConfig, app: ASGIApp, certificate: FilesValue[ssl.SSLContext] | None
+) -> uvicorn.Server:
+    """The server of these pages, not yet started."""
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        http=connections.Connection,
+        limit_concurrency=connections.CONNECTIONS_MAX + 1,
+        h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=min(END_S, max(1, config.drain_ms // 1000)),
+        ssl_context_factory=None if certificate is None else lambda *_: _renewed(certificate),
+    )
+    return _Server(settings)
 
 
 async def _http_port(config: ConsoleConfig, exposition: Exposition) -> tuple[HttpServer, str]:
