@@ -17,6 +17,7 @@ from libs.events.settings import QueueSettings, read_settings
 from libs.serving.process.event_settings import read_queue_settings
 from libs.storage.database.roots import parse_root
 from slatemq.variables import KNOWN
+from tests.memory_bounds import STATED, bytes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -69,6 +70,11 @@ def address_of(backend: str) -> tuple[str | None, int | None]:
 def test_there_are_our_services_and_one_for_each_backend() -> None:
     ours = {"access", "console", "grafana", "prometheus", "s3", *OURS}
     assert set(SERVICES) == {*ours, *BACKENDS}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_no_client_can_have_a_container_killed_for_its_memory(name: str) -> None:
+    assert bytes_of(SERVICES[name]["mem_limit"]) >= STATED[name]
 
 
 @pytest.mark.parametrize("name", [*OURS, *BACKENDS])

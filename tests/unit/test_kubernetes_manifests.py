@@ -44,6 +44,7 @@ from tests.kubernetes.manifests import (
     workloads,
 )
 from tests.kubernetes.pods import Pod, pods_of
+from tests.memory_bounds import STATED, bytes_of
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest that labels pods with their ordinal, and the newest whose schemas are here."""
@@ -188,6 +189,13 @@ def test_nothing_starts_without_a_store(capsys: pytest.CaptureFixture[str]) -> N
             config: Any = load(CONFIGS[pod.service], pod.service, [], pod.environ)
             with pytest.raises(FatalError, match="root URL"):
                 opened_root(config.root)
+
+
+def test_no_client_can_have_a_container_killed_for_its_memory(manifests: list[Manifest]) -> None:
+    for workload in workloads(manifests):
+        for container in containers(workload):
+            limit = bytes_of(container["resources"]["limits"]["memory"])
+            assert limit >= STATED.get(container["name"], 0)
 
 
 def test_jobs_take_no_more_processors_than_the_pod_has_memory_for(
