@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 LOOK_S = 0.25
 """How often an idle consumer checks for outages and pauses."""
 
-UNPROVEN_MAX = 3
-"""After this many messages, a command that always ended with 126 or 127 cannot be run."""
+NOT_RUN_MAX = 3
+"""After this many messages in a row, a command that ends with 126 or 127 cannot be run, or can no
+longer: its script was replaced, say."""
 
 ALONE_S = 2.0
 """How long fewer messages wait for another one, for which the command may run."""
@@ -51,11 +52,11 @@ Examples:
 --exec runs CMD with the shell for each message, with the payload on stdin.
 Exit status 0 acks the message; any other nacks it, and the end of what CMD
 wrote to stderr is the reason. Exit status 126 or 127 means that the shell
-cannot run CMD: if CMD ends so for the first three messages, or for all that
+cannot run CMD: if CMD ends so for three messages in a row, or for all that
 come, `consume` ends with exit code 2, and returns the messages without
-counting an attempt. Once CMD has ended in any other way, 126 and 127 are
-failures like all others; CMD || exit 1 makes them so from the start. The
-environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the
+counting an attempt. Once CMD has ended in any other way, 126 and 127 of fewer
+messages in a row are failures like all others; CMD || exit 1 makes them so
+always. The environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the
 first) and SLATEMQ_HEADERS (a JSON object; omitted over 100,000 bytes).
 
 Without --exec each payload is written to stdout, followed by a newline, and
@@ -158,8 +159,12 @@ class _Worker:
         await self.settle(message, "acked", message.ack())
         return [message]
 
-    def check_proven(self) -> None:
-        """Called while no messages come: raises BadInput if none can be processed."""
+    async def finish_held(self) -> Sequence[Received]:
+        """Called while no messages come; returns the messages that are finished now.
+
+        Raises BadInput if none can be processed.
+        """
+        return []
 
     async def settle(self, message: Received, result: str, call: Awaitable[None]) -> str:
         """Await an ack or nack; return and count its result, or that the lease was lost."""
@@ -188,33 +193,44 @@ class _Executor(_Worker):
         self._program = program
         self._queue = queue
         self._can_run = False  # until it has ended with another exit status
-        self._unproven: list[tuple[Received, Outcome]] = []
+        self._not_run: set[int] = set()  # messages, since it last did
+        self._held: list[tuple[Received, Outcome]] = []
 
     async def finish(self, message: Received) -> Sequence[Received]:
         try:
             outcome = await run_program(self._program, message, self._queue)
         except OSError as error:
             raise BadInput(f"--exec: the shell cannot be run: {error.strerror}") from None
-        self._unproven.append((message, outcome))
-        if outcome.status in NOT_RUN and not self._can_run:
-            if len(self._unproven) >= UNPROVEN_MAX:
-                self.check_proven()
+        self._held.append((message, outcome))
+        if outcome.status in NOT_RUN:
+            # One message that comes again and again is at fault itself: it is counted once.
+            self._not_run.add(message.message_id)
+            if len(self._not_run) >= NOT_RUN_MAX:
+                raise self._cannot_run()
             return []
         self._can_run = True
-        settled, self._unproven = self._unproven, []
-        for one, (status, why) in settled:
-            await self._settle(one, status, why)
-        return [one for one, _ in settled]
+        self._not_run.clear()
+        return await self._settle_held()
 
-    def check_proven(self) -> None:
-        if self._unproven:
-            _, (status, why) = self._unproven[0]
-            # Not the messages' fault: all are returned, and no attempt is counted.
-            raise BadInput(
-                f"--exec: {why}; exit status {status} means that the shell cannot run it. The "
-                "messages were returned, and no attempt was counted; if they are at fault, use "
-                "`CMD || exit 1` to count attempts"
-            )
+    async def finish_held(self) -> Sequence[Received]:
+        if self._held and not self._can_run:
+            raise self._cannot_run()
+        return await self._settle_held()
+
+    def _cannot_run(self) -> BadInput:
+        _, (status, why) = self._held[-1]
+        # Not the messages' fault: all are returned, and no attempt is counted.
+        return BadInput(
+            f"--exec: {why}; exit status {status} means that the shell cannot run it. The "
+            "messages were returned, and no attempt was counted; if they are at fault, use "
+            "`CMD || exit 1` to count attempts"
+        )
+
+    async def _settle_held(self) -> Sequence[Received]:
+        held, self._held = self._held, []
+        for message, (status, why) in held:
+            await self._settle(message, status, why)
+        return [message for message, _ in held]
 
     async def _settle(self, message: Received, status: int, why: str) -> None:
         if status == 0:
@@ -264,7 +280,7 @@ class _Pump:
                 self._start(message)
             while self._running:
                 await self._reap()
-            self._worker.check_proven()
+            await self._finish_held()
         except BaseException:
             await self._release()
             raise
@@ -307,7 +323,7 @@ class _Pump:
             if self._wait_s is not None and waited_s >= self._wait_s:
                 return None
             if waited_s >= ALONE_S:
-                self._worker.check_proven()
+                await self._finish_held()
             looked_at_s = now_s
 
     def _note_pause(self) -> None:
@@ -328,6 +344,10 @@ class _Pump:
 
     async def _finish(self, message: Received) -> None:
         for finished in await self._worker.finish(message):
+            del self._unfinished[finished.lease_token]
+
+    async def _finish_held(self) -> None:
+        for finished in await self._worker.finish_held():
             del self._unfinished[finished.lease_token]
 
     def _ended(self, task: asyncio.Task[None]) -> None:

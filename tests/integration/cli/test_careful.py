@@ -77,6 +77,25 @@ def test_a_message_for_which_a_script_lacks_a_tool_becomes_a_dead_letter(
     assert "exit status 127" in dead_letter["reason"]
 
 
+@pytest.mark.parametrize("how", ["mv {0} {0}-old", "chmod -x {0}"])
+def test_a_script_that_goes_while_it_is_used_ends_the_command_and_costs_no_attempt(
+    cli: Cli, queue: str, tmp_path: Path, how: str
+) -> None:
+    fill(cli, queue, 20)
+    # Given a script that has run for five messages when it goes, or loses its permission
+    script = tmp_path / "script"
+    script.write_text(f'#!/bin/sh\n[ "$(cat)" != 4 ] || {how.format(script)}\n')
+    script.chmod(0o755)
+
+    done = cli.run("consume", queue, "--exec", str(script), "--wait", "60s")
+
+    assert (done.code, "5 acked, 0 nacked" in done.err) == (2, True), done.err
+    counts = cli.counts(queue)
+    assert (counts["available_count"], counts["failed_count"]) == (15, 0)
+    attempts = cli.ok("message", "ls", queue, "--json").objects
+    assert {one["attempts_count"] for one in attempts} == {0}
+
+
 def test_a_message_for_which_a_script_lacks_a_tool_holds_up_none_behind_it(
     cli: Cli, queue: str
 ) -> None:
