@@ -21,6 +21,7 @@ from services.ingest.service import IngestProcess
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import TaskBodies
 from services.ingest.tasks.consumer import TaskConsumer
+from services.ingest.tasks.queued import Tasks
 
 STEPS: dict[str, tuple[type, str, bool]] = {
     "body written": (TaskBackend, "enqueue", False),
@@ -32,6 +33,9 @@ STEPS: dict[str, tuple[type, str, bool]] = {
     "complete": (QueueBackend, "complete_task", True),
 }
 """The class and method of each step, and whether it is over after that rather than before."""
+
+SYNC_STEPS = {**STEPS, "outcome known": (Tasks, "wait", True)}
+"""With `sync` a call waits: a kill before its answer comes behind all that it waited for."""
 
 AFTER_CALLS = 3
 """So that the step of other publishes is over when that of one is not."""
@@ -63,6 +67,6 @@ def killing(method: Callable[..., Awaitable[Any]], after: bool) -> Callable[...,
 if __name__ == "__main__":
     step = os.environ.get("KILL_AT")
     if step is not None:
-        owner, name, after = STEPS[step]
+        owner, name, after = SYNC_STEPS[step]
         setattr(owner, name, killing(getattr(owner, name), after))
     main("ingest", IngestConfig, IngestProcess)

@@ -11,13 +11,14 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from libs.events.settings import Consistency
 from libs.serving.peers.channels import open_channel
 from libs.storage.database.roots import open_root
 from slatemq.errors import SlateMQError
 from tests.forms import proof
 from tests.integration.events.backends.servers import Server, running
 from tests.integration.events.conftest import SERVERS
-from tests.integration.events.tasks.killed_ingest import STEPS
+from tests.integration.events.tasks.killed_ingest import STEPS, SYNC_STEPS
 from tests.integration.events.tasks.queued_ingest import (
     LARGE,
     QueuedIngest,
@@ -27,7 +28,7 @@ from tests.integration.events.tasks.queued_ingest import (
 from tests.integration.ingest.server import message, process
 from tests.integration.waiting import WAIT_SECONDS
 
-pytestmark = pytest.mark.slow  # Processes are killed at seven steps.
+pytestmark = pytest.mark.slow  # Processes are killed at seven steps, or eight.
 
 MODULE = "tests.integration.events.tasks.killed_ingest"
 PUBLISHES = 12
@@ -53,29 +54,36 @@ def payload_of(request_id: str) -> bytes:
     return request_id.encode() + (LARGE if is_large else b"")
 
 
-async def publish(ingest: QueuedIngest, request_id: str) -> bool:
-    """Whether a publish was answered, tried until the ingest serves, or is gone."""
+async def publish(ingest: QueuedIngest, request_id: str) -> int | None:
+    """The message ID in the answer of a publish, 0 if it named a task; None if there was none."""
     with suppress(SlateMQError, grpc.aio.AioRpcError):
-        await ingest.enqueue(message(payload_of(request_id)), request_id=request_id)
-        return True
-    return False
+        answer = await ingest.enqueue(message(payload_of(request_id)), request_id=request_id)
+        (message_id,) = answer.message_ids
+        assert bool(message_id) is not bool(answer.task_id)
+        return int(message_id)
+    return None
 
 
+@pytest.mark.parametrize("consistency", ["async", "sync"])
 @pytest.mark.parametrize(
     ("backend", "settled_s"),
     [("redis", 3), *(proof(backend, HOLD_S) for backend in BACKENDS)],
     indirect=["backend"],
 )
 async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
-    backend: tuple[str, Server], settled_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: tuple[str, Server],
+    settled_s: int,
+    consistency: Consistency,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     root = (tmp_path / "data").as_uri()
-    flags = ("--config", str(write_config(tmp_path, queue_settings(*backend))))
+    flags = ("--config", str(write_config(tmp_path, queue_settings(*backend, consistency))))
     unanswered: list[str] = []
-    answered: list[str] = []
+    answered: dict[str, int] = {}
 
     # Given ingests of one shard, each killed at another step while it publishes
-    for step in STEPS:
+    for step in SYNC_STEPS if consistency == "sync" else STEPS:
         monkeypatch.setenv("KILL_AT", step)
         async with process(root, tmp_path / "ready", *flags, module=MODULE) as (started, address):
             async with open_channel(address) as channel:
@@ -83,8 +91,11 @@ async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
                 names = [f"{step} {number}" for number in range(PUBLISHES)]
                 await until_published(ingest, f"{step} 0 first 1", answered, unanswered)
                 done = await asyncio.gather(*(publish(ingest, name) for name in names))
-            answered += [name for name, was in zip(names, done, strict=True) if was]
-            unanswered += [name for name, was in zip(names, done, strict=True) if not was]
+            for name, message_id in zip(names, done, strict=True):
+                if message_id is None:
+                    unanswered.append(name)
+                else:
+                    answered[name] = message_id
             async with asyncio.timeout(WAIT_SECONDS):
                 assert await started.wait() == -9, step
     monkeypatch.delenv("KILL_AT")
@@ -97,8 +108,9 @@ async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
         open_channel(address) as channel,
     ):
         ingest = QueuedIngest(channel)
+        repeated: dict[str, int] = {}
         for request_id in unanswered:
-            await until_published(ingest, request_id, [], [])
+            await until_published(ingest, request_id, repeated, [])
         wanted = Counter(payload_of(name) for name in [*answered, *unanswered])
         async with asyncio.timeout(WAIT_SECONDS):
             while len(await ingest.log()) < len(wanted):
@@ -109,21 +121,28 @@ async def test_a_kill_at_any_step_loses_nothing_and_applies_nothing_twice(
         # Then each is stored exactly once, and no body is left of what was answered
         assert Counter(await ingest.stored()) == wanted
         assert await ingest.failed() == []
+
+        # And each answer with an ID names what it stored: with `sync` every answer, else repeats
+        answered |= repeated
+        named = {name: message_id for name, message_id in answered.items() if message_id}
+        assert named == answered or consistency == "async"
+        for name, message_id in named.items():
+            assert await ingest.payloads(message_id) == [payload_of(name)]
     left = await open_root(root).objects.list("tasks")
     assert len(left) <= len(unanswered)
 
 
 async def until_published(
-    ingest: QueuedIngest, request_id: str, answered: list[str], unanswered: list[str]
+    ingest: QueuedIngest, request_id: str, answered: dict[str, int], unanswered: list[str]
 ) -> None:
     """Publish until it is answered, or the ingest is gone."""
     async with asyncio.timeout(WAIT_SECONDS):
-        while not await publish(ingest, request_id):
+        while (message_id := await publish(ingest, request_id)) is None:
             if ingest.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                 unanswered.append(request_id)
                 return
             await asyncio.sleep(0.05)
-    answered.append(request_id)
+    answered[request_id] = message_id
 
 
 async def settled(ingest: QueuedIngest, seconds: int) -> None:
