@@ -217,22 +217,29 @@ async def test_a_task_is_dequeued_as_it_was_and_gone_once_complete(rig: Rig) -> 
 
 
 async def test_tasks_are_shared_by_consumers_and_none_gets_one_that_another_has(rig: Rig) -> None:
-    producer = await rig.backend()
+    # Given two consumers, whose group has formed
+    producer, *consumers = [await rig.backend() for _ in range(3)]
+    assert await asyncio.gather(*(one.dequeue_task() for one in consumers)) == [None, None]
     tasks = [a_task(task_id=make_task_id(n)) for n in range(40)]
     for task in tasks:
         await producer.enqueue_task(task)
-    taken: list[str] = []
+    taken: list[list[str]] = [[], []]
+    both_have_one = asyncio.Barrier(2)
 
-    async def consume(backend: QueueBackend) -> None:
-        while len(set(taken)) < len(tasks):
+    async def consume(backend: QueueBackend, own: list[str]) -> None:
+        while len({one for some in taken for one in some}) < len(tasks):
             task = await backend.dequeue_task()
             if task is not None:
-                taken.append(task.task_id)
+                own.append(task.task_id)
+                if len(own) == 1:
+                    await both_have_one.wait()
                 await backend.complete_task(task.task_id)
 
     async with asyncio.timeout(60):
-        await asyncio.gather(*[consume(await rig.backend()) for _ in range(2)])
-    assert sorted(taken) == sorted(task.task_id for task in tasks)
+        await asyncio.gather(*map(consume, consumers, taken))
+
+    # Then each has got some, and none both
+    assert sorted([*taken[0], *taken[1]]) == sorted(task.task_id for task in tasks)
 
 
 async def test_a_task_of_a_consumer_that_left_comes_to_another(rig: Rig) -> None:

@@ -47,6 +47,7 @@ from tests.integration.events.tasks.test_sync import (
     test_a_sync_publish_is_answered_as_a_direct_one,
     test_a_sync_publish_whose_task_fails_gets_its_error,
     test_two_ingests_on_one_backend_apply_what_each_accepted,
+    test_two_ingests_share_the_tasks_of_a_client_that_knows_one,
 )
 from tests.integration.events.tasks.test_task_consumer import consuming
 from tests.integration.events.tasks.test_task_dead_letters import (
@@ -68,6 +69,7 @@ __all__ = [
     "test_publishes_on_a_stream_are_tasks_too",
     "test_tasks_are_applied_in_the_order_of_their_answers",
     "test_two_ingests_on_one_backend_apply_what_each_accepted",
+    "test_two_ingests_share_the_tasks_of_a_client_that_knows_one",
 ]
 
 pytestmark = pytest.mark.slow  # Real servers, one of which is killed and restarted.
