@@ -182,14 +182,11 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     """
     names = Names(settings)
     kind = aio_pika.ExchangeType(settings.exchange_type)
-    await _declare(
-        "exchange_type", channel.declare_exchange(names.exchange, kind, durable=settings.durable)
-    )
+    await _declare(channel.declare_exchange(names.exchange, kind, durable=settings.durable))
     dead = await _declare(
-        "durable",
-        channel.declare_exchange(names.dead_exchange, "fanout", durable=settings.durable),
+        channel.declare_exchange(names.dead_exchange, "fanout", durable=settings.durable)
     )
-    await _declare("durable", declare_queue(channel, names.tasks, settings))
+    await _declare(declare_queue(channel, names.tasks, settings))
     back = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": names.tasks,
@@ -197,9 +194,9 @@ async def declare_all(channel: AbstractChannel, settings: RabbitmqSettings) -> N
     if settings.durable:
         # Only with both of these a quorum queue keeps a message until its target has it.
         back |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-    await _declare("durable", declare_queue(channel, names.retry, settings, back))
-    queue = await _declare("durable", declare_queue(channel, names.dead, settings))
-    await _declare("durable", queue.bind(dead, names.dead))
+    await _declare(declare_queue(channel, names.retry, settings, back))
+    queue = await _declare(declare_queue(channel, names.dead, settings))
+    await _declare(queue.bind(dead, names.dead))
 
 
 async def declare_queue(
@@ -216,11 +213,13 @@ async def declare_queue(
     )
 
 
-async def _declare(key: str, declaring: Any) -> Any:
+async def _declare(declaring: Any) -> Any:
     try:
         async with asyncio.timeout(OPERATION_S):
             return await declaring
     except exceptions.ChannelPreconditionFailed as error:
+        # As in "inequivalent arg 'type' for exchange 'slatemq'".
+        key = "exchange_type" if "'type'" in str(error) else "durable"
         raise InvalidArgument(
             f"queue.rabbitmq.{key}", f"the server has it with other properties: {error}"
         ) from error

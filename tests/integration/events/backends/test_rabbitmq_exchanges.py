@@ -1,0 +1,112 @@
+"""Exchanges of each type, durable and not; and what the server has otherwise than the settings."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import aio_pika
+import msgspec
+import pytest
+
+from libs.events.backend import BackendStats
+from libs.events.backends import open_backend
+from libs.events.settings import RabbitmqSettings
+from slatemq.errors import InvalidArgument
+from tests.integration.events.backends.rabbitmq_server import RabbitmqServer
+from tests.integration.events.backends.test_conformance import (
+    Subscriber,
+    a_task,
+    created,
+    deleted,
+    eventually_stats,
+    next_task,
+)
+from tests.integration.events.conftest import eventually, in_group
+
+pytestmark = pytest.mark.slow  # A real server.
+
+
+def settings_of(rabbitmq: RabbitmqServer, **changes: Any) -> RabbitmqSettings:
+    """Settings with names that nothing else uses."""
+    settings = rabbitmq.settings(f"t{uuid.uuid4().hex[:8]}")
+    return msgspec.structs.replace(settings, **changes)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("exchange_type", ["topic", "direct", "fanout"])
+async def test_an_exchange_of_any_type_carries_events_by_type_and_tasks(
+    rabbitmq: RabbitmqServer, exchange_type: str, durable: bool
+) -> None:
+    settings = settings_of(rabbitmq, exchange_type=exchange_type, durable=durable)
+    one, every = open_backend("rabbitmq"), open_backend("rabbitmq")
+    await one.connect(settings)
+    await every.connect(in_group(settings, f"{settings.queue_prefix}-every"))
+
+    # Given a group for one type, and one for all
+    of_one, of_every = Subscriber(one), Subscriber(every)
+    await one.subscribe(["object.deleted"], of_one)
+    await every.subscribe([], of_every)
+
+    # When events of two types are published, then each group gets its own
+    events = [created("a"), deleted("a"), created("b"), deleted("b")]
+    await one.publish_batch(events)
+    await eventually(lambda: len(of_every.got) >= 4 and len(of_one.got) >= 2)
+    assert of_every.got == events
+    assert of_one.got == [events[1], events[3]]
+
+    # And a task comes again when it fails, and is a dead letter at last
+    poison = a_task(max_retries=1)
+    await one.enqueue_task(poison)
+    for attempts in range(2):
+        task = await next_task(one)
+        assert task.attempts == attempts
+        await one.fail_task(task.task_id, "no room")
+    await eventually_stats(one, lambda stats: stats == BackendStats(0, 1))
+    for backend in (one, every):
+        await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("exchange_type", "direct"), ("exchange_type", "fanout"), ("durable", False)]
+)
+async def test_a_setting_that_differs_from_what_the_server_has_is_named(
+    rabbitmq: RabbitmqServer, key: str, value: object
+) -> None:
+    # Given what was made by a backend before
+    settings = settings_of(rabbitmq)
+    before = open_backend("rabbitmq")
+    await before.connect(settings)
+    await before.close()
+
+    # When a setting changes, then the next one is refused by its key
+    changed = open_backend("rabbitmq")
+    with pytest.raises(InvalidArgument) as refused:
+        await changed.connect(msgspec.structs.replace(settings, **{key: value}))
+    await changed.close()
+    assert refused.value.field == f"queue.rabbitmq.{key}"
+
+
+async def test_dead_letters_are_in_the_queue_of_the_dead_letter_exchange(
+    rabbitmq: RabbitmqServer,
+) -> None:
+    # Given a queue that another program has bound to the exchange of dead letters
+    settings = settings_of(rabbitmq, max_retries=0)
+    backend = open_backend("rabbitmq")
+    await backend.connect(settings)
+    async with await aio_pika.connect(settings.url) as connection:
+        channel = await connection.channel()
+        own = await channel.declare_queue(exclusive=True)
+        await own.bind(f"{settings.exchange}.dead-letter")
+
+        # When a task fails
+        task = a_task(max_retries=0)
+        await backend.enqueue_task(task)
+        await next_task(backend)
+        await backend.fail_task(task.task_id, "no room")
+
+        # Then it is there, and in the queue of that name
+        for queue in (own, await channel.get_queue(f"{settings.queue_prefix}.dead-letter")):
+            dead = await queue.get(timeout=10)
+            assert (dead.message_id, dead.headers["error"]) == (task.task_id, "no room")
+    await backend.close()
