@@ -20,10 +20,10 @@ AUDIT_LOGGER: Final = "slatemq.audit"
 """The name of the logger, for those who send its lines elsewhere."""
 
 SUBJECTS_MAX: Final = 20
-"""Queues that an act names: a request can have thousands."""
+"""Queues that an act names, and details: a request can have thousands."""
 
 NAME_CHARACTERS_MAX: Final = 255
-"""Of a queue's name in an act: that in a refused request is of any length."""
+"""Of each of them: that in a refused request is of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Act:
         proof: How that was proven, as of a principal.
         act: The method, as in `/slatemq.v1.QueueService/PurgeQueue`.
         subjects: The queues that the request named, at most SUBJECTS_MAX.
+        details: What else of the request its proto has audited, as `run_id=ab12`.
         peer: Where the call came from, as gRPC has it: `ipv4:127.0.0.1:50000`.
         outcome: `OK`, or the code of the error.
         request_id: The caller's trace ID; empty where it has none.
@@ -45,13 +46,14 @@ class Act:
     proof: str
     act: str
     subjects: tuple[str, ...]
+    details: tuple[str, ...]
     peer: str
     outcome: str
     request_id: str
     held_back: int = 0
 
 
-def subjects_of(queues: Iterable[str]) -> tuple[str, ...]:
-    """The first of these queues, each once."""
-    distinct = dict.fromkeys(name[:NAME_CHARACTERS_MAX] for name in queues)
+def subjects_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """The first of these queues or details, each once, and not too long."""
+    distinct = dict.fromkeys(text[:NAME_CHARACTERS_MAX] for text in texts)
     return tuple(islice(distinct, SUBJECTS_MAX))

@@ -25,6 +25,7 @@ class MethodAccess:
         caller: Who may call: services, who proves who it is, anyone; or the verb that must be
             permitted.
         readers: Read the IDs of queues from a request.
+        detail_readers: Read what else the audit has of it, as `run_id=ab12`.
         is_stream: Whether a call lasts for as long as its caller or the service likes.
         is_claim: Whether a call may wait for messages.
     """
@@ -33,6 +34,12 @@ class MethodAccess:
     readers: tuple[Reader, ...] = ()
     is_stream: bool = False
     is_claim: bool = False
+    detail_readers: tuple[Reader, ...] = ()
+
+    def details(self, request: Any) -> Iterator[str]:
+        """What a request is about besides queues."""
+        for read in self.detail_readers:
+            yield from read(request)
 
     def queues(self, request: Any) -> Iterator[str]:
         """The queues that a request names, in its order; some may come twice."""
@@ -70,19 +77,20 @@ def access_of(method: str) -> MethodAccess:
     if which is None:
         raise LookupError(f"the proto of {method} does not say who may call it")
     readers = tuple(_reader(described.input_type, path.split(".")) for path in option.queues)
+    detail_readers = tuple(
+        _detail_reader(described.input_type, path.split(".")) for path in option.audited
+    )
     word: str = which
     if which == "verb":
         word = access_pb2.Verb.Name(option.verb).removeprefix("VERB_").lower()
     is_stream = described.client_streaming or described.server_streaming
     is_claim = not is_stream and "wait_ms" in described.input_type.fields_by_name
-    return MethodAccess(cast("Caller", word), readers, is_stream, is_claim)
+    return MethodAccess(cast("Caller", word), readers, is_stream, is_claim, detail_readers)
 
 
 def _reader(message: Descriptor, path: Sequence[str]) -> Reader:
     """Reads the texts at a path of fields, as in `start.queue_id`."""
-    field = message.fields_by_name.get(path[0])
-    if field is None:
-        raise LookupError(f"{message.full_name} has no field {path[0]}")
+    field = _field(message, path[0])
     name, inner = path[0], None
     if len(path) > 1:
         if field.message_type is None:
@@ -97,6 +105,34 @@ def _reader(message: Descriptor, path: Sequence[str]) -> Reader:
             _each([getattr(request, name)], inner) if request.HasField(name) else iter(())
         )
     return lambda request: iter((getattr(request, name),))
+
+
+def _field(message: Descriptor, name: str) -> FieldDescriptor:
+    field: FieldDescriptor | None = message.fields_by_name.get(name)
+    if field is None:
+        raise LookupError(f"{message.full_name} has no field {name}")
+    return field
+
+
+def _detail_reader(message: Descriptor, path: Sequence[str], prefix: str = "") -> Reader:
+    """Reads the value at a path of fields, as `settings.retention_s=60`; of a message, each."""
+    field = _field(message, path[0])
+    name, label = path[0], f"{prefix}{path[0]}"
+    if field.is_repeated or field.type == FieldDescriptor.TYPE_BYTES:
+        raise LookupError(f"{message.full_name}.{name} is not one value for the audit")
+    if field.message_type is not None:
+        paths = (
+            [path[1:]] if len(path) > 1 else [[one] for one in field.message_type.fields_by_name]
+        )
+        readers = [_detail_reader(field.message_type, inner, f"{label}.") for inner in paths]
+        return lambda request: (text for read in readers for text in read(getattr(request, name)))
+
+    def read_value(request: Any) -> Iterator[str]:
+        value = getattr(request, name)
+        if value != "" and not (field.has_presence and not request.HasField(name)):
+            yield f"{label}={str(value).lower() if isinstance(value, bool) else value}"
+
+    return read_value
 
 
 def _each(values: Sequence[Any], inner: Reader | None) -> Iterator[str]:

@@ -319,9 +319,10 @@ class JanitorRunFinished(EventData, frozen=True, kw_only=True):
 class AccessAct(EventData, frozen=True, kw_only=True):
     """A caller did, or tried to do, more than publish, consume and inspect.
 
-    `act` is the method; `subjects` are the queues that it named, at most 20. `outcome` is OK or the
-    code of the error. An empty `principal` was not proven. `held_back` counts the refusals of the
-    same act to the same principal since the last that was recorded.
+    `act` is the method; `subjects` are the queues that it named, at most 20; `details` say what
+    else it was about, such as `job=repair`. `outcome` is OK or the code of the error. An empty
+    `principal` was not proven. `held_back` counts the refusals of the same act to the same
+    principal since the last that was recorded.
     """
 
     event_type = "access.act"
@@ -334,6 +335,7 @@ class AccessAct(EventData, frozen=True, kw_only=True):
     peer: str
     outcome: str
     held_back: int = 0
+    details: list[str] = []
 
 
 CATALOGUE: dict[str, type[EventData]] = {

@@ -71,6 +71,7 @@ class Access(_message.Message):
     AUTHENTICATED_FIELD_NUMBER: _builtins.int
     VERB_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
     service: _builtins.bool
     """Services alone, on the port for services; no policy can permit it to others."""
     authenticated: _builtins.bool
@@ -84,6 +85,12 @@ class Access(_message.Message):
         those of what it lists, or of the leases that it finishes; the caller must be permitted to do it on some queue.
         """
 
+    @_builtins.property
+    def audited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What else of the request the audit has, as PATH=VALUE: paths of fields, with dots; of a message, all its fields that are set. Never
+        fields with payloads, headers or secrets.
+        """
+
     def __init__(
         self,
         *,
@@ -91,10 +98,11 @@ class Access(_message.Message):
         authenticated: _builtins.bool = ...,
         verb: Global___Verb.ValueType = ...,
         queues: _abc.Iterable[_builtins.str] | None = ...,
+        audited: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "caller", b"caller", "service", b"service", "verb", b"verb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "caller", b"caller", "queues", b"queues", "service", b"service", "verb", b"verb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "authenticated", b"authenticated", "caller", b"caller", "queues", b"queues", "service", b"service", "verb", b"verb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_caller: _TypeAlias = _typing.Literal["service", "authenticated", "verb"]  # noqa: Y015
     _WhichOneofArgType_caller: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015

@@ -117,6 +117,7 @@ class ProcessRelay:
             proof=act.proof,
             act=act.act,
             subjects=list(act.subjects),
+            details=list(act.details),
             peer=act.peer,
             outcome=act.outcome,
             held_back=act.held_back,

@@ -42,7 +42,12 @@ class Auditor:
         self._refused = Repeats(clock)
 
     def watch(
-        self, context: Context, act: str, subjects: tuple[str, ...], principal: Principal | None
+        self,
+        context: Context,
+        act: str,
+        subjects: tuple[str, ...],
+        details: tuple[str, ...],
+        principal: Principal | None,
     ) -> None:
         """Record the act of a call when it ends; `principal` is None where it was not proven."""
 
@@ -53,6 +58,7 @@ class Auditor:
                     principal.method if principal is not None else "",
                     act,
                     subjects,
+                    details,
                     context.peer(),
                     "CANCELLED" if context.cancelled() else _outcome(context.code()),
                     _trace_id(context),
@@ -69,7 +75,12 @@ class Auditor:
             if held_back is None:
                 return
             act = replace(act, held_back=held_back)
-        facts = asdict(act) | {"subjects": ", ".join(act.subjects)}
+        facts = asdict(act) | {
+            "subjects": ", ".join(act.subjects),
+            "details": ", ".join(act.details),
+        }
+        if not act.details:
+            del facts["details"]
         if act.outcome == "OK":
             del facts["held_back"]
             _log.info("audit", extra=facts)

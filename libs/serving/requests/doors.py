@@ -259,7 +259,7 @@ class _ByPolicy:
                 raise _for_services()
         except SlateMQError:
             if self._is_audited:
-                self._record(context, identity, ())
+                self._record(context, identity, None)
             raise
         caller = identity.caller
         current_caller.set(caller)
@@ -271,14 +271,18 @@ class _ByPolicy:
     def check(self, context: Context, identity: Identity, request: Any) -> None:
         """Raises PermissionDenied or Unauthenticated unless the caller may make this call."""
         if self._is_audited:
-            self._record(context, identity, subjects_of(self._access.queues(request)))
+            self._record(context, identity, request)
         identity.caller.check(self._access, request)
 
-    def _record(
-        self, context: Context, identity: Identity | None, subjects: tuple[str, ...]
-    ) -> None:
+    def _record(self, context: Context, identity: Identity | None, request: Any) -> None:
+        """`request` is None where it was not read."""
         principal = None if identity is None else identity.caller.principal
-        self._auditor.watch(context, self._method, subjects, principal)
+        subjects: tuple[str, ...] = ()
+        details: tuple[str, ...] = ()
+        if request is not None:
+            subjects = subjects_of(self._access.queues(request))
+            details = subjects_of(self._access.details(request))
+        self._auditor.watch(context, self._method, subjects, details, principal)
 
 
 class _JudgedVisit(_CertifiedVisit):

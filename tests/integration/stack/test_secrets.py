@@ -148,6 +148,8 @@ async def work(planted: Planted) -> None:
     async with slatemq.connect(stack.endpoint, credentials=made.credentials("shop")) as client:
         with pytest.raises(PermissionDenied):
             await client.purge_queue("orders")
+        with pytest.raises(PermissionDenied):
+            await client.run_job("restore", queue_ids=["orders"])
     forged = made.tokens["ops"].token[:-3] + "xyz"
     tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
     async with grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel:
@@ -166,6 +168,7 @@ async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Plant
         ("ops", f"{service}QueueService/PurgeQueue", "OK", "broker-0"),
         ("ops", f"{service}JanitorService/ListRuns", "OK", "janitor-0"),
         ("shop", f"{service}QueueService/PurgeQueue", "PERMISSION_DENIED", "broker-0"),
+        ("shop", f"{service}JanitorService/RunJob", "PERMISSION_DENIED", "janitor-0"),
         ("", f"{service}QueueService/DeleteQueue", "UNAUTHENTICATED", "broker-0"),
     }
 
@@ -176,8 +179,13 @@ async def test_acts_are_events_and_log_lines_permitted_or_refused(planted: Plant
         }
 
     await asyncio.to_thread(wait_until, lambda: not missing(), EVENTUALLY_S)
-    purge = next(one.data for one in planted.acts() if one.data["principal"] == "shop")
+    refused = [one.data for one in planted.acts() if one.data["principal"] == "shop"]
+    purge, run = [
+        next(data for data in refused if data["act"].endswith(name))
+        for name in ("/PurgeQueue", "/RunJob")
+    ]
     assert (purge["subjects"], purge["proof"]) == (["orders"], "token")
+    assert (run["subjects"], run["details"]) == (["orders"], ["job=restore", "dry_run=false"])
     assert purge["peer"].startswith("ipv4:127.0.0.1:")
     assert planted.leaks(*planted.events()) == []
     lines = [line for line in planted.logs.splitlines() if "slatemq.audit" in line]

@@ -16,6 +16,9 @@ from slatemq.v1 import (
     consumer_pb2,
     entry_pb2,
     ingest_pb2,
+    instance_pb2,
+    janitor_pb2,
+    outbox_pb2,
     queue_pb2,
     router_pb2,
 )
@@ -65,6 +68,25 @@ def test_a_request_gives_its_queues() -> None:
     settle = access_of(f"/{service}/SettleDeadLetters")
     request = entry_pb2.SettleDeadLettersRequest(settlements=settlements)
     assert list(settle.queues(request)) == ["a", "b"]
+
+
+def test_a_request_gives_what_the_audit_says_of_it() -> None:
+    settings = instance_pb2.InstanceSettings(retention_s=0, purge_grace_s=60)
+    run = janitor_pb2.RunJobRequest(job="restore", queue_ids=["a"], target_queue_id="b")
+    cases = [
+        ("JanitorService/RunJob", run, ["job=restore", "dry_run=false"]),
+        ("JanitorService/CancelRun", janitor_pb2.CancelRunRequest(run_id="r"), ["run_id=r"]),
+        ("JanitorService/CancelRun", janitor_pb2.CancelRunRequest(), []),
+        ("OutboxService/ResumeOutbox", outbox_pb2.ResumeOutboxRequest(), ["ingest_shard=0"]),
+        (
+            "InstanceService/UpdateInstance",
+            instance_pb2.UpdateInstanceRequest(settings=settings, accept_loss=True),
+            ["settings.retention_s=0", "settings.purge_grace_s=60", "accept_loss=true"],
+        ),
+    ]
+    for method, request, details in cases:
+        assert list(access_of(f"/slatemq.v1.{method}").details(request)) == details
+    assert list(access_of("/slatemq.v1.JanitorService/RunJob").queues(run)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

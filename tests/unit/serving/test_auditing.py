@@ -37,7 +37,9 @@ def auditor(published: list[Act], clock: Clock) -> Auditor:
 
 
 def act(outcome: str, principal: str = "shop") -> Act:
-    return Act(principal, "token", PURGE, ("orders",), "ipv4:127.0.0.1:5", outcome, "")
+    return Act(
+        principal, "token", PURGE, ("orders",), ("job=repair",), "ipv4:127.0.0.1:5", outcome, ""
+    )
 
 
 def test_a_flood_of_refusals_is_counted_and_hides_no_other_caller(
@@ -71,12 +73,13 @@ def test_a_line_says_who_did_what_from_where_with_which_result(
     auditor.record(act("PERMISSION_DENIED"))
 
     permitted, refused = caplog.records
-    facts = ("principal", "proof", "act", "subjects", "peer", "outcome")
+    facts = ("principal", "proof", "act", "subjects", "details", "peer", "outcome")
     assert [getattr(permitted, name) for name in facts] == [
         "shop",
         "token",
         PURGE,
         "orders",
+        "job=repair",
         "ipv4:127.0.0.1:5",
         "OK",
     ]
