@@ -56,11 +56,14 @@ class Protection:
 
 
 def open_without(config: ServingConfig) -> list[str]:
-    """What a process lacks although other machines can reach it: `TLS`, `policy`."""
+    """What a process lacks although other machines can reach it: `TLS` or `policy`, for example."""
     if not config.is_exposed:
         return []
     stated = {"TLS": config.tls_cert, "policy": config.access_policy}
-    return [name for name, file in stated.items() if not file]
+    lacking = [name for name, file in stated.items() if not file]
+    if config.plain_publish_path:
+        lacking.append(f"TLS for {config.plain_publish_path}")
+    return lacking
 
 
 def protection_of(config: ServingConfig, auditor: Auditor) -> Protection:
@@ -77,6 +80,13 @@ def protection_of(config: ServingConfig, auditor: Auditor) -> Protection:
 
 def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
     lacking = open_without(config)
+    if config.plain_publish_path and config.is_exposed and not config.insecure:
+        raise InvalidArgument(
+            "http_port",
+            f"{config.plain_publish_path} would take its token without TLS from other machines: "
+            f"listen on 127.0.0.1 behind a proxy with TLS, leave out the token or the port, or say "
+            f"--insecure",
+        )
     if lacking and not config.insecure:
         raise InvalidArgument(
             "host",

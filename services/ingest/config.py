@@ -12,6 +12,8 @@ from libs.storage.layout.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
 MIB: Final = 1 << 20
 
+S3_EVENTS_PATH: Final = "/s3-events"
+
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig(ServingConfig):
@@ -82,10 +84,14 @@ class IngestConfig(ServingConfig):
         maximum=10_000,
     )
     s3_events_token: str = setting(
-        "Token that POST /s3-events on the HTTP port asks for (Authorization: Bearer …); empty "
-        "asks for none. Set it by the variable: a command line is seen by all.",
+        "Token with which S3 stores POST to /s3-events on the HTTP port (Authorization: Bearer …); "
+        "without one there is no such path. Set it by the variable: a command line is seen by all.",
         default="",
     )
     blob_uploads_max: int = setting(
         "Large payloads uploaded at the same time.", default=16, minimum=1
     )
+
+    @property
+    def plain_publish_path(self) -> str:
+        return S3_EVENTS_PATH if self.s3_events_token and self.http_port >= 0 else ""

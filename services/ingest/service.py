@@ -60,14 +60,17 @@ class IngestProcess(Service[IngestConfig]):
 
     @property
     def http_parts(self) -> HttpParts:
-        """A path on the HTTP port for the notifications of S3 stores."""
-        # Loaded when asked for: few processes have an HTTP port.
-        module = import_module("services.ingest.events.s3_events")
-        s3_events: S3Events = module.S3Events(
-            self.directory, self.channels, self._config.s3_events_token
-        )
+        """A path on the HTTP port for the notifications of S3 stores, where it has a token."""
+        posts = []
+        if self._config.s3_events_token:
+            # Loaded when asked for: few processes have it.
+            module = import_module("services.ingest.events.s3_events")
+            s3_events: S3Events = module.S3Events(
+                self.directory, self.channels, self._config.s3_events_token
+            )
+            posts.append(s3_events.post)
         queue = self._tasks or self._relay
-        return HttpParts([s3_events.post], queue.health if queue is not None else None)
+        return HttpParts(posts, queue.health if queue is not None else None)
 
     @property
     def held_bytes(self) -> int:

@@ -163,7 +163,7 @@ class GetInstanceResponse(_message.Message):
 
     @_builtins.property
     def open_without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the responding process lacks although other machines can reach it: `TLS`, `policy`. It runs with `--insecure`."""
+        """What the responding process lacks although other machines can reach it: `TLS`, `policy`, `TLS for /s3-events`. It runs with `--insecure`."""
 
     def __init__(
         self,

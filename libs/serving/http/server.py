@@ -124,7 +124,8 @@ class HttpServer:
         try:
             answer: web.StreamResponse = await handler(request)
         except web.HTTPException as error:
-            return _reply(error.status, {"error": error.reason}, error.headers.get("Allow"))
+            allow = {key: value for key, value in error.headers.items() if key == "Allow"}
+            return _reply(error.status, {"error": error.reason}, allow)
         except Exception:  # the error is logged, and the process goes on
             log.exception("%s %s failed", request.method, request.path)
             return _reply(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error"})
@@ -162,7 +163,7 @@ class HttpServer:
             if refused is None and self._posts_count >= POSTS_MAX:
                 refused = _TOO_MANY
             if refused is not None:
-                return _reply(refused.status, refused.body)
+                return _reply(refused.status, refused.body, refused.headers)
             self._posts_count += 1
             try:
                 body = await _read(request, post.body_bytes_max)
@@ -171,7 +172,7 @@ class HttpServer:
                 answer = _refusal(error)
             finally:
                 self._posts_count -= 1
-            return _reply(answer.status, answer.body)
+            return _reply(answer.status, answer.body, answer.headers)
 
         return handle
 
@@ -210,6 +211,7 @@ def _refusal(error: SlateMQError) -> HttpReply:
     return HttpReply(HTTPStatus.INTERNAL_SERVER_ERROR, body)
 
 
-def _reply(status: int, body: Mapping[str, object], allow: str | None = None) -> web.Response:
-    headers = {"Allow": allow} if allow else None
+def _reply(
+    status: int, body: Mapping[str, object], headers: Mapping[str, str] | None = None
+) -> web.Response:
     return web.json_response(dict(body), status=status, headers=headers)

@@ -136,6 +136,11 @@ class ServingConfig(MutualTlsConfig):
         maximum=100,
     )
 
+    @property
+    def plain_publish_path(self) -> str:
+        """The path on the HTTP port, which has no TLS, that takes messages; empty: none does."""
+        return ""
+
 
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
     """Read the settings of `config_type`, and those of the instance that this process states.

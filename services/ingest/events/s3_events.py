@@ -1,4 +1,4 @@
-"""`POST /s3-events`: notifications of S3 stores, published as events; loaded with an HTTP port.
+"""`POST /s3-events`: notifications of S3 stores, published as events; loaded where it has a token.
 
 A document is published in one request for each ingest shard that the dedupe keys of its events fall
 to, through the shards' own gRPC port: what holds for any publish holds for these. A store that gets
@@ -8,8 +8,9 @@ no 200 sends the document again, and nothing is stored twice.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -19,6 +20,7 @@ from libs.serving.http.parts import HttpPost, HttpReply
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import CACHE_MS, TopologyDirectory
 from libs.storage.errors import StorageError
+from services.ingest.config import S3_EVENTS_PATH
 from slatemq._rpc.rpc_status import raising_slatemq_errors
 from slatemq.dedupe_shards import dedupe_shard
 from slatemq.errors import InvalidArgument, Unavailable
@@ -27,16 +29,35 @@ from slatemq.models import OutgoingMessage
 from slatemq.v1.ingest_pb2 import PublishRequest, PublishResponse, PublishRun
 from slatemq.v1.ingest_pb2_grpc import IngestServiceStub
 
-PATH: Final = "/s3-events"
-
 BODY_BYTES_MAX: Final = 1 << 20
 """AWS sends at most 256 KiB, MinIO and Ceph one record; 64 of these may be in memory."""
 
 WRONG_SHARD: Final = "WRONG_SHARD"
 
 _REFUSED: Final = HttpReply(
-    HTTPStatus.UNAUTHORIZED, {"error": "the Authorization header must be Bearer and the token"}
+    HTTPStatus.UNAUTHORIZED,
+    {
+        "error": "the Authorization header must be Bearer and the token, or Basic with the token "
+        "as the password"
+    },
+    # Those who give a name and a password in the URL may send it only when they are asked.
+    {"WWW-Authenticate": 'Basic realm="slatemq"'},
 )
+
+
+def _password(text: str) -> bytes:
+    """That of Basic (RFC 7617), whatever the name before it."""
+    try:
+        return base64.b64decode(text).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+_READERS: Final[Mapping[str, Callable[[str], bytes]]] = {
+    "bearer": lambda text: text.encode(errors="replace"),
+    "basic": _password,
+}
+"""Give the token of an Authorization header, by its scheme."""
 
 
 class S3Events:
@@ -47,18 +68,17 @@ class S3Events:
     """
 
     def __init__(self, directory: TopologyDirectory, channels: Channels, token: str) -> None:
-        """Publish by these channels; an empty token admits every caller that reaches the port."""
+        """Publish by these channels what comes with the token."""
         self._directory = directory
         self._channels = channels
         self._token = token.encode()
-        self.post = HttpPost(PATH, BODY_BYTES_MAX, self._answer, self._check)
+        self.post = HttpPost(S3_EVENTS_PATH, BODY_BYTES_MAX, self._answer, self._check)
 
     def _check(self, headers: Mapping[str, str]) -> HttpReply | None:
-        if not self._token:
-            return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
-        return None if is_right and scheme.lower() == "bearer" else _REFUSED
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        read = _READERS.get(scheme.lower())
+        is_right = read is not None and hmac.compare_digest(read(text.strip()), self._token)
+        return None if is_right else _REFUSED
 
     async def _answer(self, body: bytes) -> HttpReply:
         notifications = read_notifications(body)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,12 @@ TOKEN = "geheim, ü"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
+def basic(password: str) -> str:
+    return f"Basic {base64.b64encode(f'aws:{password}'.encode()).decode()}"
+
+
 @asynccontextmanager
-async def ingests(folder: Path, count: int, token: str = "") -> AsyncIterator[list[Service]]:
+async def ingests(folder: Path, count: int, token: str = TOKEN) -> AsyncIterator[list[Service]]:
     async with AsyncExitStack() as closing:
         started = []
         for shard in range(count):
@@ -45,7 +50,7 @@ async def ingests(folder: Path, count: int, token: str = "") -> AsyncIterator[li
 
 
 async def post(
-    service: Service, body: bytes, headers: dict[str, str] | None = None
+    service: Service, body: bytes, headers: Mapping[str, str] = BEARER
 ) -> tuple[int, dict[str, Any]]:
     async with (
         ClientSession(f"http://{service.http_address}") as session,
@@ -82,21 +87,45 @@ async def test_a_document_is_stored_once_however_often_and_wherever_it_is_sent(
 async def test_what_is_no_notification_is_refused_by_field_and_stores_nothing(
     tmp_path: Path,
 ) -> None:
-    async with ingests(tmp_path, 1, TOKEN) as (ingest,):
-        for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Basic {TOKEN}"}):
-            status, body = await post(ingest, document(record()), wrong)
+    async with ingests(tmp_path, 1) as (ingest,):
+        for wrong in ("", "Bearer x", f"Basic {TOKEN}", f"Digest {TOKEN}", basic("x")):
+            status, body = await post(ingest, document(record()), {"Authorization": wrong})
             assert (status, "Authorization" in body["error"]) == (401, True)
 
-        status, body = await post(ingest, document(record(), record(eventTime="soon")), BEARER)
+        status, body = await post(ingest, document(record(), record(eventTime="soon")))
         assert (status, body["field"]) == (400, "Records[1].eventTime")
-        status, body = await post(ingest, b"{", BEARER)
+        status, body = await post(ingest, b"{")
         assert (status, body["field"]) == (400, "notification")
-        status, _ = await post(ingest, b" " * (1 << 20) + b"{}", BEARER)
+        status, _ = await post(ingest, b" " * (1 << 20) + b"{}")
         assert status == 413
 
         assert await Ingest(ingest.there).log() == []
-        assert (await post(ingest, document(record()), BEARER))[0] == 200
+        assert (await post(ingest, document(record())))[0] == 200
         assert len(await Ingest(ingest.there).log()) == 1
+
+
+async def test_without_a_token_the_http_port_takes_no_documents(tmp_path: Path) -> None:
+    """As where it is for metrics alone; an empty token is none."""
+    async with ingests(tmp_path, 1, "") as (ingest,):
+        for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": basic("")}):
+            status, _ = await post(ingest, document(record()), headers)
+            assert status == 404
+
+        assert await Ingest(ingest.there).log() == []
+
+
+async def test_a_store_that_gives_a_name_and_a_password_sends_the_token_as_that(
+    tmp_path: Path,
+) -> None:
+    """It may send them only when it is asked for them."""
+    async with ingests(tmp_path, 1) as (ingest,):
+        async with (
+            ClientSession(f"http://{ingest.http_address}") as session,
+            session.post("/s3-events", data=document(record())) as answer,
+        ):
+            assert answer.headers["WWW-Authenticate"] == 'Basic realm="slatemq"'
+        sent = await post(ingest, document(record()), {"Authorization": basic(TOKEN)})
+        assert sent[0] == 200
 
 
 async def test_an_event_whose_shard_is_away_is_refused_for_the_store_to_send_again(
@@ -127,6 +156,7 @@ async def test_uploads_to_a_store_reach_the_queue_that_filters_on_them(
     # Given a store that sends what happens in a bucket to ingest, as AWS does through SNS
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLATEMQ_S3_EVENTS_TOKEN", "geheim")
     stack = LocalStack(tmp_path, "--data", str(tmp_path / "data"), "--http-ports", "0", ready=True)
     with stack, moto() as port:
         options: dict[str, Any] = {
@@ -135,7 +165,7 @@ async def test_uploads_to_a_store_reach_the_queue_that_filters_on_them(
         }
         s3, sns = boto3.client("s3", **options), boto3.client("sns", **options)
         topic = sns.create_topic(Name="uploads")["TopicArn"]
-        endpoint = f"http://{stack.http_endpoints['ingest']}/s3-events"
+        endpoint = f"http://aws:geheim@{stack.http_endpoints['ingest']}/s3-events"
         sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=endpoint)
         s3.create_bucket(Bucket="photos")
         s3.put_bucket_notification_configuration(
@@ -185,7 +215,10 @@ async def take(client: slatemq.Client, queue: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.stack
-async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: Path) -> None:
+async def test_in_async_mode_the_events_are_accepted_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLATEMQ_S3_EVENTS_TOKEN", TOKEN)
     # Given a stack whose publishes are tasks in Redis
     whole = document(record(), record(eventTime="2026-02-22T12:00:01Z"))
     file = tmp_path / "notifications.json"
@@ -202,7 +235,7 @@ async def test_in_async_mode_the_events_are_accepted_and_stored_once(tmp_path: P
             # When a document is sent
             async with (
                 ClientSession(f"http://{stack.http_endpoints['ingest']}") as session,
-                session.post("/s3-events", data=whole) as answer,
+                session.post("/s3-events", data=whole, headers=BEARER) as answer,
             ):
                 body = await answer.json()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.local_stack import wait_until
+from tests.integration.stack.test_secured_stack import Secured
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +92,26 @@ def test_without_that_word_it_does_not_start(tmp_path: Path) -> None:
 
     assert ended.returncode == 2
     assert "say --insecure" in ended.stderr
+
+
+def test_a_token_of_s3_events_is_not_taken_without_tls_from_other_machines(
+    secured_files: dict[str, str],
+) -> None:
+    """Not where all else has TLS and a policy, either: the HTTP port has none."""
+    ended = subprocess.run(
+        [*COMMAND, "--root", "memory:///", "--http-port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={"PATH": os.environ["PATH"], "SLATEMQ_S3_EVENTS_TOKEN": "hidden-3f", **secured_files},
+    )
+
+    assert ended.returncode == 2
+    assert "/s3-events would take its token without TLS from other machines" in ended.stderr
+    assert "hidden-3f" not in ended.stderr
+
+
+@pytest.fixture
+def secured_files(tmp_path: Path) -> dict[str, str]:
+    return Secured(tmp_path).environ
