@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -214,17 +214,12 @@ def _overrides(environment: Mapping[str, str]) -> Iterator[tuple[str, object]]:
             yield key, _value_of(key, text)
 
 
-_LISTS = frozenset({"queue.kafka.brokers", "queue.kafka.compacted"})
-_TEXTS = frozenset(
-    key for key in keys() if key.rpartition(".")[2] in ("url", "endpoint") or key in _LISTS
-)
-
-
 def _value_of(key: str, text: str) -> object:
-    """What a variable says, typed as YAML would; URLs and lists stay text."""
-    if key in _LISTS:
+    """What a variable says, by the type of its key: numbers and booleans are read as in YAML."""
+    kind = _kind_of(key)
+    if get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
-    if key in _TEXTS:
+    if kind is str:
         return text
     try:
         value = yaml.safe_load(text)
@@ -242,11 +237,12 @@ def _put(values: dict[str, Any], path: list[str], value: object) -> None:
     values[path[-1]] = value
 
 
-def _choices(path: str) -> list[str]:
+def _kind_of(path: str) -> Any:
+    """The type of a key, without its bounds."""
     kind: Any = QueueSettings
     for name in path.split(".")[1:]:
         kind = get_type_hints(kind)[name]
-    return [str(choice) for choice in get_args(kind)]
+    return kind
 
 
 def _explained(
@@ -259,7 +255,7 @@ def _explained(
         close = difflib.get_close_matches(path, keys(), n=1)
         description = "is not a setting" + (f"; did you mean {close[0]}?" if close else "")
     if description.startswith("Invalid enum value"):
-        description = f"must be one of {', '.join(_choices(path))}"
+        description = f"must be one of {', '.join(map(str, get_args(_kind_of(path))))}"
     place = path.partition("[")[0]
     if place in overridden:
         return InvalidArgument(path, f"{description} (set by {variable_of(place)})")

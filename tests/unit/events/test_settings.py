@@ -11,6 +11,42 @@ from libs.events.settings import QueueSettings, keys, read_settings, variable_of
 from slatemq.errors import InvalidArgument
 from tests.documented_queue_settings import PAGE, page
 
+DESIGNED = """\
+queue:
+  enabled: false
+  backend: slatemq
+  consistency: write-through
+
+  redis:
+    url: redis://localhost:6379
+    stream_prefix: slatemq
+    consumer_group: slatemq-workers
+    max_retries: 3
+    retry_delay_ms: 1000
+
+  rabbitmq:
+    url: amqp://guest:guest@localhost:5672/
+    exchange: slatemq
+    exchange_type: topic
+    queue_prefix: slatemq
+    durable: true
+    prefetch_count: 10
+    max_retries: 3
+    retry_delay_ms: 1000
+
+  kafka:
+    brokers:
+      - localhost:9092
+    topic_prefix: slatemq
+    consumer_group: slatemq-workers
+    acks: all
+    max_retries: 3
+    retry_delay_ms: 1000
+    partitions: 6
+    replication_factor: 1
+"""
+"""The file of the BleepStore design, with the name of this product, and its default backend."""
+
 WHOLE = """\
 queue:
   enabled: true
@@ -54,15 +90,8 @@ def settings_of(folder: Path, text: str, **environment: str) -> QueueSettings:
     return read_settings(file, environment)
 
 
-def test_without_a_file_the_defaults_hold() -> None:
-    queue = read_settings(None, {})
-    assert not queue.enabled
-    assert (queue.backend, queue.consistency) == ("slatemq", "write-through")
-    assert (queue.redis.max_retries, queue.redis.retry_delay_ms) == (3, 1000)
-    assert (queue.rabbitmq.exchange_type, queue.rabbitmq.prefetch_count) == ("topic", 10)
-    assert queue.rabbitmq.durable
-    assert (queue.kafka.acks, queue.kafka.partitions) == ("all", 6)
-    assert queue.kafka.replication_factor == 1
+def test_without_a_file_the_defaults_are_those_of_the_design(tmp_path: Path) -> None:
+    assert read_settings(None, {}) == QueueSettings() == settings_of(tmp_path, DESIGNED)
 
 
 def test_each_key_of_a_file_is_read(tmp_path: Path) -> None:
@@ -92,6 +121,15 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
     assert queue.kafka.acks == "all"
     assert queue.rabbitmq.durable
     assert queue.redis.url == "redis://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("text", ["2024", "true"])
+def test_a_name_in_the_environment_may_look_like_a_number_or_a_boolean(text: str) -> None:
+    names = [key for key in keys() if key.endswith(("_prefix", "_group", ".exchange"))]
+    queue = read_settings(None, {variable_of(key): text for key in names})
+    for key in names:
+        _, section, name = key.split(".")
+        assert getattr(getattr(queue, section), name) == text
 
 
 def test_each_key_has_a_variable_of_its_own() -> None:
