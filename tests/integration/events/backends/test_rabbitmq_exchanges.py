@@ -87,17 +87,17 @@ async def test_a_setting_that_differs_from_what_the_server_has_is_named(
     assert refused.value.field == f"queue.rabbitmq.{key}"
 
 
-async def test_dead_letters_are_in_the_queue_of_the_dead_letter_exchange(
+async def test_dead_letters_are_in_the_exchange_and_the_queue_that_the_page_names(
     rabbitmq: RabbitmqServer,
 ) -> None:
     # Given a queue that another program has bound to the exchange of dead letters
-    settings = settings_of(rabbitmq, max_retries=0)
+    settings = settings_of(rabbitmq, exchange="slatemq", queue_prefix="slatemq")
     backend = open_backend("rabbitmq")
     await backend.connect(settings)
     async with await aio_pika.connect(settings.url) as connection:
         channel = await connection.channel()
         own = await channel.declare_queue(exclusive=True)
-        await own.bind(f"{settings.exchange}.dead-letter")
+        await own.bind("slatemq.dead-letter")
 
         # When a task fails
         task = a_task(max_retries=0)
@@ -106,7 +106,7 @@ async def test_dead_letters_are_in_the_queue_of_the_dead_letter_exchange(
         await backend.fail_task(task.task_id, "no room")
 
         # Then it is there, and in the queue of that name
-        for queue in (own, await channel.get_queue(f"{settings.queue_prefix}.dead-letter")):
+        for queue in (own, await channel.get_queue("slatemq.dead-letter")):
             dead = await queue.get(timeout=10)
             assert (dead.message_id, dead.headers["error"]) == (task.task_id, "no room")
     await backend.close()

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
 from redis import asyncio as aioredis
 
+from libs.events.tasks import WriteTask
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.bodies import ORPHAN_MS
+from services.ingest.tasks.consumer import TaskConsumer
 from services.ingest.tasks.outcomes import KEPT_MS
 from slatemq._admin.task_ids import TaskIds
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from slatemq.events.envelope import parse_timestamp
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.integration.events.backends.servers import Server
 from tests.integration.events.tasks.queued_ingest import (
@@ -60,6 +65,57 @@ async def test_a_publish_is_answered_with_a_task_whose_messages_come(
         assert await ingest.payloads(*task.message_ids) == [b"a", b"b"]
         assert [one.message_id for one in await ingest.log()] == list(task.message_ids)
         assert await ingest.task(answer.task_id) == task
+
+
+@pytest.mark.parametrize("backend", ["redis"], indirect=True)
+async def test_a_task_has_the_request_or_names_its_object_and_says_how_long_it_is(
+    backend: tuple[str, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = queue_settings(*backend)
+    requests = [
+        ingest_pb2.PublishRequest(runs=[message(b"a", k="v"), message(b"b")]),
+        ingest_pb2.PublishRequest(runs=[message(LARGE)]),
+    ]
+    bodies = [request.SerializeToString() for request in requests]
+
+    async def hang(consumer: TaskConsumer, task: WriteTask) -> None:
+        await asyncio.Event().wait()
+
+    # Given publishes that no consumer applies
+    monkeypatch.setattr(TaskConsumer, "_begin", hang)
+    async with queued(settings, tmp_path.as_uri()) as ingest:
+        answers = [await ingest.stub.Publish(request, timeout=30) for request in requests]
+        async with aioredis.Redis.from_url(settings.redis.url) as client:
+            entries = await client.xrange(f"{settings.redis.stream_prefix}.ingest-0:tasks")
+
+    # Then their tasks are these
+    small, large = [json.loads(fields[b"task"]) for _, fields in entries]
+    created_at = [task.pop("created_at") for task in (small, large)]
+    assert [parse_timestamp("created_at", one) > 0 for one in created_at] == [True, True]
+    common = {"operation": "Publish", "attempts": 0, "max_retries": settings.redis.max_retries}
+    assert small == {
+        "task_id": answers[0].task_id,
+        **common,
+        "payload": {
+            "shard": 0,
+            "message_count": 2,
+            "content_length": len(bodies[0]),
+            "body": b64encode(bodies[0]).decode(),
+        },
+    }
+    place = TaskBackend(settings, 0, Telemetry().meter).place
+    path = f"tasks/ingest-0/{place}/{answers[1].task_id}"
+    assert large == {
+        "task_id": answers[1].task_id,
+        **common,
+        "payload": {
+            "shard": 0,
+            "message_count": 1,
+            "content_length": len(bodies[1]),
+            "data_ref": path,
+        },
+    }
+    assert (tmp_path / path).read_bytes() == bodies[1]
 
 
 async def test_publishes_on_a_stream_are_tasks_too(backend: tuple[str, Server]) -> None:

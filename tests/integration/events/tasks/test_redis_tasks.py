@@ -21,12 +21,12 @@ from libs.events.redis.connection import READ_COUNT
 from libs.events.redis.dead_letters import DeadLetters
 from libs.events.redis.delayed_tasks import SOLE_READ_COUNT
 from libs.events.redis.streams import Group
-from libs.events.tasks import FailedTask, WriteTask, encode_task
+from libs.events.tasks import FailedTask, WriteTask, decode_failed_task, encode_task
 from slatemq.errors import Unavailable
-from slatemq.events.envelope import make_task_id
+from slatemq.events.envelope import encode_event, make_task_id
 from tests.integration.events.backends.redis_server import RedisServer
 from tests.integration.events.backends.servers import Certificate, Server, running
-from tests.integration.events.backends.test_conformance import a_task
+from tests.integration.events.backends.test_conformance import a_task, created
 from tests.integration.events.conftest import SERVERS
 
 pytestmark = pytest.mark.slow  # A real server.
@@ -43,6 +43,30 @@ async def dequeued(backend: QueueBackend) -> WriteTask:
         while (task := await backend.dequeue_task()) is None:
             pass
     return task
+
+
+async def test_events_and_dead_letters_are_in_the_streams_that_the_page_names(
+    server: Server,
+) -> None:
+    settings = server.settings("slatemq")
+    backend = open_backend("redis")
+    await backend.connect(settings)
+    event, task = created("a"), a_task(max_retries=0)
+
+    # When an event is published, and a task fails
+    await backend.publish(event)
+    await backend.enqueue_task(task)
+    await dequeued(backend)
+    await backend.fail_task(task.task_id, "no room")
+
+    # Then any client finds them
+    async with aioredis.from_url(settings.url) as client:
+        ((_, entry),) = await client.xrange("slatemq:events")
+        assert entry == {b"type": b"object.created", b"data": encode_event(event)}
+        ((_, entry),) = await client.xrange("slatemq:dead-letter")
+        assert entry[b"kind"] == b"task"
+        assert decode_failed_task(entry[b"data"]).error == "no room"
+    await backend.close()
 
 
 async def test_a_task_is_completed_by_the_call_that_repeats_one_in_an_outage(
