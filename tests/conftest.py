@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from slatedb.uniffi import DbBuilder
 
+from libs.serving import server
 from libs.serving.process.memory import calm_collector, keep_for_good
 from tests import ready_process
 from tests.forms import examples
@@ -65,6 +66,14 @@ def _unwatched_openings() -> Iterator[None]:
     """No metrics of SlateDB, which take two thirds of the time that it takes to open a database."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DbBuilder, "with_metrics_recorder", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _collected_services() -> Iterator[None]:
+    """A service keeps what there is as it begins to serve: here, all that tests before it left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "keep_for_good", lambda: None)
         yield
 
 
