@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +25,8 @@ NAME = "broker/0"
 WAL = f"{NAME}/wal"
 NEVER = ReplayBound(10**9, 10**9)
 SILENCE_S = 2.0
+PROGRESS = re.compile(f"opening {NAME}: 0 of about [1-5] WAL objects read")
+"""Of five commits: on a busy machine, some share an object."""
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +73,7 @@ async def test_a_start_waits_for_as_long_as_the_store_answers_anything_at_all(
     # When a start has been without progress for longer than a store may be silent
     starting = asyncio.create_task(root.database(NAME, Kind.BROKER))
     await _until(lambda: hanging.happened > 0 or starting.done())
-    progress = f"opening {NAME}: 0 of about 5 WAL objects read"
-    await _until(lambda: progress in caplog.text or starting.done())
+    await _until(lambda: bool(PROGRESS.search(caplog.text)) or starting.done())
 
     # Then it is still waiting, has said how far it is, and goes on when the store does
     assert not starting.done()
@@ -103,8 +105,7 @@ async def test_a_start_counts_what_is_to_be_read_once_the_store_lets_it(
     store.set(Fault(Outcome.HANG, method="GET", match="/wal/"))
 
     # Then the start says how many of them it waits for
-    progress = f"opening {NAME}: 0 of about 5 WAL objects read"
-    await _until(lambda: progress in caplog.text or starting.done())
+    await _until(lambda: bool(PROGRESS.search(caplog.text)) or starting.done())
     assert not starting.done()
     store.set()
     await (await starting).close()
