@@ -157,10 +157,14 @@ class TopologyDirectory:
         try:
             topology = await self.read(max_age_ms=0)
             if topology.advertised(peer.service).get(peer.shard) == peer.address:
-                await self._objects.delete(peer.path)
-                await self._note_change()
+                await self.remove(peer.path)
         except StorageError as error:
             log.warning("still in the topology: %s", error)
+
+    async def remove(self, path: str) -> None:
+        """Delete the entry at this path below the root. Raises StoreUnavailable."""
+        await self._objects.delete(path)
+        await self._note_change()
 
     async def read(self, max_age_ms: int = CACHE_MS) -> Topology:
         """The topology, at most `max_age_ms` old, or the last known one while the store is down."""

@@ -74,7 +74,7 @@ class _Work:
                 findings = await verification.run()
                 databases.check()
             self._end_phase("reading")
-            repairs = Repairs(self._root, channels, self._options.dry_run)
+            repairs = Repairs(self._root, directory, channels, self._options.dry_run)
             if self._repairs:
                 self._report(Progress(REPAIRING, self._phases_count, self._phases_count))
                 await repairs.repair(findings)

@@ -12,6 +12,10 @@ ALIKE_MAX: Final = 20
 """Findings of one kind about one kind of record of a database; the others are only counted."""
 
 
+LEFTOVERS_MAX: Final = 100_000
+"""Leftovers of one kind and database that a repair gets: some 50 MB. The next one gets others."""
+
+
 class Kind(StrEnum):
     """What a finding is about, and how bad that is."""
 
@@ -89,10 +93,12 @@ class Findings:
     Attributes:
         counts: How much was read, by what it is.
         unreadable: Shards of which some part could not be read, so what is missing there may exist.
+        leftovers: What only takes space, LEFTOVERS_MAX that are alike at most.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     unreadable: set[str] = field(default_factory=set)
+    leftovers: list[Finding] = field(default_factory=list)
     _found: list[Finding] = field(default_factory=list)
     _alike: Counter[tuple[Kind, str, str]] = field(default_factory=Counter)
 
@@ -108,25 +114,23 @@ class Findings:
         queue_id: str = "",
         message_ids: Sequence[int] = (),
     ) -> None:
-        """Note a finding; beyond ALIKE_MAX that are alike it is only counted."""
+        """Note a finding; beyond ALIKE_MAX that are alike it is not among `all`, only counted."""
         self._alike[kind, shard, record] += 1
-        if self._alike[kind, shard, record] <= ALIKE_MAX:
-            found = Finding(kind, shard, record, key, wrong, advice, queue_id, tuple(message_ids))
+        count = self._alike[kind, shard, record]
+        found = Finding(kind, shard, record, key, wrong, advice, queue_id, tuple(message_ids))
+        if count <= ALIKE_MAX:
             self._found.append(found)
+        if not found.is_fault and count <= LEFTOVERS_MAX:
+            self.leftovers.append(found)
 
     def all(self) -> list[Finding]:
-        """The findings, faults first; what was only counted is one finding for each kind."""
+        """The findings, faults first; those beyond ALIKE_MAX are one finding for each kind."""
         more = [
             Finding(kind, shard, record, "", f"{count - ALIKE_MAX:,} more that are alike")
             for (kind, shard, record), count in self._alike.items()
             if count > ALIKE_MAX
         ]
         return sorted([*self._found, *more], key=lambda one: (not one.is_fault, one))
-
-    @property
-    def leftovers(self) -> list[Finding]:
-        """Those that only take space."""
-        return [one for one in self._found if not one.is_fault]
 
     @property
     def faults_count(self) -> int:

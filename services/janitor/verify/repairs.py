@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import FOLDER
+from libs.serving.peers.topology import FOLDER, TopologyDirectory
 from libs.storage.database.blobs import BLOB_PATH
 from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.roots import Root
@@ -24,7 +24,7 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
 from libs.storage.objects.queue_names import QueueNames
 from services.janitor.asking import asking
-from services.janitor.verify.findings import Finding, Findings, Kind
+from services.janitor.verify.findings import Finding, Findings
 from slatemq.v1.queue_name_pb2 import GetNameUseRequest, NameUse
 from slatemq.v1.queue_name_pb2_grpc import QueueNameServiceStub
 
@@ -44,6 +44,7 @@ class Repairs:
     """
 
     root: Root
+    directory: TopologyDirectory
     channels: Channels
     dry_run: bool
     counts: Counter[str] = field(default_factory=Counter, init=False)
@@ -53,20 +54,17 @@ class Repairs:
         """Raises SlateMQError, StoreUnavailable; what was repaired before stays so."""
         names = QueueNames(self.root.objects)
         for finding in findings.leftovers:
-            if finding.kind is not Kind.LEFTOVER:
-                continue
             if finding.shard == BLOBS and BLOB_PATH.fullmatch(finding.key):
-                await self._delete(finding, "objects_removed")
+                if not self.dry_run:
+                    await self.root.objects.delete(finding.key)
+                self._note(finding, "objects_removed")
             elif finding.shard == FOLDER:
                 if await self._is_old(finding.key) and not await self._has_database(finding.key):
-                    await self._delete(finding, "topology_entries_removed")
+                    if not self.dry_run:
+                        await self.directory.remove(finding.key)
+                    self._note(finding, "topology_entries_removed")
             elif finding.shard == QUEUE_NAMES and finding.queue_id:
                 await self._free(finding, names)
-
-    async def _delete(self, finding: Finding, count: str) -> None:
-        if not self.dry_run:
-            await self.root.objects.delete(finding.key)
-        self._note(finding, count)
 
     async def _is_old(self, path: str) -> bool:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from libs.serving.peers.channels import Channels
-from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind as DatabaseKind
 from libs.storage.database.slate import Batch
@@ -22,7 +22,7 @@ from libs.storage.layout.own_keys import CLOCK_KEY
 from libs.storage.records.payloads import encode_uri
 from libs.storage.records.states import encode_clock
 from services.janitor.orphans import ORPHAN_AGE_MS
-from services.janitor.verify.findings import Findings, Kind
+from services.janitor.verify.findings import ALIKE_MAX, Findings, Kind
 from services.janitor.verify.repairs import Repairs
 from services.janitor.verify.verification import StoppedDatabases, Verification
 
@@ -49,6 +49,11 @@ async def root(tmp_path: Path) -> Root:
 
 def leftovers(findings: Findings) -> list[str]:
     return [one.key for one in findings.all() if not one.is_fault]
+
+
+def repairs_of(root: Root) -> Repairs:
+    directory = TopologyDirectory(root.objects)
+    return Repairs(root, directory, Channels(directory), dry_run=False)
 
 
 async def test_how_old_an_object_is_counts_from_before_the_databases_were_read(root: Root) -> None:
@@ -80,7 +85,7 @@ async def test_an_object_that_a_push_has_brought_to_an_ingest_meanwhile_is_not_l
     assert leftovers(await Verification(root, databases, began_ms).run()) == []
 
 
-async def test_an_entry_whose_shard_has_a_database_by_now_is_not_repaired(
+async def test_an_entry_whose_shard_has_no_database_even_now_is_removed_for_all_readers(
     root: Root, tmp_path: Path
 ) -> None:
     findings = Findings()
@@ -91,9 +96,32 @@ async def test_an_entry_whose_shard_has_a_database_by_now_is_not_repaired(
         os.utime(tmp_path / path, (time.time() - 2 * 3600,) * 2)
         findings.add(Kind.LEFTOVER, "topology", "entry", path, "there is no database")
 
-    directory = TopologyDirectory(root.objects)
-    repairs = Repairs(root, Channels(directory), dry_run=False)
+    # Another process, which reads the entries again only after a noted change.
+    reader = TopologyDirectory(root.objects)
+    await TopologyDirectory(root.objects).announce(Peer("router", 0, "127.0.0.1:1"))
+    assert len((await reader.read()).peers) == 3
+
+    repairs = repairs_of(root)
     await repairs.repair(findings)
 
-    assert [one.shard for one in (await directory.read(0)).peers] == [0]
+    assert (await reader.read(max_age_ms=0)).brokers.keys() == {0}
     assert repairs.counts == {"topology_entries_removed": 1}
+
+
+async def test_a_repair_removes_all_objects_that_are_left_over_not_only_those_that_are_named(
+    root: Root,
+) -> None:
+    count = 2 * ALIKE_MAX
+    for number in range(1, count):
+        await root.objects.put(f"blobs/00/{number:062x}", b"payload")
+    began_ms = await root.objects.modified_ms(f"blobs/00/{count - 1:062x}") + ORPHAN_AGE_MS + 1
+
+    databases = await StoppedDatabases.find(root)
+    findings = await Verification(root, databases, began_ms).run()
+    assert findings.leftovers_count == count
+    assert len(leftovers(findings)) == ALIKE_MAX + 1
+
+    repairs = repairs_of(root)
+    await repairs.repair(findings)
+    assert repairs.counts == {"objects_removed": count}
+    assert await root.objects.list("blobs") == []
