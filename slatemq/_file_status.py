@@ -17,7 +17,7 @@ LOOK_S: Final = 2.0
 
 
 def file_status(*files: Path | None) -> tuple[object, ...]:
-    """Differs from an earlier one when one of the files was changed or replaced."""
+    """Differs from an earlier one when one of the files was changed, replaced, or made readable."""
     return tuple(_one(file) for file in files if file is not None)
 
 
@@ -81,9 +81,10 @@ class FilesValue(Generic[T]):
             self._loaded.reload()
 
 
-def _one(file: Path) -> tuple[int, int, int] | None:
+def _one(file: Path) -> tuple[int, ...] | None:
     try:
         found = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    # The time of the status: new rights change neither what is stored nor when it was.
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
