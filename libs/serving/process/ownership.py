@@ -112,8 +112,8 @@ class Announcement:
         await self._directory.withdraw(self._peer)
 
     async def _may_replace(self, found: Peer | None) -> bool:
-        """Whether to replace an entry that is not this process's."""
-        if found is None:
+        """Whether to write the entry: this one is another's, or was not announced whole."""
+        if found is None or found == self._peer:
             return True
         return bool(await asyncio.to_thread(probe, found.peer_address or found.address, self._tls))
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.peers.topology import CHANGE, Peer, TopologyDirectory
 from libs.serving.process.ownership import STANDSTILL_S, Announcement, Ownership, Standstill
 from libs.serving.requests.gate import Gate
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch, Database
-from libs.storage.errors import Fenced
+from libs.storage.errors import Fenced, StoreUnavailable
 from tests.manual_clock import ManualClock
 
 
@@ -206,22 +208,58 @@ async def test_a_router_puts_its_address_right_where_no_process_serves_at_the_on
     assert (await fresh.read(0)).address("router", 0) is None
 
 
-async def test_a_router_leaves_the_address_of_another_that_serves(tmp_path: Path) -> None:
-    root = open_root((tmp_path / "data").as_uri())
-    directory = TopologyDirectory(root.objects)
-    announcement = Announcement(directory, Peer("router", 0, "127.0.0.1:1"))
+@asynccontextmanager
+async def serving_router() -> AsyncIterator[Peer]:
+    """The entry of a server that answers probes."""
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    other = Peer("router", 0, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    await directory.announce(other)
+    try:
+        yield Peer("router", 0, f"127.0.0.1:{port}")
+    finally:
+        await server.stop(0)
 
-    await announcement.check()
-    assert await directory.entry(other) == other
 
-    # Nor does it take that address away when it ends
-    await announcement.withdraw()
-    assert await directory.entry(other) == other
-    await server.stop(0)
+async def test_a_router_whose_announcement_failed_halfway_finishes_it_while_it_serves() -> None:
+    root = open_root("memory:///")
+    async with serving_router() as own:
+        announcement = Announcement(TopologyDirectory(root.objects), own)
+        await announcement.announce()
+        reader = TopologyDirectory(root.objects)
+        # Given an entry that another has overwritten, and a store that fails once it is right
+        await TopologyDirectory(root.objects).announce(Peer("router", 0, "127.0.0.1:1"))
+        await reader.read()
+        put = root.objects.put
+
+        async def fail_change(path: str, data: bytes) -> None:
+            if path == CHANGE:
+                raise StoreUnavailable("no answer")
+            await put(path, data)
+
+        root.objects.put = fail_change  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable):
+            await announcement.check()
+        root.objects.put = put  # type: ignore[method-assign]
+        assert (await reader.read(0)).address("router", 0) != own.address
+
+        # When it looks at its entry again, then readers learn of it
+        await announcement.check()
+        assert (await reader.read(0)).address("router", 0) == own.address
+
+
+async def test_a_router_leaves_the_address_of_another_that_serves(tmp_path: Path) -> None:
+    root = open_root((tmp_path / "data").as_uri())
+    directory = TopologyDirectory(root.objects)
+    announcement = Announcement(directory, Peer("router", 0, "127.0.0.1:1"))
+    async with serving_router() as other:
+        await directory.announce(other)
+
+        await announcement.check()
+        assert await directory.entry(other) == other
+
+        # Nor does it take that address away when it ends
+        await announcement.withdraw()
+        assert await directory.entry(other) == other
