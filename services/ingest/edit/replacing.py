@@ -14,7 +14,7 @@ from typing import Final
 
 from libs.storage.database.clocks import Clock
 from libs.storage.database.slate import Database
-from libs.storage.errors import CorruptRecord, encoding
+from libs.storage.errors import CorruptRecord, DamagedObject, encoding
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.records.metadata import MessageMetadata, decode_log_entry, encode_log_entry
 from libs.storage.records.payload_packs import decode_pack, pack_key, pack_of, rest_of_pack
@@ -169,6 +169,7 @@ class Replacer:
         self, wanted: Replacement, record: bytes | None, stored: bytes, message: MessageMetadata
     ) -> bool:
         """Whether applying the replacement to the message of `wanted.etag` gives this message."""
+        message_id = message.message_id
         seen, current = Etag.parse(wanted.etag), etag_of(stored, message.headers)
         if wanted.headers is None:
             if seen.headers != current.headers:
@@ -181,11 +182,15 @@ class Replacer:
             return True
         if message.payload_bytes != len(wanted.payload):
             return False
-        payload = decode_payload(stored)  # each upload has a name of its own
-        return (
-            isinstance(payload, PayloadUri)
-            and await self._reader.read_blob(payload) == wanted.payload
-        )
+        try:
+            payload = decode_payload(stored)  # each upload has a name of its own
+            return (
+                isinstance(payload, PayloadUri)
+                and await self._reader.read_blob(payload) == wanted.payload
+            )
+        except (CorruptRecord, DamagedObject) as error:
+            log.error("message %d, which an edit did not fit, is damaged: %s", message_id, error)
+            return False
 
 
 def _changed(message: MessageMetadata, wanted: Replacement) -> MessageMetadata:

@@ -131,6 +131,29 @@ async def test_a_replace_that_is_repeated_gets_the_first_answer(root: str, size:
                 await replace(ingest, one, etag=first, **part)
 
 
+def damage_object(data: Path) -> None:
+    (path,) = data.glob("blobs/*/*")
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+
+
+async def test_an_edit_by_an_old_etag_is_refused_as_such_where_the_payload_is_damaged(
+    tmp_path: Path, root: str
+) -> None:
+    new = b"n" * 70_000
+    async with serving(root) as ingest:
+        (one,) = await ingest.send(b"1")
+        ((_, first),) = await read(ingest, one)
+        second = await replace(ingest, one, payload=b"o" * len(new), keep_headers=True)
+    damage_object(tmp_path / "data")
+    async with serving(root) as ingest:
+        with pytest.raises(Aborted) as refused:
+            await replace(ingest, one, etag=first, payload=new, keep_headers=True)
+        assert refused.value.etag == second
+        # And the edit that names it puts a whole payload in its place
+        await replace(ingest, one, etag=second, payload=new, keep_headers=True)
+        assert await contents(ingest, one) == [(new, {})]
+
+
 @pytest.mark.parametrize("etag", ["x", "-", "x-", "\n", "0" * 100_000])
 async def test_an_etag_that_none_is_fits_no_message(etag: str) -> None:
     async with serving() as ingest:
