@@ -106,13 +106,17 @@ class Caller:
 
         The queues that the request names are judged here; others by the RPC itself.
         """
+        self.check_queues(method, method.queues(request))
+
+    def check_queues(self, method: MethodAccess, queues: Iterable[str]) -> None:
+        """As `check`, for the queues that a request has named."""
         if method.caller == "authenticated":
             if self.principal is ANONYMOUS:
                 raise _unproven()
             return
         verb = cast("Verb", method.caller)  # The door lets through no other kind of call.
         judged = False
-        for queue in method.queues(request):
+        for queue in queues:
             judged = True
             self._require(verb, queue)
         if not judged and not self.rights.permits_some(verb):

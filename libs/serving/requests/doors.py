@@ -10,8 +10,9 @@ for services, with a policy or without; with one, it asks it about everything el
 whether the limits of that principal leave room for the call, is judged before a request is read.
 
 Each call is a visit, which keeps who makes it: the headers are read, and the token is looked up,
-once. A stream asks again only after a change of the files, or when its token ends. The certificate
-of its connection is looked up in the lists of revoked ones, where there are such, likewise.
+once. A stream asks again only after a change of the files, or when its token ends; then its first
+request is judged again, too, since it says what the stream is about. The certificate of its
+connection is looked up in the lists of revoked ones, where there are such, likewise.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class Visit:
         """
 
     async def renew(self) -> None:
-        """Let one more response of a stream go; raises as `enter` once its token has ended."""
+        """Let one more response of a stream go.
+
+        Raises as `enter` once its token has ended, and as `judge` once the policy forbids the call.
+        """
 
 
 UNJUDGED: Final = Visit()
@@ -274,6 +278,14 @@ class _ByPolicy:
             self._record(context, identity, request)
         identity.caller.check(self._access, request)
 
+    def named(self, request: Any) -> tuple[str, ...]:
+        """The queues that a stream is about, by its first request."""
+        return tuple(dict.fromkeys(self._access.queues(request))) if self._access.is_stream else ()
+
+    def check_again(self, identity: Identity, queues: tuple[str, ...]) -> None:
+        """As `check`, of a stream's first request, which is no second act."""
+        identity.caller.check_queues(self._access, queues)
+
     def _record(self, context: Context, identity: Identity | None, request: Any) -> None:
         """`request` is None where it was not read."""
         principal = None if identity is None else identity.caller.principal
@@ -286,7 +298,7 @@ class _ByPolicy:
 
 
 class _JudgedVisit(_CertifiedVisit):
-    __slots__ = ("_identity", "_judge", "_place")
+    __slots__ = ("_identity", "_judge", "_place", "_queues")
 
     def __init__(
         self,
@@ -300,6 +312,7 @@ class _JudgedVisit(_CertifiedVisit):
         self._judge = judge
         self._identity = identity
         self._place = place
+        self._queues: tuple[str, ...] | None = None
 
     def __enter__(self) -> Visit:
         if self._place is not None:
@@ -316,15 +329,22 @@ class _JudgedVisit(_CertifiedVisit):
             self._place.__exit__(None, None, None)
 
     async def judge(self, request: Any) -> None:
-        self._look_again()
-        if await self._identity.renew():
-            current_caller.set(self._identity.caller)
+        await self._judge_again()
         self._judge.check(self._context, self._identity, request)
+        if self._queues is None:
+            self._queues = self._judge.named(request)
 
     async def renew(self) -> None:
         if not self._judge.answers_publishes:  # Those say what the caller sent itself.
-            self._look_again()
-            await self._identity.renew()
+            await self._judge_again()
+
+    async def _judge_again(self) -> None:
+        """Raise what the first request would be refused with now, if it has come."""
+        self._look_again()
+        if await self._identity.renew():
+            current_caller.set(self._identity.caller)
+            if self._queues is not None:
+                self._judge.check_again(self._identity, self._queues)
 
 
 def _authorization(context: Context) -> str:

@@ -176,7 +176,8 @@ class EntryServicer(entry_pb2_grpc.EntryServiceServicer):
         reported_at = time.monotonic()
         async for step in self._searched(ids, request.message_id, since_ms, answer):
             answer.rows_read_count += step.rows_read
-            if step.found is not None:
+            # The policy may have changed since the start.
+            if step.found is not None and may("inspect", step.found.queue.queue_id):
                 answer.entries.append(
                     await self._entry_of(step.found, entry_pb2.ENTRY_VIEW_ATTEMPTS, context)
                 )

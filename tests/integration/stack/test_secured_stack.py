@@ -514,6 +514,48 @@ async def test_a_stream_ends_when_the_policy_takes_its_queue_away(
     assert "'orders-late'" in (caught.value.details() or "")
 
 
+async def test_a_stream_of_a_silent_client_gives_no_message_once_the_policy_forbids_it(
+    secured: tuple[Secured, LocalStack],
+) -> None:
+    """Its requests are judged as well: this one sends none but the first."""
+    made, stack = secured
+    tls = ChannelTls(CertificateFiles(made.certificates / "ca.crt"))
+    bearer = (("authorization", f"Bearer {made.tokens['shop'].token}"),)
+    elsewhere = {"verbs": ["consume"], "queues": ["elsewhere"]}
+    credit = consumer_pb2.ConsumeCredit(messages_count=1_000)
+    start = consumer_pb2.ConsumeStart(queue_id="orders-silent", credit=credit)
+    async with (
+        asyncio.timeout(60),
+        slatemq.connect(stack.endpoint, credentials=made.credentials("ops")) as ops,
+        grpc.aio.secure_channel(stack.endpoints["broker"], tls.credentials) as channel,
+    ):
+        await ops.create_queue("orders-silent")
+        while True:
+            stream: Any = ConsumerServiceStub(channel).Consume(metadata=bearer)
+            try:
+                await stream.write(consumer_pb2.ConsumeRequest(start=start))
+                await stream.read()
+                break
+            except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                await asyncio.sleep(0.2)  # The policy of another test is still in force.
+
+        async def read_on() -> None:
+            while True:
+                await ops.publish(b"x", {"queue": "orders-silent"})
+                while not (await stream.read()).runs:
+                    pass
+
+        made.write_policy({**POLICY, "roles": {**POLICY["roles"], "shop": [elsewhere]}})
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_on()
+        finally:
+            made.write_policy(POLICY)
+
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "'orders-silent'" in (caught.value.details() or "")
+
+
 async def test_a_watch_shows_nothing_more_once_its_token_is_removed(
     secured: tuple[Secured, LocalStack],
 ) -> None:

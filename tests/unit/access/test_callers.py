@@ -21,7 +21,7 @@ from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import ClientDoor
 from slatemq._tokens import new_token
 from slatemq.errors import PermissionDenied, SlateMQError, Unauthenticated
-from slatemq.v1 import consumer_pb2, queue_pb2, topology_pb2
+from slatemq.v1 import consumer_pb2, entry_pb2, janitor_pb2, queue_pb2, topology_pb2
 
 POLICY = """
 roles:
@@ -58,6 +58,11 @@ class Rig:
         self.file = ReloadedFile.of_document(self.policy, Policy)
         token_file = ReloadedFile.of_document(tokens, TokenFile)
         self.callers = Callers(self.file, token_file, clock_s=lambda: self.now_s)
+
+    def change(self, before: str, after: str) -> None:
+        """Put a part of POLICY in another way, and load that."""
+        self.policy.write_text(POLICY.replace(before, after))
+        assert self.file.reload()
 
     async def find(self, authorization: str, certified: Collection[str] = ()) -> Caller:
         return (await self.callers.identify(authorization, certified)).caller
@@ -155,6 +160,53 @@ async def test_a_new_policy_holds_for_callers_that_are_known(rig: Rig) -> None:
     after.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="bills"))
     with pytest.raises(PermissionDenied):
         after.check(CLAIM, consumer_pb2.ClaimRequest(queue_id="orders"))
+
+
+CONSUME_START = consumer_pb2.ConsumeStart(queue_id="orders")
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("ConsumerService/Consume", consumer_pb2.ConsumeRequest(start=CONSUME_START)),
+        ("EntryService/FindMessage", entry_pb2.FindMessageRequest(queue_ids=["orders"])),
+        ("EntryService/FindMessage", entry_pb2.FindMessageRequest()),
+        ("DelayedService/WatchDelayed", entry_pb2.WatchDelayedRequest(queue_id="orders")),
+        ("QueueService/WatchQueues", queue_pb2.WatchQueuesRequest()),
+        ("JanitorService/ReadArchived", janitor_pb2.ReadArchivedRequest(queue_id="orders")),
+        ("JanitorService/WatchRun", janitor_pb2.WatchRunRequest()),
+    ],
+)
+async def test_a_stream_ends_at_its_next_response_once_the_policy_forbids_it(
+    rig: Rig, method: str, request_: Any
+) -> None:
+    rig.change("[consume, inspect]", "[consume, inspect, operate]")
+    judge = ClientDoor(rig.callers, Auditor(lambda act: None)).judge_of(f"/slatemq.v1.{method}")
+    assert judge is not None
+    with await judge.enter(call_with(rig.worker)) as visit:
+        await visit.judge(request_)
+
+        # When the policy changes to one that permits the stream, too, and then to one that does not
+        rig.change("[consume, inspect]", "[consume, inspect, operate, administer]")
+        await visit.renew()
+        rig.change("[consume, inspect]", "[publish]")
+
+        with pytest.raises(PermissionDenied):
+            await visit.renew()
+
+
+async def test_a_stream_that_sends_heartbeats_is_judged_by_its_first_request(rig: Rig) -> None:
+    door = ClientDoor(rig.callers, Auditor(lambda act: None))
+    judge = door.judge_of("/slatemq.v1.ConsumerService/Consume")
+    assert judge is not None
+    with await judge.enter(call_with(rig.worker)) as visit:
+        await visit.judge(consumer_pb2.ConsumeRequest(start=CONSUME_START))
+        rig.change('"orders*"', '"bills"')
+
+        with pytest.raises(PermissionDenied, match="'orders'"):
+            await visit.judge(
+                consumer_pb2.ConsumeRequest(heartbeat=consumer_pb2.ConsumeHeartbeat())
+            )
 
 
 async def test_a_call_by_old_tls_is_refused_with_a_token_that_is_known(rig: Rig) -> None:

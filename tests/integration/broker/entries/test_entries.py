@@ -10,7 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from libs.access.callers import Callers
+from libs.access.current import current_caller
+from libs.access.policy import Policy
+from libs.access.reloading import ReloadedFile
 from services.broker.entries import finder as entry_finding
+from services.broker.rpc.entries import EntryServicer
 from slatemq.v1 import entry_pb2, queue_pb2
 from tests.integration.broker.entry_calls import (
     AVAILABLE,
@@ -166,6 +171,35 @@ async def test_an_entry_is_followed_wherever_it_has_gone_however_deep_the_queue(
         assert refused[:2] == (REFUSED, "HANDLE_STALE")
         assert (await get(rig, "q/1")).state == DONE, "without a place it is searched"
         assert (await refusal(get(rig, "q/2")))[:2] == (NOT_FOUND, "ENTRY_UNKNOWN")
+
+
+async def test_a_search_shows_no_queue_that_the_policy_has_hidden_since_its_start(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "policy.yaml"
+
+    def permit(queues: str) -> None:
+        roles = f"roles: {{r: [{{verbs: [inspect], queues: ['{queues}']}}]}}"
+        file.write_text(f"{roles}\nbindings: [{{principals: [auditor], roles: [r]}}]")
+
+    permit("*")
+    policy = ReloadedFile.of_document(file, Policy)
+    async with running() as rig:
+        for queue_id in ("a", "b"):
+            await rig.create(queue_id)
+            await rig.assign([1], queue_id)
+        [servicer] = [one for one in rig.service.servicers() if isinstance(one, EntryServicer)]
+        identity = await Callers(policy).identify("", ["auditor"])
+        before = current_caller.set(identity.caller)
+        seen: list[str] = []
+        async for answer in servicer.FindMessage(entry_pb2.FindMessageRequest(message_id=1), None):
+            seen += [entry.queue_id for entry in answer.entries]
+            if seen == ["a"]:
+                permit("elsewhere")
+                policy.reload()
+        current_caller.reset(before)
+
+    assert seen == ["a"]
 
 
 async def test_what_is_past_its_retention_or_purged_is_in_the_queue_no_more() -> None:
