@@ -113,8 +113,12 @@ class Publisher:
 class Suite:
     """An ingest with events on, and one who records them."""
 
-    def __init__(self, folder: Path, server: tuple[str, Server], **queue: Any) -> None:
+    def __init__(
+        self, folder: Path, server: tuple[str, Server], root: str = "", **queue: Any
+    ) -> None:
+        """The store is in the folder, unless `root` says where."""
         self.folder = folder
+        self.root = root or (folder / "data").as_uri()
         self.server = server[1]
         self._closing = AsyncExitStack()
         self._rig = Rig(*server, self._closing)
@@ -136,9 +140,8 @@ class Suite:
 
     @asynccontextmanager
     async def ingest(self) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-        root = (self.folder / "data").as_uri()
         flags = ("--config", str(self.config), "--http-port", "0")
-        async with process(root, self.folder / "ready", *flags) as started:
+        async with process(self.root, self.folder / "ready", *flags) as started:
             yield started
 
     async def health(self) -> tuple[int, Any]:
