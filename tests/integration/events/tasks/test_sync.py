@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from libs.serving.process.healthprobe import probe
 from libs.serving.process.store_watch import HUNG_MS
 from services.ingest.tasks.backend import TaskBackend
 from services.ingest.tasks.consumer import TaskConsumer
-from slatemq.errors import FailedPrecondition
+from slatemq.errors import FailedPrecondition, Unavailable
 from slatemq.v1 import ingest_pb2, task_pb2
 from tests.faults.faulty_store import Fault, Outcome, faulty_store
 from tests.forms import proof
@@ -136,11 +137,16 @@ async def test_a_store_that_is_away_costs_latency_and_no_task(
 
             # When nothing reaches the store, then publishes are answered with their tasks
             store.set(Fault(Outcome.HOLD))
+            held_at = time.monotonic()
             names = [b"away %d" % n for n in range(10)]
             tasks = await publish_in_time(ingest, names[:5], consistency)
 
-            # And still are when a process says that its store hangs: this one serves on
-            await asyncio.sleep(HUNG_MS / 1000 + 2)
+            # But one whose body must be an object is refused, and is no task
+            with pytest.raises(Unavailable, match="store is away"):
+                await ingest.enqueue(message(LARGE))
+
+            # And small ones still are when a process says that its store hangs: this one serves on
+            await asyncio.sleep(max(0, HUNG_MS / 1000 + 2 - (time.monotonic() - held_at)))
             assert await asyncio.to_thread(probe, address) == ""
             tasks += await publish_in_time(ingest, names[5:], consistency)
 
