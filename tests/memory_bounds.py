@@ -7,6 +7,7 @@ from typing import Final
 
 from services.broker.config import BrokerConfig
 from services.ingest.config import IngestConfig
+from services.ingest.read.blob_reads import BYTES_MAX
 from services.router.config import RouterConfig
 
 MIB: Final = 1 << 20
@@ -27,7 +28,7 @@ def _ingest() -> int:
     config = IngestConfig(root="memory:///")
     # Copies being sent are as much again as the answers; log entries take three times their bytes.
     own = 2 * config.answers_bytes_max + config.uncommitted_bytes_max
-    own += config.payload_cache_bytes + 3 * config.log_cache_bytes
+    own += BYTES_MAX + config.payload_cache_bytes + 3 * config.log_cache_bytes
     tasks = (128 + 64) * MIB
     return own + tasks + DATABASE
 

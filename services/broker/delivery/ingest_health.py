@@ -11,6 +11,13 @@ from services.broker.delivery.message_cache import Payloads
 AWAY_MS = 200
 """How often an ingest that could not be asked is asked again."""
 
+SLOW_AT_ONCE = 4
+"""Slow messages of one ingest that are asked for at once, by the time that they became slow: each
+answer is as large as its message, and the ingest reads only so many bytes at once."""
+
+ASKS_A_TURN = 20
+"""How often one of these is asked for before others have their turn: at most a minute and a half."""
+
 
 class IngestHealth:
     """Which ingests are down: only a probe asks them, until they answer it.
@@ -24,6 +31,7 @@ class IngestHealth:
         self._on_back = on_back
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._slow: dict[int, asyncio.Task[None]] = {}
+        self._turns: dict[int, asyncio.Semaphore] = {}  # by ingest
 
     @property
     def can_serve_all(self) -> bool:
@@ -60,12 +68,22 @@ class IngestHealth:
             self._on_back()
 
     async def _wait_for(self, message_id: int) -> None:
+        turn = self._turns.setdefault(shard_of(message_id), asyncio.Semaphore(SLOW_AT_ONCE))
         try:
             is_slow = True
             while is_slow:
                 await asyncio.sleep(AWAY_MS / 1000)
-                fetched = await self._payloads.fetch([message_id])
-                is_slow = bool(fetched.slow or fetched.away)
+                async with turn:
+                    is_slow = await self._is_slow_for_a_turn(message_id)
         finally:
             del self._slow[message_id]
             self._on_back()
+
+    async def _is_slow_for_a_turn(self, message_id: int) -> bool:
+        for asks in range(1, ASKS_A_TURN + 1):
+            fetched = await self._payloads.fetch([message_id])
+            if not fetched.slow and not fetched.away:
+                return False
+            if asks < ASKS_A_TURN:
+                await asyncio.sleep(AWAY_MS / 1000)
+        return True

@@ -186,7 +186,7 @@ class Replacer:
             payload = decode_payload(stored)  # each upload has a name of its own
             return (
                 isinstance(payload, PayloadUri)
-                and await self._reader.read_blob(payload) == wanted.payload
+                and await self._reader.read_blob(payload, message.payload_bytes) == wanted.payload
             )
         except (CorruptRecord, DamagedObject) as error:
             log.error("message %d, which an edit did not fit, is damaged: %s", message_id, error)

@@ -1,7 +1,8 @@
 """Reads of payloads that are objects of their own: they go on when their callers stop waiting.
 
 A far or throttled store may take longer for one object than any caller's deadline. So a read that
-has begun is finished, and its payload is kept for a while, for the caller that asks again.
+has begun is finished, and its payload is kept for a while, for the caller that asks again. Those
+share a budget: beyond it no read begins, since of many at once on a slow store none would end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
+from libs.serving.requests.budget import ByteBudget
 from libs.storage.database.blobs import Blobs
 from libs.storage.errors import ObjectNotFound, StorageError, StoreUnavailable
 from libs.storage.records.payloads import PayloadUri
@@ -23,8 +25,11 @@ than the one before, and a payload of any size comes as long as bytes come."""
 KEEP_S: Final = 60.0
 """How long a payload is kept of which some caller stopped waiting before it came."""
 
-KEPT_BYTES_MAX: Final = 64 << 20
-"""Bytes of such payloads, one alone aside."""
+TAKEN_S: Final = 5.0
+"""How long it is kept once a caller has it, which may only have asked whether it is there."""
+
+BYTES_MAX: Final = 128 << 20
+"""Bytes of objects being read, and of payloads kept; one object alone aside."""
 
 
 class BlobReads:
@@ -32,37 +37,45 @@ class BlobReads:
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
+        self._budget = ByteBudget(BYTES_MAX)
         self._reads: dict[str, asyncio.Task[bytes | None]] = {}
-        self._waiting: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._given_up: set[str] = set()
-        self._kept: dict[str, int] = {}
+        self._kept: dict[str, asyncio.TimerHandle] = {}
 
-    async def read(self, record: PayloadUri) -> bytes | None:
+    async def read(self, record: PayloadUri, size_bytes: int) -> bytes | None:
         """The payload; None when its object is gone. Cancelling the caller does not end the read.
 
-        Raises the errors of libs.storage.
+        A read begins once the budget has room for it, in the order of the callers that wait for
+        it. Raises the errors of libs.storage.
         """
         uri = record.uri
-        task = self._reads.get(uri)
-        if task is None:
-            task = self._reads[uri] = asyncio.create_task(self._read(uri))
-            task.add_done_callback(lambda done: self._ended(uri, done))
-        self._waiting[uri] = self._waiting.get(uri, 0) + 1
+        if uri not in self._reads:
+            await self._budget.reserve(size_bytes)
+            if uri in self._reads:  # Another caller's, which waited too.
+                self._budget.release(size_bytes)
+            else:
+                self._begin(uri, size_bytes)
+        task = self._reads[uri]
         try:
-            return await asyncio.shield(task)
+            payload = await asyncio.shield(task)
         except asyncio.CancelledError:
             self._given_up.add(uri)
             raise
-        finally:
-            self._waiting[uri] -= 1
-            if not self._waiting[uri]:
-                del self._waiting[uri]
+        if uri in self._kept:
+            self._keep(uri, TAKEN_S)
+        return payload
 
     async def close(self) -> None:
         reads = list(self._reads.values())
         for read in reads:
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
+
+    def _begin(self, uri: str, size_bytes: int) -> None:
+        self._sizes[uri] = size_bytes
+        task = self._reads[uri] = asyncio.create_task(self._read(uri))
+        task.add_done_callback(lambda done: self._ended(uri, done))
 
     async def _read(self, uri: str) -> bytes | None:
         try:
@@ -89,14 +102,16 @@ class BlobReads:
         has_given_up = uri in self._given_up
         self._given_up.discard(uri)
         if payload is None or not has_given_up:
-            del self._reads[uri]
-            return
-        self._kept[uri] = len(payload)
-        while len(self._kept) > 1 and sum(self._kept.values()) > KEPT_BYTES_MAX:
-            self._forget(next(iter(self._kept)))
-        asyncio.get_running_loop().call_later(KEEP_S, self._forget, uri, done)
+            self._forget(uri)
+        else:
+            self._keep(uri, KEEP_S)
 
-    def _forget(self, uri: str, kept: asyncio.Task[bytes | None] | None = None) -> None:
-        """Drop a payload, if it is still this one."""
-        if uri in self._kept and kept in (None, self._reads[uri]):
-            del self._kept[uri], self._reads[uri]
+    def _keep(self, uri: str, for_s: float) -> None:
+        if uri in self._kept:
+            self._kept[uri].cancel()
+        self._kept[uri] = asyncio.get_running_loop().call_later(for_s, self._forget, uri)
+
+    def _forget(self, uri: str) -> None:
+        self._kept.pop(uri, None)
+        del self._reads[uri]
+        self._budget.release(self._sizes.pop(uri))

@@ -210,7 +210,7 @@ class Reader:
         wanted = list(fitting(message_ids, metadata, room))
         records: dict[int, bytes] | None = {} if with_etags else None
         stored = [i for i in wanted if i in metadata]
-        payloads = await self._payloads(stored, packs, records, damaged, slow)
+        payloads = await self._payloads(stored, metadata, packs, records, damaged, slow)
         read: list[int] = []
         for message_id in wanted:
             if message_id in payloads:
@@ -315,6 +315,7 @@ class Reader:
     async def _payloads(
         self,
         message_ids: Sequence[int],
+        metadata: Mapping[int, MessageMetadata],
         packs: dict[int, int],
         records: dict[int, bytes] | None,
         damaged: set[int],
@@ -328,7 +329,7 @@ class Reader:
         wanted = sorted(set(message_ids))
         await self._read_packs(wanted, packs, found, records)
         left = [one for one in wanted if one not in found]
-        await self._read_records(left, found, records, damaged, slow)
+        await self._read_records(left, metadata, found, records, damaged, slow)
         return found
 
     async def _read_packs(
@@ -358,6 +359,7 @@ class Reader:
     async def _read_records(
         self,
         message_ids: list[int],
+        metadata: Mapping[int, MessageMetadata],
         found: dict[int, bytes],
         records: dict[int, bytes] | None,
         damaged: set[int],
@@ -390,18 +392,22 @@ class Reader:
             for message_id, value in rows:
                 take(message_id, value)
         damaged |= lost
-        await self._read_blobs(blobs, found, damaged, slow)
+        await self._read_blobs(blobs, metadata, found, damaged, slow)
 
     async def _read_blobs(
         self,
         blobs: dict[int, PayloadUri],
+        metadata: Mapping[int, MessageMetadata],
         found: dict[int, bytes],
         damaged: set[int],
         slow: set[int],
     ) -> None:
         remaining = iter(blobs.items())
         while some := list(islice(remaining, BLOBS_AT_ONCE)):
-            reads = {one: asyncio.create_task(self.read_blob(record)) for one, record in some}
+            reads = {
+                one: asyncio.create_task(self.read_blob(record, metadata[one].payload_bytes))
+                for one, record in some
+            }
             try:
                 await asyncio.wait(reads.values(), timeout=BLOB_WAIT_S)
             finally:
@@ -421,9 +427,9 @@ class Reader:
             if slow:
                 slow.update(one for one, _ in remaining)
 
-    async def read_blob(self, record: PayloadUri) -> bytes | None:
+    async def read_blob(self, record: PayloadUri, size_bytes: int) -> bytes | None:
         """The payload of an object; None when the object is gone. Raises DamagedObject."""
-        return await self._blob_reads.read(record)
+        return await self._blob_reads.read(record, size_bytes)
 
 
 def _shared(metadata: MessageMetadata) -> tuple[Mapping[str, str], int, int, int]:

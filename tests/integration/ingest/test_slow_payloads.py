@@ -16,7 +16,7 @@ from libs.storage.objects import small_objects as objects
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects, open_objects
 from services.broker.delivery.message_cache import Ingests
-from services.ingest.read import reading
+from services.ingest.read import blob_reads, reading
 from slatemq.errors import Unavailable
 from tests.integration.broker.rig import running
 from tests.integration.ingest.server import serving
@@ -100,6 +100,72 @@ async def test_who_wants_one_such_message_alone_is_asked_to_come_again(
             while not (answer := await ingest.read(large)).messages:
                 pass
         assert answer.messages[0].payload == LARGE
+
+
+class ThrottledStore(SlowStore):
+    """All reads of `blobs/` together get so many bytes a second, each an equal part."""
+
+    bytes_a_s = 500_000
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.reading = self.reading_max = 0
+
+    async def get_slowly(self, store: Objects, path: str) -> bytes:
+        self.reads += 1
+        self.reading += 1
+        self.reading_max = max(self.reading_max, self.reading)
+        try:
+            payload = await self._get(store, path)
+            left = float(len(payload))
+            while left > 0:
+                await asyncio.sleep(0.01)
+                left -= 0.01 * self.bytes_a_s / self.reading
+            return payload
+        finally:
+            self.reading -= 1
+
+
+async def test_a_backlog_of_large_payloads_on_a_throttled_store_is_read_a_few_at_a_time_each_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Given room for two of ten large payloads, none of which comes before its caller's deadline
+    monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
+    monkeypatch.setattr(blob_reads, "BYTES_MAX", 2 * len(LARGE))
+    monkeypatch.setattr(blob_reads, "TAKEN_S", 0.5)
+    async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
+        ids = await ingest.send(*[LARGE] * 10)
+        store = ThrottledStore(monkeypatch)
+        async with running(tmp_path / "data", ingest=REAL, settings={"payload_cache_bytes": 0}) as rig:
+            await rig.create()
+            await rig.assign(ids)
+
+            # When they are claimed
+            async with asyncio.timeout(60):
+                given: list[Any] = []
+                while len(given) < 10:
+                    given += await rig.claim(max_messages=10, wait_ms=1_000)
+
+            # Then all are delivered, none was read twice, and never more at once than have room
+            assert sorted(one.message.message_id for one in given) == sorted(ids)
+            assert all(one.message.payload == LARGE for one in given)
+            assert {one.attempts_count for one in given} == {1}
+            assert store.reading_max <= 2
+            assert store.reads == 10
+
+
+async def test_a_payload_that_waits_for_room_is_not_read_if_its_caller_leaves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
+    monkeypatch.setattr(blob_reads, "BYTES_MAX", len(LARGE))
+    async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
+        first, second = await ingest.send(LARGE, LARGE)
+        store = SlowStore(monkeypatch)
+        for _ in range(3):
+            answer = await ingest.read(first, second)
+            assert list(answer.slow_ids) == [first, second]
+        assert store.reads == 1
 
 
 @asynccontextmanager
