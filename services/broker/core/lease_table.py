@@ -109,6 +109,14 @@ class LeaseIndex:
         if self._singles.pop(token, None) is None:
             self._leave(token >> PLACE_BITS, 1)
 
+    def drop(self, bucket: LeaseBucket, tokens: Sequence[int]) -> None:
+        """Ends all leases of a bucket that run: these."""
+        if bucket.is_block:
+            self._leave(tokens[0] >> PLACE_BITS, len(tokens))
+        else:
+            for token in tokens:
+                del self._singles[token]
+
     def take(self, tokens: Sequence[int]) -> Iterator[LeaseGroup]:
         """Ends leases, in the order given; the caller removes them from their bucket at once."""
         at, count = 0, len(tokens)
@@ -521,16 +529,17 @@ class LeaseTable:
 
     def purge(self, queue: Queue) -> int:
         """Ends all leases of a queue and drops their messages; returns how many they were."""
-        leases = list(queue.leases)
-        queue.leases.remove(leases)
-        for lease in leases:
-            self.end(lease, LeaseOutcome.ENDED)
-        return len(leases)
+        count = queue.leases.count
+        # By bucket, without making their leases objects: 100,000 take some 20 to 40 ms.
+        for bucket, tokens, is_whole in queue.leases.empty():
+            self._running.drop(bucket, tokens)
+            self.finished.add(tokens, LeaseOutcome.ENDED, whole_block=is_whole)
+        return count
 
     def forget(self, queue: Queue) -> None:
         """Drops the leases of a queue that is deleted."""
-        for token in queue.leases.clear():
-            self._running.remove(token)
+        for bucket, tokens, _ in queue.leases.forget():
+            self._running.drop(bucket, tokens)
 
     def _finished(self, token: int, wanted: LeaseOutcome) -> Finish:
         outcome = self.finished.outcome(token)

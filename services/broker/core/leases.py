@@ -458,13 +458,22 @@ class InFlight:
             if at >= order:
                 yield self._buckets[at]
 
-    def clear(self) -> list[int]:
-        """Drops all leases and returns their tokens; writes nothing."""
-        tokens = [token for bucket in self._buckets.values() for token in bucket.tokens()]
+    def empty(self) -> Iterator[tuple[LeaseBucket, Sequence[int], bool]]:
+        """Drops all leases: gives each bucket with its tokens, and whether they are a whole block.
+
+        The next commit deletes the rows.
+        """
         for bucket in self._buckets.values():
-            bucket.clear()
-        self.count, self._buckets, self._changed, self._open = 0, {}, {}, None
-        return tokens
+            if bucket.count:
+                is_whole, tokens = bool(bucket.whole), bucket.whole or bucket.tokens()
+                bucket.clear()
+                self.note_removed(bucket, len(tokens))
+                yield bucket, tokens, is_whole
+
+    def forget(self) -> Iterator[tuple[LeaseBucket, Sequence[int], bool]]:
+        """As `empty`, but writes nothing."""
+        yield from self.empty()
+        self._buckets, self._changed, self._open = {}, {}, None
 
     def drain(self) -> Iterator[Row]:
         """The rows of the buckets that changed since the last drain."""

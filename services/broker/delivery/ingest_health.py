@@ -16,7 +16,7 @@ SLOW_AT_ONCE = 4
 answer is as large as its message, and the ingest reads only so many bytes at once."""
 
 ASKS_A_TURN = 20
-"""How often one of these is asked for before others have their turn: at most a minute and a half."""
+"""How often one of these is asked for before others have their turn: a minute or so."""
 
 
 class IngestHealth:

@@ -136,7 +136,8 @@ async def test_a_backlog_of_large_payloads_on_a_throttled_store_is_read_a_few_at
     async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
         ids = await ingest.send(*[LARGE] * 10)
         store = ThrottledStore(monkeypatch)
-        async with running(tmp_path / "data", ingest=REAL, settings={"payload_cache_bytes": 0}) as rig:
+        settings = {"payload_cache_bytes": 0}
+        async with running(tmp_path / "data", ingest=REAL, settings=settings) as rig:
             await rig.create()
             await rig.assign(ids)
 
