@@ -6,7 +6,7 @@ A process on loopback may go without; any other one needs TLS and a policy, or s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +43,8 @@ class Protection:
         client_tls, service_tls: The TLS of each port; None: none.
         callers: The callers of a policy, whose files are to be watched; None: no policy.
         revoked: The file of revoked certificates, which is to be watched; None: there is none.
-        warning: What is not protected although others can reach it; empty: nothing.
+        warning: What is not protected although it seems so, or others can reach it; empty:
+            nothing.
     """
 
     client_door: Door
@@ -109,8 +110,18 @@ def _protection(config: ServingConfig, auditor: Auditor) -> Protection:
         service_tls_,
         callers,
         revoked,
-        f"open to other machines without {' and '.join(lacking)}" if lacking else "",
+        "; ".join(_unprotected(lacking, has_open_peers=callers is not None and files is None)),
     )
+
+
+def _unprotected(lacking: Sequence[str], *, has_open_peers: bool) -> Iterator[str]:
+    if lacking:
+        yield f"open to other machines without {' and '.join(lacking)}"
+    if has_open_peers:
+        yield (
+            "the policy does not hold on the port for services, since without TLS nothing proves "
+            "who is one: every program that reaches it can make their calls"
+        )
 
 
 def revoked_certificates(
