@@ -26,7 +26,7 @@ COPY services/${SERVICE} /app/app/services/${SERVICE}
 # A folder for each layer, as the root is to have it. Compiled files state no time, and Python does
 # not look whether their sources have changed. A user is a line of a file: useradd would write down
 # the day. The hash seed orders the constants of sets.
-RUN mkdir -p /user/etc /owned/data /owned/access /venv/opt \
+RUN mkdir -p /user/etc /owned/data /owned/access /owned/console /venv/opt \
  && cp -a /opt/venv /venv/opt/ \
  && find /app /venv -name __pycache__ -prune -exec rm -r {} + \
  && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash -s /venv /venv/opt \

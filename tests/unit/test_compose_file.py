@@ -87,11 +87,12 @@ def test_each_container_has_bounds_and_comes_back(name: str) -> None:
     assert all(port.startswith("127.0.0.1:${SLATEMQ_") for port in service["ports"])
 
 
-def test_the_console_is_on_loopback_and_reads_the_access_files_alone() -> None:
+def test_the_console_is_on_loopback_and_reads_no_key_or_token_of_others() -> None:
     console = SERVICES["console"]
 
     assert console["environment"]["SLATEMQ_HOST"] == "127.0.0.1"
-    assert console["volumes"] == ["${SLATEMQ_ACCESS_VOLUME:-access}:/access:ro"]
+    assert console["volumes"] == ["${SLATEMQ_CONSOLE_ACCESS_VOLUME:-console}:/access:ro"]
+    assert console["environment"]["SLATEMQ_TLS_KEY"] == "/access/current/console.key"
     assert re.fullmatch(r"\d+[mg]", console["mem_limit"])
     assert not {name for name in console["environment"] if "POLICY" in name or "TOKEN" in name}
 

@@ -1,7 +1,7 @@
 """All that a local stack needs to run with TLS and a policy: for development, not for production.
 
-Containers run `python -m slatemq.cli.access.dev_access DIR HOST...`, which leaves a DIR that exists
-as it is.
+Containers run `python -m slatemq.cli.access.dev_access DIR CONSOLE_DIR`, which leaves a DIR that
+exists as it is. CONSOLE_DIR is what the console may read: no service's key, and no token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from slatemq._tokens import new_token
-from slatemq.cli.access.dev_certificates import make_certificates
+from slatemq.cli.access.dev_certificates import LOOPBACK, Authority, make_certificates, write_new
 from slatemq.cli.access.token_files import add_entry, write_token
 
 OPERATOR: Final = "operator"
@@ -42,7 +42,12 @@ VARIABLES: Final = {**SETTINGS, "SLATEMQ_CA": "ca.crt", "SLATEMQ_TOKEN_FILE": "o
 """The same, with those of the commands."""
 
 
-def make_access(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list[Path]:
+def make_access(
+    folder: Path,
+    hosts: Sequence[str] = (),
+    days: int = 30,
+    authority: Authority | None = None,
+) -> list[Path]:
     """Make a folder with all files or none, with mode 0700, and 0600 for what is secret.
 
     ::
@@ -60,7 +65,7 @@ def make_access(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list
         raise FileExistsError(f"{folder} exists already")
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
-        files = make_certificates(making, hosts=hosts, days=days)
+        files = make_certificates(making, hosts=hosts, days=days, authority=authority)
         token = new_token(OPERATOR)
         files += [making / name for name in ("operator.token", "tokens.yaml", "policy.yaml")]
         write_token(files[-3], token)
@@ -72,7 +77,30 @@ def make_access(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list
     return [folder / file.name for file in files]
 
 
+def make_for_containers(folder: Path, console: Path, days: int = 398) -> None:
+    """Make both folders, unless the first is there: `ca.crt`, `console.crt` and its key for one.
+
+    Raises:
+        FileNotFoundError: The first is there without the other.
+        OSError: Something cannot be written.
+    """
+    if folder.exists():
+        if not console.exists():
+            raise FileNotFoundError(f"there is {folder}, but no {console}: make it, or remove both")
+        return
+    authority = Authority(days)
+    # Of an earlier authority, which is gone.
+    shutil.rmtree(console, ignore_errors=True)
+    console.mkdir(mode=0o700)
+    certificate, key = authority.sign("console", LOOPBACK)
+    files = {"ca.crt": authority.pem, "console.crt": certificate, "console.key": key}
+    for name, data in files.items():
+        write_new(console / name, data)
+    make_access(folder, days=days, authority=authority)
+
+
 if __name__ == "__main__":
-    made_in = Path(sys.argv[1])
-    if not made_in.exists():
-        make_access(made_in, sys.argv[2:], days=398)
+    try:
+        make_for_containers(Path(sys.argv[1]), Path(sys.argv[2]))
+    except OSError as error:
+        sys.exit(str(error))

@@ -25,7 +25,12 @@ _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 
 def make_certificates(
-    folder: Path, *, hosts: Sequence[str] = (), client: str = "dev-client", days: int = 30
+    folder: Path,
+    *,
+    hosts: Sequence[str] = (),
+    client: str = "dev-client",
+    days: int = 30,
+    authority: Authority | None = None,
 ) -> list[Path]:
     """Write an authority's certificate, and a service's and a client's with their keys.
 
@@ -42,6 +47,7 @@ def make_certificates(
         hosts: Further names and IP addresses of servers.
         client: The client's name.
         days: How long they are valid.
+        authority: Who signs them; None makes one.
 
     Returns:
         The files.
@@ -56,17 +62,20 @@ def make_certificates(
     for file in files:
         if file.exists():
             raise FileExistsError(f"{file} exists already")
-    authority = Authority(days)
+    authority = authority or Authority(days)
     service = authority.sign(SERVICE_NAME, (SERVICE_NAME, *LOOPBACK, *hosts))
     own = authority.sign(client, (client,))
     for file, data in zip(files, (authority.pem, *service, *own), strict=True):
-        private = file.suffix == ".key"
-        descriptor = os.open(
-            file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644
-        )
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(data)
+        write_new(file, data)
     return files
+
+
+def write_new(file: Path, data: bytes) -> None:
+    """Write a file that is not there; a `.key` for its user alone. Raises OSError."""
+    mode = 0o600 if file.suffix == ".key" else 0o644
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(data)
 
 
 class Authority:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
 
 from libs.access.callers import callers_of
 from slatemq.cli.access import dev_access
+from slatemq.cli.access.dev_certificates import SERVICE_NAME
 from slatemq.cli.app import invoke, slatemq
 
 
@@ -32,6 +35,32 @@ def test_what_is_secret_is_for_its_user_alone(tmp_path: Path) -> None:
 
     assert (tmp_path / "access").stat().st_mode & 0o777 == 0o700
     assert {modes[name] for name in ("service.key", "client.key", "operator.token")} == {0o600}
+
+
+def test_the_console_gets_a_certificate_of_its_own_and_nothing_of_the_services(
+    tmp_path: Path,
+) -> None:
+    folder, console = tmp_path / "access", tmp_path / "console"
+    dev_access.make_for_containers(folder, console)
+
+    assert {file.name for file in console.iterdir()} == {"ca.crt", "console.crt", "console.key"}
+    assert (console / "console.key").stat().st_mode & 0o777 == 0o600
+    assert console.stat().st_mode & 0o777 == 0o700
+    assert (console / "ca.crt").read_bytes() == (folder / "ca.crt").read_bytes()
+    (certificate,) = x509.load_pem_x509_certificates((console / "console.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert SERVICE_NAME not in names.get_values_for_type(x509.DNSName)
+
+    # Again: as they are, or whole
+    before = (console / "console.key").read_bytes()
+    dev_access.make_for_containers(folder, console)
+    assert (console / "console.key").read_bytes() == before
+    shutil.rmtree(folder)
+    dev_access.make_for_containers(folder, console)
+    assert (console / "ca.crt").read_bytes() == (folder / "ca.crt").read_bytes()
+    shutil.rmtree(console)
+    with pytest.raises(FileNotFoundError, match="remove both"):
+        dev_access.make_for_containers(folder, console)
 
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
