@@ -46,11 +46,16 @@ def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], 
         caller.publish(runs, item)
 
 
-def require_headers(headers: Mapping[str, str]) -> None:
-    """Raises PermissionDenied unless the caller may publish a message with these headers."""
+def require_edit(headers: Mapping[str, str] | None, size_bytes: int) -> None:
+    """Admit new content of a message, as a publish of it; headers of None stay as they are.
+
+    Raises as `Caller.publish`.
+    """
     caller = current_caller.get()
     if caller is not None:
-        caller.require_publish(headers)
+        if headers is not None:
+            caller.require_publish(headers)
+        caller.quota.publish(1, size_bytes)
 
 
 def require_publish_any(queue: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from libs.access.current import may, require_headers
+from libs.access.current import may, require_edit
 from libs.serving.requests.guard import encoded
 from libs.serving.requests.headers import encoded_headers
 from libs.storage.layout.ids import MAX_MESSAGE_ID, shard_of
@@ -247,11 +247,12 @@ class DelayedServicer(entry_pb2_grpc.DelayedServiceServicer):
         self, request: entry_pb2.EditMessageRequest, context: Any
     ) -> entry_pb2.EditMessageResponse:
         wanted = replacement(request)
+        headers = None
         if request.replace_headers:
             # Consumers take them for those of a publisher.
             headers = dict(request.headers)
             encoded_headers("headers", 0, headers)
-            require_headers(headers)
+        require_edit(headers, len(request.payload))
         handle, find = await self._entries.find_waiting(request.handle)
         wanted.message_id, wanted.queue_id = handle.message_id, handle.queue_id
         return entry_pb2.EditMessageResponse(etag=await self._editor.edit(wanted, find))

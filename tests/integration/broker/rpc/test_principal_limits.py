@@ -52,6 +52,7 @@ class Caller:
         self._proof = (("authorization", f"Bearer {token}"),) if token else ()
         self._queues: Any = queue_pb2_grpc.QueueServiceStub(channel)
         self._consumers: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
+        self._delayed: Any = entry_pb2_grpc.DelayedServiceStub(channel)
         self._dead_letters: Any = entry_pb2_grpc.DeadLetterServiceStub(channel)
 
     async def create(self, queue_id: str, **fields: str) -> queue_pb2.Queue:
@@ -79,6 +80,10 @@ class Caller:
     async def redrive(self, queue_id: str, chosen: str) -> None:
         request = entry_pb2.StartRedriveRequest(queue_id=queue_id, filter=chosen)
         await self._dead_letters.StartRedrive(request, metadata=self._proof)
+
+    async def edit(self, handle: str, payload: bytes) -> None:
+        request = entry_pb2.EditMessageRequest(handle=handle, payload=payload)
+        await self._delayed.EditMessage(request, metadata=self._proof)
 
     def claim(
         self, queue_id: str = "q", wait_ms: int = 60_000, timeout: float | None = None
@@ -245,6 +250,18 @@ async def test_streams_of_all_kinds_share_a_limit(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await ended(call)
         await eventually(lambda: made.is_open())
+
+
+async def test_an_edit_counts_as_a_publish(tmp_path: Path) -> None:
+    async with limited(tmp_path, publish_bytes_per_s=1) as broker:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await broker.shop.edit("q/1/1", bytes(1000))
+        assert caught.value.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        await refused(broker.shop.edit("q/1/1", b"x"), "publish_bytes_per_s", waits=True)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await broker.ops.edit("q/1/1", b"x")
+        assert caught.value.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_callers_without_a_proof_share_their_limits(tmp_path: Path) -> None:
