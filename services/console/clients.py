@@ -84,7 +84,7 @@ class Clients:
                 key=Path(config.tls_key) if has_proof else None,
                 token=token,
             )
-        return connect(config.endpoint, call_timeout=CALL_S, credentials=credentials)
+        return connect(config.endpoint, call_timeout=CALL_S, credentials=credentials, tracing=True)
 
     def _close(self, client: Client) -> None:
         task = asyncio.create_task(client.close())

@@ -96,7 +96,7 @@ class Console:
         self.outside: list[str] = []
         self._settings = settings
         self._browser = browser
-        self._secured = secured
+        self.secured = secured
         self._names = count()
         self._persons: dict[str, BrowserContext] = {}
 
@@ -127,7 +127,7 @@ class Console:
             yield page
 
     def token(self, person: str) -> str:
-        return self._secured.tokens[person].token
+        return self.secured.tokens[person].token
 
     def _context(self) -> BrowserContext:
         context = self._browser.new_context(ignore_https_errors=True, base_url=self.address)

@@ -300,6 +300,26 @@ def test_an_action_is_done_with_the_right_and_refused_without(console: Console, 
     assert console.take_problems() == []
 
 
+def test_the_console_logs_the_browser_of_each_act_that_the_audit_has(console: Console) -> None:
+    action = ACTIONS["pause"]
+    queue = action.prepare(console)
+    with console.page("ops") as page:
+        action.act(console, page, queue)
+        expect(page.get_by_role("status").first).to_contain_text(action.notice)
+
+    def request_ids(word: str, *facts: str) -> set[str]:
+        logs = (console.secured.folder / "data" / "logs").iterdir()
+        lines = [line for file in logs for line in file.read_text().splitlines()]
+        found = [line for line in lines if word in line and all(fact in line for fact in facts)]
+        return {line.partition("request_id=")[2].partition(" ")[0] for line in found}
+
+    acts = request_ids("services.console.guard", "peer=127.0.0.1:", "path=/queue/do/pause")
+    pauses = request_ids("slatemq.audit", "PauseQueue", f"subjects={queue}", "principal=ops")
+    assert acts
+    assert pauses <= acts
+    assert len(pauses) == 1
+
+
 def form_token(page: Page) -> str:
     page_with_form = page.request.get("/login").text()
     return page_with_form.partition('name="form_token" value="')[2].partition('"')[0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from opentelemetry import trace
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -25,7 +27,10 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 async def page(scope: Scope, receive: Receive, send: Send) -> None:
     state = Request(scope).state
-    await PlainTextResponse(f"{state.session.token} {state.form}")(scope, receive, send)
+    trace_id = trace.get_current_span().get_span_context().trace_id
+    headers = {"trace-id": f"{trace_id:032x}"}
+    text = f"{state.session.token} {state.form}"
+    await PlainTextResponse(text, headers=headers)(scope, receive, send)
 
 
 class Answer:
@@ -52,6 +57,7 @@ def ask(
         "method": method,
         "scheme": scheme,
         "path": "/",
+        "client": ("10.0.0.7", 50123),
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
@@ -84,6 +90,25 @@ def test_a_form_of_a_page_of_ours_arrives_with_the_persons_token() -> None:
     assert answer.status == 200
     assert answer.text.startswith("smq_secret {")
     assert "'queue': ['a b']" in answer.text
+
+
+def test_an_act_is_logged_with_the_browsers_address_and_the_trace_of_its_calls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    answer = post({})
+
+    (record,) = caplog.records
+    facts = vars(record)
+    assert (facts["path"], facts["peer"]) == ("/", "10.0.0.7:50123")
+    assert facts["request_id"] == answer["trace-id"]
+    assert int(answer["trace-id"], 16)
+
+    # Not of those who are not logged in, and could fill the log; nor of a look.
+    assert post({}, session=Session(session_id=SESSION.session_id)).status == 200
+    ask(cookie=f"slatemq={SEAL.seal(SESSION)}")
+    assert caplog.records == [record]
 
 
 @pytest.mark.parametrize(
