@@ -6,6 +6,7 @@ of its calls is refused; those that are open end at their next request or respon
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterable
@@ -42,21 +43,32 @@ class RevokedCertificates:
         self._known: dict[bytes, bool] = {}
 
     def check(self, auth: AuthContext) -> None:
-        """Raises Unauthenticated where the certificate that a client has proven is among them."""
-        if any(map(self._has, auth.get("x509_pem_cert", ()))):
+        """Raises Unauthenticated where a client's certificate is among them.
+
+        Or one that it has sent with it, of an authority between it and ours.
+        """
+        sent = (*auth.get("x509_pem_cert", ()), *auth.get("x509_pem_cert_chain", ()))
+        if any(map(self._has, filter(None, sent))):
             raise Unauthenticated(
                 "the certificate of this connection was revoked: get a new one",
                 reason="CERTIFICATE_REVOKED",
             )
 
     def _has(self, pem: bytes) -> bool:
-        known = self._known.get(pem)
+        digest = hashlib.sha256(pem).digest()  # Clients can send long chains.
+        known = self._known.get(digest)
         if known is None:
             if len(self._known) >= KEPT_MAX:
                 self._known.clear()
-            certificate = x509.load_pem_x509_certificate(pem)
-            key = certificate.issuer.public_bytes(), certificate.serial_number
-            known = self._known[pem] = key in self._serials
+            try:
+                certificates = x509.load_pem_x509_certificates(pem)
+            except ValueError:
+                certificates = []
+            # What cannot be read cannot be looked up: it is refused, too.
+            known = self._known[digest] = not certificates or any(
+                (one.issuer.public_bytes(), one.serial_number) in self._serials
+                for one in certificates
+            )
         return known
 
 

@@ -92,6 +92,23 @@ def test_a_number_that_another_authority_gave_too_is_not_revoked(files: Files) -
     revoked.check({"x509_pem_cert": [theirs]})
 
 
+def test_what_an_authority_signed_that_was_revoked_itself_is_refused(files: Files) -> None:
+    # gRPC has the leaf, and apart from it all that the client sent besides
+    between = files.authority.sign("between", ("between",))[0]
+    leaf = files.other.sign("client", ("client",))[0]
+    files.lists.write_bytes(signed(files.authority, builder_of(files.authority, between)))
+    revoked = revocations_of(files.lists, files.ca).value
+
+    with pytest.raises(Unauthenticated) as caught:
+        revoked.check(
+            {"x509_pem_cert": [leaf], "x509_pem_cert_chain": [files.authority.pem + between]}
+        )
+    assert caught.value.reason == "CERTIFICATE_REVOKED"
+    revoked.check({"x509_pem_cert": [leaf], "x509_pem_cert_chain": [files.authority.pem]})
+    with pytest.raises(Unauthenticated):
+        revoked.check({"x509_pem_cert": [leaf], "x509_pem_cert_chain": [b"what is not read"]})
+
+
 DELTA = x509.DeltaCRLIndicator(1)
 INDIRECT = x509.IssuingDistributionPoint(
     full_name=None,
