@@ -17,6 +17,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from libs.access.jwt_tokens import JwtTokens
@@ -35,6 +36,8 @@ PROVEN_S: Final = 600.0
 
 CHECKS_MAX: Final = 2
 """Static tokens that are checked at once; each takes 16 MiB and a processor."""
+
+_THREADS: Final = ThreadPoolExecutor(CHECKS_MAX, thread_name_prefix="access-tokens")
 
 WAITING_MAX: Final = 64
 """Calls that wait for such a check. Good tokens wait once; a flood of forged ones waits here."""
@@ -153,7 +156,9 @@ class Authenticator(Generic[T]):
             async with self._checks:
                 # Only now: while this call waited the token may have been removed.
                 entry = self._tokens.value.get(static_id)
-                if entry is not None and await asyncio.to_thread(entry.matches, token):
+                if entry is not None and await asyncio.get_running_loop().run_in_executor(
+                    _THREADS, entry.matches, token
+                ):
                     return entry.principal
         finally:
             self._waiting -= 1

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from libs.documents import Document
 from slatemq._file_status import LOOK_S, LoadedFiles
@@ -21,6 +22,9 @@ from slatemq.errors import InvalidArgument
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_THREADS: Final = ThreadPoolExecutor(2, thread_name_prefix="access-files")
+"""Of their own: what a token may no longer do must not wait for work that callers give others."""
 
 
 class ReloadedFile(LoadedFiles[T]):
@@ -69,7 +73,7 @@ class ReloadedFile(LoadedFiles[T]):
         """
         while True:
             await asyncio.sleep(LOOK_S)
-            if await asyncio.to_thread(self.reload):
+            if await asyncio.get_running_loop().run_in_executor(_THREADS, self.reload):
                 changed()
 
 

@@ -24,7 +24,7 @@ from libs.serving.limits import RETENTION_S_MAX
 from libs.serving.requests.expressions import checking_expression
 from libs.serving.requests.headers import encoded_headers
 from services.router.router import Router
-from slatemq.errors import InvalidArgument, NotFound, Unavailable
+from slatemq.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from slatemq.v1 import queue_pb2, router_pb2, router_pb2_grpc
 
 QUEUES_STEP: Final = 4
@@ -70,6 +70,12 @@ class Explainer:
 QUEUES_MAX = 10_000
 """Named in one request."""
 
+DRAFTS_MAX: Final = 4
+"""Drafts in work at once: each may take a thread 50 ms of the processor, which routing needs."""
+
+DRAFT_RETRY_MS: Final = 100
+"""When a draft that was refused for others may come again."""
+
 _OF_A_MESSAGE = ("visible_at_ms", "delay_ms", "retention_s", "message_id")
 
 
@@ -84,11 +90,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._router = router
         self._explainer = explainer
         self._now_ms = now_ms
+        self._drafts_count = 0
 
     async def Explain(  # noqa: N802 - the RPC's name
         self, request: router_pb2.ExplainRequest, context: Any
     ) -> router_pb2.ExplainResponse:
-        """Judge a message. Raises InvalidArgument, NotFound, Unavailable."""
+        """Judge a message. Raises InvalidArgument, NotFound, ResourceExhausted, Unavailable."""
         if len(request.queue_ids) > QUEUES_MAX:
             raise InvalidArgument(
                 "queue_ids", f"has {len(request.queue_ids)} items, at most {QUEUES_MAX} fit"
@@ -99,7 +106,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 raise InvalidArgument(
                     "queue_ids", "stands beside a draft, which judges alone: set one of the two"
                 )
-            outcome = await asyncio.to_thread(_judged_by_draft, request.draft, message)
+            outcome = await self._judge_by_draft(request.draft, message)
             return router_pb2.ExplainResponse(
                 queues=[router_pb2.QueueExplanation(**asdict(outcome))]
             )
@@ -111,6 +118,25 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 if may("inspect", outcome.queue_id)
             ]
         )
+
+    async def _judge_by_draft(self, draft: queue_pb2.Queue, message: Facts) -> QueueOutcome:
+        """Raises InvalidArgument, and ResourceExhausted where too many are in work."""
+        if self._drafts_count >= DRAFTS_MAX:
+            raise ResourceExhausted(
+                f"{DRAFTS_MAX} drafts are being judged already",
+                reason="TOO_MANY_DRAFTS",
+                retry_after_ms=DRAFT_RETRY_MS,
+            )
+        self._drafts_count += 1
+        judging = asyncio.ensure_future(asyncio.to_thread(_judged_by_draft, draft, message))
+        judging.add_done_callback(self._draft_done)
+        # Shielded from the caller: the thread works on when the call is cancelled.
+        return await asyncio.shield(judging)
+
+    def _draft_done(self, judging: asyncio.Future[QueueOutcome]) -> None:
+        self._drafts_count -= 1
+        if not judging.cancelled():
+            judging.exception()  # Where the call was cancelled, nothing else asks for it.
 
     async def GetRoutingStatus(  # noqa: N802 - the RPC's name
         self, request: router_pb2.GetRoutingStatusRequest, context: Any

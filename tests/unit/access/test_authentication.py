@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -22,7 +23,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from libs.access import authentication, jwt_tokens
+from libs.access import authentication, jwt_tokens, reloading
 from libs.access.authentication import Authenticator
 from libs.access.jwt_tokens import JwtTokens
 from libs.access.principals import Principal
@@ -491,3 +492,29 @@ def test_a_bad_new_version_leaves_the_one_before(
     files.write(made, new_token("other"))
     assert reloaded.reload()
     assert len(reloaded.value) == 2
+
+
+async def test_files_and_tokens_are_looked_at_while_other_threads_are_busy(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloading, "LOOK_S", 0)
+    made, removed = new_token("shop"), new_token("removed")
+    files.write(made, removed)
+    authenticator = files.authenticator()
+    released = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    busy = asyncio.create_task(asyncio.to_thread(released.wait))
+    watching = asyncio.create_task(authenticator.watch_files())
+    try:
+        async with asyncio.timeout(30):
+            await authenticator.prove(bearer(removed.token))
+            files.write(made)
+            while authenticator.files_version == 0:
+                await asyncio.sleep(0.01)
+            with pytest.raises(Unauthenticated):
+                await authenticator.prove(bearer(removed.token))
+            assert (await authenticator.prove(bearer(made.token))).made.name == "shop"
+    finally:
+        watching.cancel()
+        released.set()
+        await busy
