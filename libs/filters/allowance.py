@@ -68,7 +68,9 @@ class Allowance:
         now_ns: Callable[[], int] = time.perf_counter_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
         debt_max_ns: float = DEBT_MAX_NS,
+        process: str = "router",
     ) -> None:
+        self._process = process
         self._debt_max_ns = debt_max_ns
         self.now_ns = now_ns
         self.mark_ns = self._mark_cpu_ns = 0
@@ -98,5 +100,5 @@ class Allowance:
             raise TooSlow(
                 queue_id,
                 f"its filter or priority took {took_ns / 1e6:.1f} ms for one message, and more "
-                f"than {SHARE:.0%} of the router's time",
+                f"than {SHARE:.0%} of the {self._process}'s time",
             )

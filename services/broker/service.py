@@ -117,7 +117,7 @@ class Broker:
         self.sender = OutboxSender(owner, database, target, shard)
         mover = Mover(owner, lists, pusher)
         archiver = Archiver(mover)
-        self.redrives = RedriveRunner(mover, ingests)
+        self.redrives = RedriveRunner(mover, ingests, budget)
         self.sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         names = UniqueNames(owner, QueueNames(root.objects), channels, shard)

@@ -4,6 +4,9 @@
 
 The redrives of one queue take turns, also with what else takes dead letters out: see the mover.
 Those of other queues go on meanwhile, so an ingest that hangs holds up only what asks it.
+
+Contents count in the budget of messages on their way, from before they are asked for until what was
+made of them is moved. Filters are evaluated for one message at a time, by all redrives together.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ from functools import lru_cache, partial
 from typing import Final
 
 from libs.filters import CONTENT_VARIABLES, Facts, Filter, FilterError, context, timestamp
+from libs.filters.allowance import FREE_NS, Allowance, TooSlow
 from libs.filters.engine import cel
 from libs.filters.signatures import Type
+from libs.serving.requests.budget import AnswerBudget
 from libs.storage.errors import CorruptRecord, StoreUnavailable
 from libs.storage.layout.ids import shard_of
+from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
 from libs.storage.records.queues import AvailableMessage, FailedMessage
 from libs.storage.records.redrive_records import RedriveRecord, RedriveState
 from services.broker.core.lists.attempts import carried
@@ -28,7 +34,7 @@ from services.broker.core.lists.outbox import REASON_CHARACTERS_MAX
 from services.broker.core.queue import Queue
 from services.broker.core.redrives import Step, is_its_queue, moved
 from services.broker.dead_letters.mover import Mover
-from services.broker.delivery.message_cache import Ingests, ReadResult
+from services.broker.delivery.message_cache import FETCH_BYTES, Ingests, ReadResult
 from services.broker.entries.finished_pages import ListPosition, TimeRange
 from services.broker.outbox.pusher import PushBatch, PushLimits
 from slatemq.errors import NotFound, ResourceExhausted, Unavailable
@@ -64,6 +70,9 @@ STEPS_A_SECOND: Final = 10
 RETRY_S: Final = 1.0
 """How long to wait when an ingest or the store is down."""
 
+PUSH_BYTES: Final = INLINE_PAYLOAD_MAX_BYTES
+"""What a push is reckoned with until its command runs: larger payloads are objects by then."""
+
 DEAD_LETTER_VARIABLES: Final[Mapping[str, Type]] = {
     **CONTENT_VARIABLES,
     "message_id": "int",
@@ -75,8 +84,11 @@ DEAD_LETTER_VARIABLES: Final[Mapping[str, Type]] = {
 
 
 class RedriveRunner:
-    def __init__(self, mover: Mover, ingests: Ingests) -> None:
+    def __init__(self, mover: Mover, ingests: Ingests, budget: AnswerBudget) -> None:
         """Begin with those that ran when the process ended; see `run`."""
+        self._budget = budget
+        self._allowance = Allowance(process="broker")
+        self._judging = asyncio.Lock()
         self._mover = mover
         self._owner = mover.owner
         self._ingests = ingests
@@ -137,6 +149,9 @@ class RedriveRunner:
             except (Unavailable, ResourceExhausted, StoreUnavailable) as error:
                 log.warning("redrive %d waits: %s", number, error)
                 self._next_at[number] = time.monotonic() + RETRY_S
+            except TooSlow as slow:
+                log.error("redrive %d cannot go on: %s", number, slow.reason)
+                await self._end(number, slow.reason)
             except (CorruptRecord, FilterError) as error:
                 log.error("redrive %d cannot go on: %s", number, error)
                 await self._end(number, str(error))
@@ -168,9 +183,25 @@ class RedriveRunner:
         except NotFound:
             await self._end(number, f"queue {record.target_queue_id!r} does not exist any more")
             return
-        pushes = await self._mover.begin_pushes() if is_elsewhere else None
-        if record.filter or pushes is not None:
-            steps = await self._judged(record, steps, pushes)
+        if not record.filter and not is_elsewhere:
+            await self._move(number, queue, record, steps, None)
+            return
+        async with self._budget.fetching(FETCH_BYTES) as room_bytes:
+            pushes = await self._mover.begin_pushes() if is_elsewhere else None
+            if pushes is not None:
+                room_bytes //= 2  # half of it for pushes
+                steps = first_chosen(steps, max(room_bytes // PUSH_BYTES, 1))
+            steps = await self._judged(number, record, steps, pushes, room_bytes)
+            await self._move(number, queue, record, steps, pushes)
+
+    async def _move(
+        self,
+        number: int,
+        queue: Queue,
+        record: RedriveRecord,
+        steps: Sequence[Step],
+        pushes: PushBatch | None,
+    ) -> None:
         began = time.monotonic()
         command = partial(self._apply, number, steps, pushes)
         try:
@@ -270,18 +301,25 @@ class RedriveRunner:
                 self._owner.shard.redrives.put(number, record)
 
         self._next_at.pop(number, None)
+        self._allowance.forget(str(number))
         await self._owner.run(end)
         await self._owner.durable()
 
     # --- Contents -----------------------------------------------------------
 
     async def _judged(
-        self, record: RedriveRecord, steps: Sequence[Step], pushes: PushBatch | None
+        self,
+        number: int,
+        record: RedriveRecord,
+        steps: Sequence[Step],
+        pushes: PushBatch | None,
+        room_bytes: int,
     ) -> list[Step]:
         """What of the steps the filter lets through; its pushes are added, where there are any.
 
         A message that is not stored any more stays where it failed, since nothing is known of it.
-        So does one that is too large for the ingest that takes pushes.
+        So does one that is too large for the ingest that takes pushes. Contents come `room_bytes`
+        at a time. Raises TooSlow.
         """
         judge = None
         if record.filter:
@@ -290,9 +328,11 @@ class RedriveRunner:
         for dead_letter in _chosen(steps):
             dead_letters.setdefault(dead_letter.message_id, []).append(dead_letter)
         passed: set[FailedMessage] = set()
-        async for content in self._contents(list(dead_letters)):
+        async for content in self._contents(list(dead_letters), room_bytes):
             for dead_letter in dead_letters[content.message_id]:
-                if judge is not None and not judge.matches(seen(dead_letter, content)):
+                if judge is not None and not await self._matches(
+                    number, judge, seen(dead_letter, content)
+                ):
                     continue
                 if pushes is not None:
                     if len(content.payload) > pushes.limits.payload_bytes:
@@ -303,13 +343,27 @@ class RedriveRunner:
                         dead_letter.message_id, record.target_queue_id, content, ends_ms
                     )
                 passed.add(dead_letter)
-            await asyncio.sleep(0)  # a filter may take some milliseconds for each
+            if judge is None:
+                await asyncio.sleep(0)
         return [
             step._replace(chosen=[p for p in step.chosen if step.messages[p] in passed])
             for step in steps
         ]
 
-    async def _contents(self, ids: Sequence[int]) -> AsyncIterator[Message]:
+    async def _matches(self, number: int, judge: Filter, message: cel.Context) -> bool:
+        """Judge one message. Raises TooSlow for a filter that takes too much of the loop's time."""
+        allowance = self._allowance
+        async with self._judging:
+            began_ns = allowance.now_ns()
+            if began_ns - allowance.mark_ns > FREE_NS:
+                allowance.mark(began_ns)
+            does_match = judge.matches(message)
+            if allowance.now_ns() - began_ns > FREE_NS:
+                allowance.charge(str(number))
+            await asyncio.sleep(0)  # An evaluation may take some milliseconds.
+        return does_match
+
+    async def _contents(self, ids: Sequence[int], max_bytes: int) -> AsyncIterator[Message]:
         """The messages that are still stored, a response at a time; raises Unavailable."""
         by_shard: dict[int, list[int]] = {}
         for message_id in ids:
@@ -317,7 +371,7 @@ class RedriveRunner:
         for shard, wanted in by_shard.items():
             left = wanted
             while left:
-                messages, _, gone = await self._read(shard, left)
+                messages, _, gone = await self._read(shard, left, max_bytes)
                 if not messages and not gone:
                     raise Unavailable(
                         f"ingest {shard} returned no message, retry", reason="INGEST_AWAY"
@@ -327,12 +381,12 @@ class RedriveRunner:
                 result = {*gone, *(message.message_id for message in messages)}
                 left = [one for one in left if one not in result]
 
-    async def _read(self, shard: int, ids: Sequence[int]) -> ReadResult:
+    async def _read(self, shard: int, ids: Sequence[int], max_bytes: int) -> ReadResult:
         if self._asking[shard] >= ASKING_MAX:
             raise _IngestBusy
         self._asking[shard] += 1
         try:
-            return await self._ingests.read(shard, ids)
+            return await self._ingests.read(shard, ids, max_bytes)
         finally:
             self._asking[shard] -= 1
 
@@ -345,6 +399,18 @@ def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
     for step in steps:
         for place in step.chosen:
             yield step.messages[place]
+
+
+def first_chosen(steps: Sequence[Step], count: int) -> list[Step]:
+    """The steps up to so many chosen messages; what follows is left to the next look."""
+    first: list[Step] = []
+    for step in steps:
+        if len(step.chosen) > count:
+            through = step.chosen[count]
+            return [*first, step._replace(through=through, chosen=step.chosen[:count])]
+        first.append(step)
+        count -= len(step.chosen)
+    return first
 
 
 def _log_too_large(content: Message, limits: PushLimits) -> None:

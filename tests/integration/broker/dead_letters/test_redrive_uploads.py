@@ -78,3 +78,38 @@ async def test_a_dead_letter_that_is_too_large_to_be_pushed_stays_and_is_logged(
         assert await ids(rig, FAILED) == [2]
         assert "message 2 stays where it failed: it has 200000 bytes" in caplog.text
         await eventually(lambda: pushes.payloads() == [b"%010d" % n for n in (1, 3)])
+
+
+async def test_contents_count_in_the_budget_of_deliveries_until_they_are_pushed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given more dead letters than may be pushed at once, of which one is large
+    disk, pushes = Disk(), Pushes()
+    root = memory_root(disk)
+    settings = {"delivery_bytes_max": 1 << 20}
+    async with (
+        running(root, disk=disk, pushes=pushes, settings=settings) as rig,
+        running(root, disk=disk, shard=1) as other,
+    ):
+        await other.create("far")
+        await rig.create(max_attempts=1)
+        await fail(rig, [1, 2, 3, 4, 5])
+        rig.ingest.sizes[1] = 100_000
+        budget, held, put = rig.service._budget, list[int](), Blobs.put
+
+        async def counted(blobs: Blobs, payload: bytes) -> str:
+            held.append(budget.used_bytes)
+            return await put(blobs, payload)
+
+        monkeypatch.setattr(Blobs, "put", counted)
+        rig.ingest.reads.clear()
+
+        # When they are redriven
+        result = await redriven(rig, target_queue_id="far")
+
+        # Then two are moved at a time, as a quarter of the budget has room for, which they hold
+        assert (result.state, result.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 5)
+        assert rig.ingest.reads == [[1, 2], [3, 4], [5]]
+        assert held == [1 << 18]
+        assert budget.used_bytes == 0
+        assert await ids(rig, FAILED) == []

@@ -13,7 +13,16 @@ import grpc.aio
 import pytest
 
 from services.broker.config import BrokerConfig
-from slatemq.v1 import consumer_pb2, entry_pb2, ingest_pb2, ingest_pb2_grpc, queue_pb2
+from slatemq.v1 import (
+    consumer_pb2,
+    consumer_pb2_grpc,
+    entry_pb2,
+    entry_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    queue_pb2,
+)
+from tests.claimed_runs import messages_of
 from tests.integration.serving.test_large_requests import Ingest as Measured
 from tests.integration.stack.processes import WAIT_SECONDS, Service, Stack, patiently, running
 
@@ -34,6 +43,9 @@ LISTINGS_EACH = 4
 
 WATCHES_EACH = 4
 """Watches of the delayed messages of each queue, with payloads: as large as the others."""
+
+DEAD = [f"dead{number}" for number in range(4)]
+"""Queues whose dead letters, LARGE each, are redriven meanwhile by a filter that matches none."""
 
 UNREAD = (
     # A connection of its own, since what is not read fills the window of its connection; and a
@@ -64,17 +76,23 @@ async def test_the_memory_of_a_broker_stays_below_what_is_stated_under_the_worst
         for queue_id in QUEUES:
             await stack.create_queue(queue_id, "true")
         at_rest = measured.resident
+        for queue_id in DEAD:
+            await stack.create_queue(queue_id, "true")
         await publish(stack, [bytes(MEBIBYTE)] * LARGE)
+        await stack.routed()
+        for queue_id in DEAD:
+            await fail(stack, queue_id, LARGE)
         await publish(stack, [bytes(MEBIBYTE)] * LARGE, delay_ms=3_600_000)
         await stack.routed()
 
         # When consumers claim all that there is and read nothing of it, and pages and watches of
-        # delayed messages are not read either, while assignments and more large requests come than
-        # there is memory for
+        # delayed messages are not read either, while redrives read contents, and assignments and
+        # more large requests come than there is memory for
         async with (
             grpc.aio.insecure_channel(stack.broker.address, options=UNREAD) as opened,
             unread(opened, measured, at_rest),
         ):
+            await redrives(stack)
             await asyncio.gather(assignments(stack), requests(stack.broker))
 
             # Then the broker has no more than README.md states, and works
@@ -90,6 +108,26 @@ async def publish(stack: Stack, payloads: list[bytes], delay_ms: int = 0) -> Non
         for payload in payloads
     ]
     await patiently(lambda: stub.Publish(ingest_pb2.PublishRequest(runs=messages)))
+
+
+async def fail(stack: Stack, queue_id: str, count: int) -> None:
+    """Makes dead letters of so many messages."""
+    stub = consumer_pb2_grpc.ConsumerServiceStub(stack.broker.there)
+    while count:
+        wanted = consumer_pb2.ClaimRequest(queue_id=queue_id, max_messages=8, wait_ms=10_000)
+        claimed = messages_of(await stub.Claim(wanted))
+        failed = [
+            consumer_pb2.Command(fail=consumer_pb2.FailCommand(lease_token=one.lease_token))
+            for one in claimed
+        ]
+        await stub.Execute(consumer_pb2.ExecuteRequest(commands=failed))
+        count -= len(claimed)
+
+
+async def redrives(stack: Stack) -> None:
+    stub = entry_pb2_grpc.DeadLetterServiceStub(stack.broker.there)
+    for queue_id in DEAD:
+        await stub.StartRedrive(entry_pb2.StartRedriveRequest(queue_id=queue_id, filter="size < 0"))
 
 
 async def assignments(stack: Stack) -> None:
