@@ -3,7 +3,8 @@
 An object `tasks/ingest-<shard>/<backend>/<task ID>` is durable before its task is enqueued, and is
 removed once the task is applied. Before its publish is answered, a record says that it must be
 kept. An old object without a record is an orphan: its publish was never answered (see
-services.ingest.tasks.cleanup). Objects in the folders of other backends stay.
+services.ingest.tasks.cleanup). Objects in the folders of other backends stay here; a janitor
+removes them later (services.janitor.jobs.task_bodies).
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any, Final
 
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.task_folders import task_folder
 from slatemq.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
-
-FOLDER: Final = "tasks"
 
 INLINE_BODY_BYTES_MAX: Final = 512 << 10
 """Bodies up to this size travel in the task, in base 64: Kafka takes messages of 1 MB by
@@ -39,7 +39,7 @@ class TaskBodies:
     def __init__(self, objects: Objects, shard: int, backend: str) -> None:
         """`backend` is the backend's folder; see TaskBackend.place."""
         self._objects = objects
-        self._of_shard = _folder_of(shard)
+        self._of_shard = task_folder(shard)
         self._folder = f"{self._of_shard}/{backend}"
         self._others_count = 0
 
@@ -112,7 +112,7 @@ class TaskBodies:
 
 async def warn_of_stranded(objects: Objects, shard: int) -> None:
     """Warn when a shard has bodies of tasks that its settings would never apply."""
-    folder = _folder_of(shard)
+    folder = task_folder(shard)
     try:
         count = len(await objects.describe(folder))
     except StoreUnavailable as error:
@@ -126,7 +126,3 @@ async def warn_of_stranded(objects: Objects, shard: int) -> None:
             folder,
             count,
         )
-
-
-def _folder_of(shard: int) -> str:
-    return f"{FOLDER}/ingest-{shard}"

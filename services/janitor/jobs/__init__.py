@@ -13,6 +13,7 @@ In reading order; a file imports only files above it:
 `contract`     What callers of jobs pass, and what jobs return
 `moments`      Times as the jobs compare them: milliseconds in Python, timestamps in Spark
 `leftovers`    Payload objects, and what names them: finds those that nothing names
+`task_bodies`  The bodies of write tasks that no task needs any more
 `removable`    What may go: what is past its retention, what no queue needs any more
 `standing`     How far logs and brokers are, by their snapshots
 `work`         A job at work: its tables, its phases, its progress, and whether it was cancelled

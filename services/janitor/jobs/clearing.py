@@ -45,6 +45,7 @@ from services.janitor.jobs.removable import (
 )
 from services.janitor.jobs.removing import DonePruning, EntryRemoval, MessagePurge
 from services.janitor.jobs.standing import read_judged
+from services.janitor.jobs.task_bodies import remove_bodies, unneeded_bodies
 from services.janitor.jobs.work import Work
 from services.janitor.orphans import ORPHAN_AGE_MS, store_time_ms
 from services.janitor.snapshots import held_snapshots
@@ -88,6 +89,7 @@ def unreferenced(work: Work) -> Counter[str]:
             counts.update(_purged(work, messages, purge_pb2.PURGE_REASON_UNREFERENCED))
     with work.phase("objects"):
         counts.update(_remove_orphans(work))
+        counts.update(asyncio.run(_remove_task_bodies(work)))
     return counts
 
 
@@ -144,6 +146,14 @@ def _remove_orphans(work: Work) -> dict[str, int]:
             # a frame that goes, if it has not been computed whole.
             for frame in reversed(kept):
                 frame.unpersist()
+
+
+async def _remove_task_bodies(work: Work) -> dict[str, int]:
+    bodies = await unneeded_bodies(work.root, work.names, work.store_time_ms)
+    if not work.options.dry_run:
+        await remove_bodies(work.root, bodies)
+    size_bytes = sum(body.size_bytes for body in bodies)
+    return {"objects_removed": len(bodies), "object_bytes": size_bytes}
 
 
 def _named(work: Work, stack: ExitStack) -> Iterator[DataFrame]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import slatemq
+from libs.storage.database.roots import open_root
 from services.janitor.jobs.contract import JobOptions, JobResult, Progress
 from services.janitor.jobs.run import PHASES, run_on
+from slatemq._admin.task_ids import TaskIds
 from tests.forms import proof
 from tests.integration.janitor.instances import OPTIONS, Instance, instance
 
@@ -151,7 +154,9 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
         assert result.counts == pruned
         assert await made.listed("prints", "done") == set()
 
+        body = await stale_task_body(made)
         result = await run(spark, made, "unreferenced")
+        assert not (made.data / body).exists()
         kept = filled.in_flight | failed | waiting
         assert await made.stored(everything) == kept
         others = await made.logged() - kept
@@ -183,6 +188,15 @@ async def test_jobs_remove_what_may_go_while_work_goes_on(
     # The last publish may have been cancelled when it was stored, and not answered yet.
     assert set(published) <= set(acked)
     assert len(acked) == len(set(acked)) <= len(published) + 1
+
+
+async def stale_task_body(made: Instance) -> str:
+    """The path of a body that a publish left eight days ago without an answer."""
+    now_ms = int(time.time() * 1000)
+    path = f"tasks/ingest-0/redis-1/{TaskIds(0).make(now_ms)}"
+    await open_root(made.url).objects.put(path, b"body")
+    os.utime(made.data / path, (time.time() - 8 * 24 * 3600,) * 2)
+    return path
 
 
 async def _report(spark: SparkSession, made: Instance, filled: Filled) -> None:

@@ -23,6 +23,7 @@ from libs.storage.layout.own_keys import (
     refused_push_key,
     replay_key,
     routing_cursor_key,
+    task_key,
 )
 from libs.storage.records.execution_records import (
     RefusedPushRecord,
@@ -34,6 +35,13 @@ from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from libs.storage.records.payloads import PayloadUri, encode_inline, encode_uri
 from libs.storage.records.replay_records import ReplayRange, encode_replay
 from libs.storage.records.states import encode_routing_cursor
+from libs.storage.records.task_records import (
+    AppliedTask,
+    FailedTaskRecord,
+    TaskRecord,
+    WaitingTask,
+    encode_task_record,
+)
 from services.broker.core.lists.replays import Replays
 from services.janitor.jobs.batches import grouped
 from services.janitor.jobs.contents import Contents
@@ -43,8 +51,10 @@ from services.janitor.jobs.owners import owners_of
 from services.janitor.jobs.removable import judged_positions
 from services.janitor.jobs.run import refuse_unknown_shards
 from services.janitor.jobs.standing import read_judged, read_last_ids
+from services.janitor.jobs.task_bodies import remove_bodies, unneeded_bodies
 from services.janitor.orphans import store_time_ms
 from services.janitor.snapshots import SnapshotName
+from slatemq._admin.task_ids import TaskIds, parse_task_id
 from slatemq.errors import Unavailable
 from tests.unit.storage.records.golden_execution import LARGE_PUSH, PUSH
 
@@ -232,6 +242,50 @@ async def test_the_store_is_asked_what_time_it_is_and_nothing_is_left_there(
 
     assert abs(now_ms - await objects.modified_ms("mark")) < 60_000
     assert await objects.list("janitor") == ["janitor/probe/young"]
+
+
+DAY_S = 24 * 3600
+WAITING, FAILED = WaitingTask(1, has_failed=False), FailedTaskRecord(1, 1, "no room")
+APPLIED, RETRIED = AppliedTask(1, 1, 1, 1), AppliedTask(1, 1, 1, 1, has_failed=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "age_s", "is_unneeded"),
+    [
+        (WAITING, 30 * DAY_S, False),
+        (FAILED, 30 * DAY_S, False),
+        (APPLIED, 2 * DAY_S, True),
+        (RETRIED, 2 * DAY_S, True),
+        (APPLIED, DAY_S / 2, False),
+        (None, 8 * DAY_S, True),
+        (None, 6 * DAY_S, False),
+    ],
+)
+async def test_bodies_of_tasks_are_unneeded_once_applied_or_after_a_week_without_an_answer(
+    tmp_path: Path, record: TaskRecord | None, age_s: float, is_unneeded: bool
+) -> None:
+    # Given a body in the folder of any backend, and its record beside that of another task
+    root = open_root(tmp_path.as_uri())
+    ids = TaskIds(0)
+    other, task_id = ids.make(1_771_761_600_000), ids.make(1_771_761_600_000)
+    records = {other: APPLIED} | ({task_id: record} if record else {})
+    name = await snapshot(
+        root,
+        "ingest/0",
+        [(task_key(parse_task_id(one).ulid), encode_task_record(r)) for one, r in records.items()],
+    )
+    body, strange = f"tasks/ingest-0/redis-1/{task_id}", "tasks/ingest-0/redis-1/strange"
+    elsewhere = f"tasks/ingest-1/redis-1/{TaskIds(1).make(1_771_761_600_000)}"
+    for path in (body, strange, elsewhere):
+        await root.objects.put(path, b"body")
+        os.utime(tmp_path / path, (time.time() - age_s,) * 2)
+
+    # When the janitor looks at the bodies of that shard, then it takes what no task needs
+    found = await unneeded_bodies(root, [name], await store_time_ms(root.objects))
+    assert [one.path for one in found] == ([body] if is_unneeded else [])
+    await remove_bodies(root, found)
+    left = {strange, elsewhere} | (set() if is_unneeded else {body})
+    assert set(await root.objects.list("tasks")) == left
 
 
 def test_neighbours_with_equal_keys_go_together_and_no_more_than_fit() -> None:
