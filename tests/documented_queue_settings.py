@@ -85,6 +85,8 @@ def _section(key: str, kind: Kind) -> str:
 
 
 def _value(value: object) -> str:
+    if value == "":
+        return '""'
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -135,6 +135,11 @@ class KafkaSettings(_Section, frozen=True, kw_only=True):
         partitions: Of each topic that is created.
         replication_factor: Of each topic that is created.
         compacted: Event types whose topics keep the newest event of each key only.
+        tls_ca: File with the authorities that the brokers' certificates must be signed by, in PEM;
+            empty connects without TLS.
+        tls_cert: File with the certificate that proves who this is to the brokers, in PEM; empty:
+            none.
+        tls_key: File with its private key, in PEM.
     """
 
     brokers: Annotated[tuple[Url, ...], msgspec.Meta(min_length=1)] = ("localhost:9092",)
@@ -146,6 +151,9 @@ class KafkaSettings(_Section, frozen=True, kw_only=True):
     partitions: Count = 6
     replication_factor: Count = 1
     compacted: tuple[Name, ...] = ()
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
 
 
 class QueueSettings(_Section, frozen=True, kw_only=True):

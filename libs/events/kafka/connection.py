@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -69,18 +70,48 @@ def translated() -> Iterator[None]:
         raise FailedPrecondition("REFUSED", f"Kafka refuses it: {what}") from error
 
 
+def tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
+    """What brokers are reached with; None: without TLS.
+
+    Raises:
+        InvalidArgument: A file is missing, or cannot be read; names the key.
+    """
+    if not settings.tls_ca:
+        for key in ("tls_cert", "tls_key"):
+            if getattr(settings, key):
+                raise InvalidArgument(f"queue.kafka.{key}", "has no effect without tls_ca")
+        return None
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        absent = "tls_key" if settings.tls_cert else "tls_cert"
+        raise InvalidArgument(f"queue.kafka.{absent}", "needed: a certificate and its key")
+    key = "tls_ca"
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        if settings.tls_cert:
+            key = "tls_cert"
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:  # ssl.SSLError, too
+        raise InvalidArgument(f"queue.kafka.{key}", f"cannot be used: {error}") from error
+    return context
+
+
 class Connection:
     """The producer, and the topics that are known to exist."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
+        # What each connection begins with.
+        self._reach: dict[str, Any] = {"bootstrap_servers": list(settings.brokers)}
         self._producer: Any = None
         self._topics: set[str] = set()
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
+        context = tls_context(self.settings)
+        if context is not None:
+            self._reach |= {"security_protocol": "SSL", "ssl_context": context}
         producer = AIOKafkaProducer(
-            bootstrap_servers=list(self.settings.brokers),
+            **self._reach,
             acks=self.settings.acks,
             request_timeout_ms=REQUEST_MS,
         )
@@ -132,7 +163,7 @@ class Connection:
     def consumer(self, group: str, **options: Any) -> Any:
         """A consumer that commits by hand and begins at the beginning; not started."""
         return AIOKafkaConsumer(
-            bootstrap_servers=list(self.settings.brokers),
+            **self._reach,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -168,9 +199,7 @@ class Connection:
 
     @asynccontextmanager
     async def _admin(self) -> AsyncIterator[Any]:
-        admin = AIOKafkaAdminClient(
-            bootstrap_servers=list(self.settings.brokers), request_timeout_ms=REQUEST_MS
-        )
+        admin = AIOKafkaAdminClient(**self._reach, request_timeout_ms=REQUEST_MS)
         try:
             async with asyncio.timeout(OPERATION_S):
                 await admin.start()

