@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from slatedb.uniffi import (
@@ -142,7 +143,7 @@ async def refuse_wal_gaps(admin: Admin, objects: Objects, database: str) -> None
     replay_after = int((await _read_manifest(admin, database)).replay_after_wal_id)
     found = await _wal_after(objects, database, replay_after)
     if gaps := _wal_gaps(database, replay_after, found):
-        more = f", and {len(gaps) - 1} more are missing" if len(gaps) > 1 else ""
+        more = f", and there are {len(gaps) - 1} more gaps" if len(gaps) > 1 else ""
         raise DamagedStore(
             f"{gaps[0].path}: {gaps[0].wrong}{more}: restore it from the store's versions or a "
             "copy. To go on without those commits, put an empty object in its place; then verify"
@@ -233,12 +234,16 @@ def _wal_number(file: ObjectInfo) -> int:
 
 
 def _wal_gaps(database: str, replay_after: int, numbers: Sequence[int]) -> list[FileFault]:
-    """The files that a replay misses: those before the last one that is there."""
-    there = set(numbers)
-    missing = (one for one in range(replay_after + 1, max(there, default=0)) if one not in there)
-    return [
-        FileFault(
-            wal_path(database, number), "a commit is in it, later ones follow, and it is gone"
-        )
-        for number in missing
-    ]
+    """The files that a replay misses, in front of those that are there: a fault for each run.
+
+    A manifest that has rotted may miss millions.
+    """
+    faults = []
+    for before, number in pairwise([replay_after, *numbers]):
+        first, last = before + 1, number - 1
+        if first > last:
+            continue
+        more = f"; so are all up to {last:020}.sst, {last - before:,} files" if last > first else ""
+        wrong = f"a commit is in it, later ones follow, and it is gone{more}"
+        faults.append(FileFault(wal_path(database, first), wrong))
+    return faults

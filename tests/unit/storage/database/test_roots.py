@@ -122,6 +122,19 @@ async def test_a_damaged_manifest_is_called_damage(tmp_path: Path) -> None:
         await root.database("ingest/0", Kind.INGEST)
 
 
+async def test_a_gap_of_a_million_files_of_the_wal_is_one_fault(tmp_path: Path) -> None:
+    root = open_root(tmp_path.as_uri())
+    await (await root.database("ingest/0", Kind.INGEST)).close()
+    assert (await root.files("ingest/0")).faults == []
+    # As where a bit of the manifest has flipped that says where the replay begins.
+    await root.objects.put("ingest/0/wal/00000000000001000000.sst", b"")
+
+    (fault,) = (await root.files("ingest/0")).faults
+    assert "up to 00000000000000999999.sst, 999,99" in fault.wrong
+    with pytest.raises(DamagedStore, match=r"up to 00000000000000999999\.sst"):
+        await root.database("ingest/0", Kind.INGEST)
+
+
 @pytest.mark.parametrize("place", ["file", "memory"])
 async def test_small_objects_are_written_listed_replaced_and_deleted(
     place: str, tmp_path: Path
