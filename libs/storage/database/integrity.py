@@ -23,7 +23,8 @@ from slatedb.uniffi import (
 )
 
 from libs.storage.database.files import manifests_folder, tables_folder
-from libs.storage.errors import DamagedStore, ObjectNotFound, StoreUnavailable, readable
+from libs.storage.database.slate import bounded
+from libs.storage.errors import DamagedStore, ObjectNotFound, readable
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 
 WAL: Final = "wal"
@@ -106,7 +107,7 @@ async def read_wal(
     reader = SlateDbWalReader(database_path, store)
     number, last_seq = files.replay_after + 1, files.last_seq
     try:
-        iterator = await reader.iterator(number)
+        iterator = await asyncio.wait_for(reader.iterator(number), WAL_FILE_S)
         while number <= files.wal[-1]:
             found = await asyncio.wait_for(iterator.next(), WAL_FILE_S)
             if found is None:
@@ -128,17 +129,18 @@ def wal_path(database: str, number: int) -> str:
     return f"{database}/{WAL}/{number:020}.sst"
 
 
-async def refuse_wal_gaps(admin: Admin, objects: Objects, database: str) -> None:
-    """Raise DamagedStore where a file of the WAL is gone that a replay would pass over in silence.
+async def refuse_wal_gaps(admin: Admin, objects: Objects, database: str) -> int:
+    """How many files of the WAL a replay reads.
 
-    Costs two requests. The last file, once gone, is not missed: nothing says that there was one.
+    Raises DamagedStore where a file is gone that it would pass over in silence. The last file, once
+    gone, is not missed: nothing says that there was one. Costs two requests.
     """
     first = await _newest_manifest(admin, database)
     if first is None:
-        return  # a new database
+        return 0  # a new database
     found = await _wal_after(objects, database, int(first.replay_after_wal_id))
     if not _wal_gaps(database, int(first.replay_after_wal_id), found):
-        return
+        return len(found)
     # An owner that still goes on may have had files removed since, whose rows are in tables now.
     replay_after = int((await _read_manifest(admin, database)).replay_after_wal_id)
     found = await _wal_after(objects, database, replay_after)
@@ -148,6 +150,7 @@ async def refuse_wal_gaps(admin: Admin, objects: Objects, database: str) -> None
             f"{gaps[0].path}: {gaps[0].wrong}{more}: restore it from the store's versions or a "
             "copy. To go on without those commits, put an empty object in its place; then verify"
         )
+    return len(found)
 
 
 async def _wal_after(objects: Objects, database: str, number: int) -> list[int]:
@@ -155,14 +158,17 @@ async def _wal_after(objects: Objects, database: str, number: int) -> list[int]:
     return sorted(one for one in map(_wal_number, found) if one > number)
 
 
-async def look_at_files(admin: Admin, objects: Objects, database: str) -> DatabaseFiles:
+async def look_at_files(
+    admin: Admin, objects: Objects, database: str, timeout_s: float
+) -> DatabaseFiles:
     """The files of a database, which its owner may have open.
 
-    Raises DamagedStore where the manifest cannot be read, StoreUnavailable.
+    Raises DamagedStore or StoreFailed where the manifest cannot be read, and StoreUnavailable,
+    also where that takes longer than `timeout_s`.
     """
     # The WAL before the manifest: what a collector removes meanwhile is in tables by then.
     wal_files = await objects.describe(f"{database}/{WAL}")
-    manifest = await _read_manifest(admin, database)
+    manifest = await _read_manifest(admin, database, timeout_s)
     table_files = {one.path: one for one in await objects.describe(tables_folder(database))}
     tables = [_table_of(database, view.sst) for view in _views(manifest)]
     sizes = {path: found.size_bytes for path, found in table_files.items()}
@@ -179,24 +185,21 @@ async def look_at_files(admin: Admin, objects: Objects, database: str) -> Databa
     return DatabaseFiles(path, tables, replay_after, last_seq, numbers, faults)
 
 
-async def _read_manifest(admin: Admin, database: str) -> VersionedManifest:
-    manifest = await _newest_manifest(admin, database)
+async def _read_manifest(
+    admin: Admin, database: str, timeout_s: float | None = None
+) -> VersionedManifest:
+    manifest = await _newest_manifest(admin, database, timeout_s)
     if manifest is None:
         raise DamagedStore(f"reading the manifest of {database}: there is none")
     return manifest
 
 
-async def _newest_manifest(admin: Admin, database: str) -> VersionedManifest | None:
-    """The newest manifest; None in a new database. Raises DamagedStore, StoreUnavailable."""
-    what = f"reading the manifest of {database}"
-    try:
+async def _newest_manifest(
+    admin: Admin, database: str, timeout_s: float | None = None
+) -> VersionedManifest | None:
+    """The newest manifest; None in a new database. Raises StorageError."""
+    async with bounded(f"reading the manifest of {database}", timeout_s):
         return await admin.read_manifest(None)
-    except Error.Unavailable as error:
-        raise StoreUnavailable(f"{what}: {readable(error.message)}") from error
-    except Error as error:
-        raise DamagedStore(f"{what}: {readable(repr(error))}") from error
-    except InternalError as error:  # SlateDB panics over some damage
-        raise DamagedStore(f"{what}: {readable(str(error))}") from error
 
 
 def _views(manifest: VersionedManifest) -> list[SsTableView]:

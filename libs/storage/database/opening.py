@@ -22,10 +22,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from slatedb.uniffi import Admin, Db, DbBuilder, DefaultMetricsRecorder, Error
+from slatedb.uniffi import Db, DbBuilder, DefaultMetricsRecorder
 
 from libs.storage.errors import StorageError, StoreUnavailable
-from libs.storage.objects.small_objects import Objects
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +41,8 @@ class Opening:
         recorder: What SlateDB counts, also once the database is open.
     """
 
-    def __init__(self, builder: DbBuilder, admin: Admin, objects: Objects, name: str) -> None:
-        """Watch this builder; `admin` and `objects` are only used for the progress in the log."""
+    def __init__(self, builder: DbBuilder, name: str) -> None:
         self._builder = builder
-        self._admin = admin
-        self._objects = objects
         self._name = name
         self.recorder = DefaultMetricsRecorder()
         self._wal_count: int | None = None
@@ -54,14 +50,14 @@ class Opening:
 
     async def build(
         self,
-        look: Callable[[], Awaitable[None]],
+        look: Callable[[], Awaitable[int]],
         stall_s: float,
         check: Callable[[], Awaitable[None]],
     ) -> Db:
         """The open database. Raises SlateDB's errors, and those of `look` and `check`.
 
-        `look` may refuse to open it. `check` sends the store a request; it is called whenever no
-        request was started for `stall_s` seconds.
+        `look` gives the number of WAL objects to replay, or refuses to open it. `check` sends the
+        store a request; it is called whenever no request was started for `stall_s` seconds.
         """
         building = asyncio.ensure_future(self._build(look))
         try:
@@ -70,8 +66,8 @@ class Opening:
         finally:
             building.cancel()
 
-    async def _build(self, look: Callable[[], Awaitable[None]]) -> Db:
-        await look()
+    async def _build(self, look: Callable[[], Awaitable[int]]) -> Db:
+        self._wal_count = await look()
         return await self._builder.build()
 
     async def _watch(
@@ -89,7 +85,7 @@ class Opening:
             still_looks = 0 if now > requests else still_looks + 1
             requests = now
             if looks % LOG_EVERY_LOOKS == 0:
-                await self._log_progress(requests)
+                self._log_progress(requests)
             if still_looks * look_s >= stall_s:
                 try:
                     await check()
@@ -109,9 +105,7 @@ class Opening:
             if not api or any(label.value == api for label in metric.labels)
         )
 
-    async def _log_progress(self, requests: int) -> None:
-        if self._wal_count is None:
-            self._wal_count = await self._count_wal_objects()
+    def _log_progress(self, requests: int) -> None:
         if self._wal_count is None:
             _log.warning("opening %s: %d requests to the store", self._name, requests)
             return
@@ -121,14 +115,3 @@ class Opening:
             "opening %s: %d of about %d WAL objects read, %d requests to the store",
             *(self._name, read, self._wal_count, requests),
         )
-
-    async def _count_wal_objects(self) -> int | None:
-        """How many WAL objects there are to replay; None while that cannot be read."""
-        try:
-            async with asyncio.timeout(LOG_EVERY_LOOKS * LOOK_S):
-                manifest = await self._admin.read_manifest(None)
-                after = 0 if manifest is None else manifest.replay_after_wal_id
-                return await self._objects.count_after(f"{self._name}/wal", f"{after:020}.sst")
-        except (Error, StorageError, TimeoutError) as error:
-            _log.debug("counting the WAL objects of %s: %r", self._name, error)
-            return None

@@ -13,7 +13,6 @@ Credentials come from the usual environment variables of each store, never from 
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,6 @@ from slatedb.uniffi import (
     DbReaderBuilder,
     Error,
     FoyerCacheOptions,
-    InternalError,
     ObjectStore,
     ObjectStoreBuilder,
     ObjectStoreType,
@@ -47,14 +45,14 @@ from libs.storage.database.integrity import (
 )
 from libs.storage.database.opening import Opening
 from libs.storage.database.settings import Kind, Tuning, slatedb_settings, tuning_of
-from libs.storage.database.slate import Database, translate, translated
+from libs.storage.database.slate import Database, bounded, translated
 from libs.storage.database.snapshots import (
     LATEST_OPTIONS,
     READER_OPTIONS,
     SnapshotReader,
     Snapshots,
 )
-from libs.storage.errors import DamagedStore, SnapshotNotFound, StoreUnavailable, readable
+from libs.storage.errors import SnapshotNotFound, StoreUnavailable, readable
 from libs.storage.layout.own_keys import FORMAT_KEY
 from libs.storage.objects.durability import Durability, durability_of
 from libs.storage.objects.small_objects import Objects, open_objects
@@ -186,18 +184,14 @@ class Root:
         builder.with_settings(slatedb_settings(chosen))
         builder.with_db_cache(_cache(chosen), 0)
         admin = self._admin(name)
-        opening = Opening(builder, admin, self.objects, name)
-        try:
+        opening = Opening(builder, name)
+        with translated(f"opening {name} below {self.url}"):
             await self.objects.check(self._timeout_s)
             db = await opening.build(
                 lambda: refuse_wal_gaps(admin, self.objects, name),
                 self._timeout_s,
                 lambda: self.objects.check(self._timeout_s),
             )
-        except Error as error:
-            raise translate(error, f"opening {name} below {self.url}") from error
-        except InternalError as error:  # SlateDB panics over some damage of its files
-            raise DamagedStore(f"opening {name} below {self.url}: {error}") from error
         database = Database(db, name, self.durability, chosen.replay, opening.recorder)
         try:
             await settle_format(database, f"{name} below {self.url}")
@@ -233,11 +227,8 @@ class Root:
         builder.with_options(options)
         builder.with_db_cache_disabled()
         what = f"opening {name} below {self.url} for reading"
-        try:
-            with translated(what):
-                reader = await asyncio.wait_for(builder.build(), timeout_s)
-        except TimeoutError:
-            raise StoreUnavailable(f"{what}: no answer within {timeout_s:g} s") from None
+        async with bounded(what, timeout_s):
+            reader = await builder.build()
         try:
             with translated(what):
                 check_format(await reader.get(FORMAT_KEY), f"{name} below {self.url}")
@@ -252,15 +243,10 @@ class Root:
         Raises SnapshotNotFound, StoreUnavailable.
         """
         admin = self._admin(name)
-        what = f"reading the manifest of {name} below {self.url}"
-        try:
-            with translated(what):
-                async with asyncio.timeout(self._timeout_s):
-                    found = await admin.list_checkpoints(None)
-                    number = next((one.manifest_id for one in found if one.id == snapshot_id), None)
-                    manifest = None if number is None else await admin.read_manifest(number)
-        except TimeoutError:
-            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+        async with bounded(f"reading the manifest of {name} below {self.url}", self._timeout_s):
+            found = await admin.list_checkpoints(None)
+            number = next((one.manifest_id for one in found if one.id == snapshot_id), None)
+            manifest = None if number is None else await admin.read_manifest(number)
         if manifest is None:
             raise SnapshotNotFound(snapshot_id)
         return files_of(name, manifest)
@@ -268,18 +254,13 @@ class Root:
     async def forget_snapshots(self, name: str) -> None:
         """Drop all snapshots of the database `name`, which no process has open."""
         admin = self._admin(name)
-        what = f"dropping the snapshots of {name} below {self.url}"
-        try:
-            with translated(what):
-                async with asyncio.timeout(self._timeout_s):
-                    for checkpoint in await admin.list_checkpoints(None):
-                        await admin.delete_checkpoint(checkpoint.id)
-        except TimeoutError:
-            raise StoreUnavailable(f"{what}: no answer within {self._timeout_s:g} s") from None
+        async with bounded(f"dropping the snapshots of {name} below {self.url}", self._timeout_s):
+            for checkpoint in await admin.list_checkpoints(None):
+                await admin.delete_checkpoint(checkpoint.id)
 
     async def files(self, name: str) -> DatabaseFiles:
         """The files of the database `name`, open or not. Raises DamagedStore, StoreUnavailable."""
-        return await look_at_files(self._admin(name), self.objects, name)
+        return await look_at_files(self._admin(name), self.objects, name, self._timeout_s)
 
     async def wal_fault(self, name: str, files: DatabaseFiles) -> FileFault | None:
         """Read the WAL of the database `name`; what is wrong with it, if anything."""

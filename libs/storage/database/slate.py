@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from itertools import chain, islice
 from typing import Any, Final
@@ -154,8 +154,10 @@ _FLUSH_WAL = FlushOptions(flush_type=FlushType.WAL)
 _FLUSH_MEMTABLE = FlushOptions(flush_type=FlushType.MEM_TABLE)
 
 
-def translate(error: Error, what: str) -> StorageError:
+def translate(error: Error | InternalError, what: str) -> StorageError:
     """The storage error for an error of SlateDB; `what` says what failed."""
+    if isinstance(error, InternalError):  # a panic, as over damage that no checksum covers
+        return DamagedStore(f"{what}: {readable(str(error))}")
     if isinstance(error, Error.Closed):
         if error.reason is CloseReason.FENCED:
             return Fenced(f"{what}: another process has opened this database")
@@ -179,10 +181,19 @@ def translated(what: str) -> Iterator[None]:
     """Raise a storage error for an error of SlateDB; `what` is being done."""
     try:
         yield
-    except Error as error:
+    except (Error, InternalError) as error:
         raise translate(error, what) from error
-    except InternalError as error:  # a panic on the other side
-        raise StoreFailed(f"{what}: {error}") from error
+
+
+@asynccontextmanager
+async def bounded(what: str, timeout_s: float | None) -> AsyncIterator[None]:
+    """As `translated`; raises StoreUnavailable after `timeout_s` seconds, None: never."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            with translated(what):
+                yield
+    except TimeoutError:
+        raise StoreUnavailable(f"{what}: no answer within {timeout_s:g} s") from None
 
 
 class Database:

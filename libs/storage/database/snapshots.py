@@ -24,8 +24,15 @@ from slatedb.uniffi import (
 )
 
 from libs.storage.database.binding import CALLS, Row
-from libs.storage.database.slate import READ_MEMORY, Batch, Database, scan_options, translated
-from libs.storage.errors import SnapshotNotFound, StoreUnavailable
+from libs.storage.database.slate import (
+    READ_MEMORY,
+    Batch,
+    Database,
+    bounded,
+    scan_options,
+    translated,
+)
+from libs.storage.errors import SnapshotNotFound
 from libs.storage.layout.own_keys import CLOCK_KEY
 
 SNAPSHOTS_MAX: Final = 64
@@ -130,12 +137,8 @@ class Snapshots:
         }
 
     async def _call(self, doing: str, call: Awaitable[T]) -> T:
-        what = f"{doing} a snapshot of {self.database}"
-        try:
-            with translated(what):
-                return await asyncio.wait_for(call, STORE_TIMEOUT_S)
-        except TimeoutError:
-            raise StoreUnavailable(f"{what}: no answer within {STORE_TIMEOUT_S:g} s") from None
+        async with bounded(f"{doing} a snapshot of {self.database}", STORE_TIMEOUT_S):
+            return await call
 
 
 class SnapshotReader:

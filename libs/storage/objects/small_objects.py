@@ -216,14 +216,6 @@ class Objects:
             for meta in page
         )
 
-    async def count_after(self, prefix: str, after: str) -> int:
-        """How many objects below the folder `prefix` sort after the name `after`."""
-        try:
-            pages = self._store.list(prefix, offset=f"{prefix}/{after}", chunk_size=1000)
-            return sum([len(page) async for page in pages])
-        except (BaseError, OSError) as error:
-            raise self._unavailable("listing", prefix, error) from error
-
     async def folders(self, prefix: str) -> Sequence[str]:
         """The paths of the folders directly below the folder `prefix`, sorted."""
         try:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from libs.storage.database.integrity import find_exchanged
 from libs.storage.database.roots import SILENCE_S, Root
 from libs.storage.database.snapshots import SnapshotReader
-from libs.storage.errors import DamagedStore, StorageError, StoreUnavailable
+from libs.storage.errors import DamagedStore, StorageError, StoreFailed, StoreUnavailable
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.layout.keys import payload_range
 from libs.storage.records.payloads import PayloadUri
@@ -200,7 +200,7 @@ class Verification:
         self.report(f"looking at the files of {name}", self._done, len(self.databases.names))
         try:
             files = await self.root.files(name)
-        except DamagedStore as error:
+        except (DamagedStore, StoreFailed) as error:
             self.findings.unreadable.add(name)
             self.findings.add(Kind.FILE, name, "manifest", "", str(error))
             return

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from libs.storage.database import opening
+from libs.storage.database import integrity, opening
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
@@ -109,6 +109,27 @@ async def test_a_start_counts_what_is_to_be_read_once_the_store_lets_it(
     assert not starting.done()
     store.set()
     await (await starting).close()
+    await crashed.close()
+
+
+async def test_a_look_at_the_files_of_a_database_ends_where_the_store_does_not_give_them(
+    store: FaultyStore, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed = await root.database(NAME, Kind.BROKER, _bounded(NEVER))
+    for number in range(5):
+        await _commit(crashed, number)
+    store.set(Fault(Outcome.HANG, method="GET", match="/manifest/"))
+    with pytest.raises(StoreUnavailable, match=f"no answer within {SILENCE_S:g} s"):
+        await root.files(NAME)
+    store.set()
+    files = await root.files(NAME)
+
+    monkeypatch.setattr(integrity, "WAL_FILE_S", 0.5)
+    hanging = Fault(Outcome.HANG, match="/wal/")
+    store.set(hanging)
+    assert await root.wal_fault(NAME, files) is not None
+    assert hanging.happened
+    store.set()
     await crashed.close()
 
 

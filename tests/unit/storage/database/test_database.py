@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slatedb.uniffi import InternalError
 
 from libs.storage.database import slate
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind, ReplayBound, slatedb_settings, tuning_of
-from libs.storage.database.slate import FILL_ROWS, Batch, Database
-from libs.storage.errors import Fenced, StoreFailed, StoreUnavailable
+from libs.storage.database.slate import FILL_ROWS, Batch, Database, bounded
+from libs.storage.errors import DamagedStore, Fenced, StoreFailed, StoreUnavailable
 from libs.storage.objects.durability import NoSync
 
 
@@ -309,3 +310,12 @@ async def test_manifests_of_a_folder_are_collected_again_and_again(tmp_path: Pat
     # Then its old manifests go each time, not only the first
     assert first < second < third
     await database.close()
+
+
+async def test_a_panic_of_slatedb_is_called_damage_and_a_long_wait_an_outage() -> None:
+    with pytest.raises(DamagedStore, match="reading: range out of bounds"):
+        async with bounded("reading", 60):
+            raise InternalError("range out of bounds")
+    with pytest.raises(StoreUnavailable, match=r"reading: no answer within 0\.01 s"):
+        async with bounded("reading", 0.01):
+            await asyncio.Event().wait()
