@@ -42,7 +42,6 @@ from services.router.route import Route
 from services.router.routing import STEP_NS, BrokerRules
 from services.router.tails import Log, Subscriber
 from services.router.wire import (
-    Incarnation,
     apply_changes,
     ask_for_quarantine,
     assign_request,
@@ -108,7 +107,6 @@ class BrokerLink:
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
         self._has_worked = True
-        self._incarnation = Incarnation()
 
     def add_log(self, log: Log) -> None:
         """Route this log to the broker too."""
@@ -304,11 +302,8 @@ class BrokerLink:
         try:
             with peer_failures():
                 request = assign_request(
-                    (
-                        (shard, piece, self._lanes[shard][1].route.seen_of(piece))
-                        for shard, piece in pieces
-                    ),
-                    self._incarnation,
+                    (shard, piece, self._lanes[shard][1].route.seen_of(piece))
+                    for shard, piece in pieces
                 )
                 stub = assignment_pb2_grpc.AssignmentServiceStub(await self._connect())
                 with self._tracing.routing(self.shard, [piece for _, piece in pieces]):
@@ -347,8 +342,6 @@ class BrokerLink:
         if revision < max(piece.revision for _, piece in pieces):
             self._reload = True
             raise PeerFailed("the broker's configs went back; reading them all again")
-        if response.broker_incarnation != self._incarnation.number:
-            self._incarnation = Incarnation(response.broker_incarnation, time.monotonic())
         if self.rules.revision < revision and any(result.outdated for result in results):
             await self.refresh_rules(ASSIGN_SECONDS)
         for (shard, piece), result in zip(pieces, results, strict=True):

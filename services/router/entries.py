@@ -21,12 +21,10 @@ class FreshMessages(NamedTuple):
     """Messages that came with their log entry, for the brokers that they are assigned to.
 
     Attributes:
-        read_s: When, by the monotonic clock.
         runs: The messages.
-        size_bytes: Their payloads.
+        size_bytes: About what they take in memory.
     """
 
-    read_s: float
     runs: Sequence[StoredRun]
     size_bytes: int
 

@@ -41,14 +41,13 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> Iterator[LogEntry | Non
 
 
 def _fresh(entry: LogEntry, messages: Sequence[ingest_pb2.StoredRun]) -> FreshMessages:
-    """Those of the messages that came with an entry that begin in it."""
+    """Those of the messages that came with an entry that begin in it, and their size."""
     runs = [
         run
         for run in messages
         if run.message_ids and entry.first <= run.message_ids[0] <= entry.last
     ]
-    size_bytes = sum(len(payload) for run in runs for payload in run.payloads)
-    return FreshMessages(time.monotonic(), runs, size_bytes)
+    return FreshMessages(runs, sum(run.ByteSize() + FRESH_RUN_BYTES for run in runs))
 
 
 def queue_rules(changes: Iterable[queue_pb2.QueueChange]) -> list[QueueRule]:
@@ -76,25 +75,22 @@ def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
     )
 
 
-FRESH_RUNS_MAX = 1_000
-"""Runs of messages in one call: from many logs, each of which may bring 64."""
+FRESH_BYTES_MAX = 256 << 10
+"""Messages that come along with one call, from some logs of which each brings 64 KiB at most: with
+more there is no hurry, and the broker reads what it needs."""
 
-
-class Incarnation(NamedTuple):
-    """The process of a broker that answered last, and when it first did, by the monotonic clock."""
-
-    number: int = 0
-    since_s: float = 0.0
+FRESH_RUN_BYTES = 64
+"""Memory of such a message, or of a run of them, besides its bytes on the wire."""
 
 
 def assign_request(
-    pieces: Iterable[tuple[int, Piece, Seen | None]], incarnation: Incarnation
+    pieces: Iterable[tuple[int, Piece, Seen | None]],
 ) -> assignment_pb2.AssignRequest:
     """The call that sends judged pieces, each with its log's ingest shard and what counts for it.
 
-    See `Route.seen_of`. Messages that were read before this process of the broker was known stay
-    behind: it may not have learned that they were edited.
+    See `Route.seen_of`.
     """
+    left_bytes = FRESH_BYTES_MAX
     ranges: list[assignment_pb2.LogRange] = []
     messages: list[ingest_pb2.StoredRun] = []
     for ingest_shard, piece, seen in pieces:
@@ -103,13 +99,12 @@ def assign_request(
         if seen is not None:
             result.seen_revision, result.seen_by = seen.revision, seen.incarnation
         ranges.append(result)
-        if piece.columns and incarnation.number:
-            for entry in piece.entries:
-                fresh = entry.fresh
-                if fresh is not None and fresh.read_s >= incarnation.since_s:
-                    messages += fresh.runs[: FRESH_RUNS_MAX - len(messages)]
-    messages_for = incarnation.number if messages else 0
-    return assignment_pb2.AssignRequest(ranges=ranges, messages=messages, messages_for=messages_for)
+        for entry in piece.entries if piece.columns else ():
+            fresh = entry.fresh
+            if fresh is not None and fresh.size_bytes <= left_bytes:
+                messages += fresh.runs
+                left_bytes -= fresh.size_bytes
+    return assignment_pb2.AssignRequest(ranges=ranges, messages=messages)
 
 
 def backfill_request(

@@ -27,7 +27,7 @@ from slatemq.v1 import ingest_pb2 as slatemq_dot_v1_dot_ingest__pb2
 from slatemq.v1 import queue_pb2 as slatemq_dot_v1_dot_queue__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bslatemq/v1/assignment.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x17slatemq/v1/ingest.proto\x1a\x16slatemq/v1/queue.proto\"D\n\x16GetRoutingStateRequest\x12\x16\n\x0eknown_revision\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xb3\x01\n\x17GetRoutingStateResponse\x12\x17\n\x0f\x63onfig_revision\x18\x01 \x01(\x03\x12(\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x17.slatemq.v1.QueueChange\x12&\n\x07\x63ursors\x18\x03 \x03(\x0b\x32\x15.slatemq.v1.LogCursor\x12\x14\n\x0c\x62roker_shard\x18\x04 \x01(\x05\x12\x17\n\x0fnext_page_token\x18\x05 \x01(\t\"3\n\tLogCursor\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x03\"\x83\x01\n\x0fQueueAssignment\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmessage_ids\x18\x02 \x03(\x03\x12\x12\n\npriorities\x18\x03 \x03(\x05\x12\x1e\n\x16retention_deadlines_ms\x18\x04 \x03(\x03\x12\x15\n\rvisible_at_ms\x18\x05 \x03(\x03\"\xc5\x01\n\x08LogRange\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x19\n\x11previous_sequence\x18\x02 \x01(\x03\x12\x15\n\rlast_sequence\x18\x03 \x01(\x03\x12\x30\n\x0b\x61ssignments\x18\x04 \x03(\x0b\x32\x1b.slatemq.v1.QueueAssignment\x12\x17\n\x0f\x63onfig_revision\x18\x05 \x01(\x03\x12\x15\n\rseen_revision\x18\x06 \x01(\x03\x12\x0f\n\x07seen_by\x18\x07 \x01(\x06\"z\n\rAssignRequest\x12$\n\x06ranges\x18\x02 \x03(\x0b\x32\x14.slatemq.v1.LogRange\x12\'\n\x08messages\x18\x03 \x03(\x0b\x32\x15.slatemq.v1.StoredRun\x12\x14\n\x0cmessages_for\x18\x04 \x01(\x06J\x04\x08\x01\x10\x02\"n\n\x0eLogRangeResult\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x03\x12\x10\n\x08outdated\x18\x04 \x01(\x08\x12\x13\n\x0bretry_later\x18\x05 \x01(\x08\"x\n\x0e\x41ssignResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.slatemq.v1.LogRangeResult\x12\x17\n\x0f\x63onfig_revision\x18\x02 \x01(\x03\x12\x1a\n\x12\x62roker_incarnation\x18\x04 \x01(\x06J\x04\x08\x03\x10\x04\"\x8b\x01\n\x0f\x42\x61\x63kfillRequest\x12\x16\n\x0equeue_revision\x18\x01 \x01(\x03\x12#\n\x05range\x18\x02 \x01(\x0b\x32\x14.slatemq.v1.LogRange\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\x15\n\rmessage_count\x18\x04 \x01(\x03\x12\x12\n\nleft_count\x18\x05 \x01(\x03\"K\n\x10\x42\x61\x63kfillResponse\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x03\x12\x16\n\x0equeue_revision\x18\x03 \x01(\x03\"R\n\x16QuarantineQueueRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x16\n\x0equeue_revision\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x19\n\x17QuarantineQueueResponse2\xf3\x02\n\x11\x41ssignmentService\x12\x62\n\x0fGetRoutingState\x12\".slatemq.v1.GetRoutingStateRequest\x1a#.slatemq.v1.GetRoutingStateResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12G\n\x06\x41ssign\x12\x19.slatemq.v1.AssignRequest\x1a\x1a.slatemq.v1.AssignResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12M\n\x08\x42\x61\x63kfill\x12\x1b.slatemq.v1.BackfillRequest\x1a\x1c.slatemq.v1.BackfillResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12\x62\n\x0fQuarantineQueue\x12\".slatemq.v1.QuarantineQueueRequest\x1a#.slatemq.v1.QuarantineQueueResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bslatemq/v1/assignment.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\x1a\x17slatemq/v1/ingest.proto\x1a\x16slatemq/v1/queue.proto\"D\n\x16GetRoutingStateRequest\x12\x16\n\x0eknown_revision\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xb3\x01\n\x17GetRoutingStateResponse\x12\x17\n\x0f\x63onfig_revision\x18\x01 \x01(\x03\x12(\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x17.slatemq.v1.QueueChange\x12&\n\x07\x63ursors\x18\x03 \x03(\x0b\x32\x15.slatemq.v1.LogCursor\x12\x14\n\x0c\x62roker_shard\x18\x04 \x01(\x05\x12\x17\n\x0fnext_page_token\x18\x05 \x01(\t\"3\n\tLogCursor\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x03\"\x83\x01\n\x0fQueueAssignment\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x13\n\x0bmessage_ids\x18\x02 \x03(\x03\x12\x12\n\npriorities\x18\x03 \x03(\x05\x12\x1e\n\x16retention_deadlines_ms\x18\x04 \x03(\x03\x12\x15\n\rvisible_at_ms\x18\x05 \x03(\x03\"\xc5\x01\n\x08LogRange\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x19\n\x11previous_sequence\x18\x02 \x01(\x03\x12\x15\n\rlast_sequence\x18\x03 \x01(\x03\x12\x30\n\x0b\x61ssignments\x18\x04 \x03(\x0b\x32\x1b.slatemq.v1.QueueAssignment\x12\x17\n\x0f\x63onfig_revision\x18\x05 \x01(\x03\x12\x15\n\rseen_revision\x18\x06 \x01(\x03\x12\x0f\n\x07seen_by\x18\x07 \x01(\x06\"d\n\rAssignRequest\x12$\n\x06ranges\x18\x02 \x03(\x0b\x32\x14.slatemq.v1.LogRange\x12\'\n\x08messages\x18\x03 \x03(\x0b\x32\x15.slatemq.v1.StoredRunJ\x04\x08\x01\x10\x02\"n\n\x0eLogRangeResult\x12\x14\n\x0cingest_shard\x18\x01 \x01(\x05\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x03\x12\x10\n\x08outdated\x18\x04 \x01(\x08\x12\x13\n\x0bretry_later\x18\x05 \x01(\x08\"x\n\x0e\x41ssignResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.slatemq.v1.LogRangeResult\x12\x17\n\x0f\x63onfig_revision\x18\x02 \x01(\x03\x12\x1a\n\x12\x62roker_incarnation\x18\x04 \x01(\x06J\x04\x08\x03\x10\x04\"\x8b\x01\n\x0f\x42\x61\x63kfillRequest\x12\x16\n\x0equeue_revision\x18\x01 \x01(\x03\x12#\n\x05range\x18\x02 \x01(\x0b\x32\x14.slatemq.v1.LogRange\x12\x10\n\x08queue_id\x18\x03 \x01(\t\x12\x15\n\rmessage_count\x18\x04 \x01(\x03\x12\x12\n\nleft_count\x18\x05 \x01(\x03\"K\n\x10\x42\x61\x63kfillResponse\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x03\x12\x16\n\x0equeue_revision\x18\x03 \x01(\x03\"R\n\x16QuarantineQueueRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\x12\x16\n\x0equeue_revision\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x19\n\x17QuarantineQueueResponse2\xf3\x02\n\x11\x41ssignmentService\x12\x62\n\x0fGetRoutingState\x12\".slatemq.v1.GetRoutingStateRequest\x1a#.slatemq.v1.GetRoutingStateResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12G\n\x06\x41ssign\x12\x19.slatemq.v1.AssignRequest\x1a\x1a.slatemq.v1.AssignResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12M\n\x08\x42\x61\x63kfill\x12\x1b.slatemq.v1.BackfillRequest\x1a\x1c.slatemq.v1.BackfillResponse\"\x06\xca\xbd\x18\x02\x08\x01\x12\x62\n\x0fQuarantineQueue\x12\".slatemq.v1.QuarantineQueueRequest\x1a#.slatemq.v1.QuarantineQueueResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,19 +54,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGRANGE']._serialized_start=557
   _globals['_LOGRANGE']._serialized_end=754
   _globals['_ASSIGNREQUEST']._serialized_start=756
-  _globals['_ASSIGNREQUEST']._serialized_end=878
-  _globals['_LOGRANGERESULT']._serialized_start=880
-  _globals['_LOGRANGERESULT']._serialized_end=990
-  _globals['_ASSIGNRESPONSE']._serialized_start=992
-  _globals['_ASSIGNRESPONSE']._serialized_end=1112
-  _globals['_BACKFILLREQUEST']._serialized_start=1115
-  _globals['_BACKFILLREQUEST']._serialized_end=1254
-  _globals['_BACKFILLRESPONSE']._serialized_start=1256
-  _globals['_BACKFILLRESPONSE']._serialized_end=1331
-  _globals['_QUARANTINEQUEUEREQUEST']._serialized_start=1333
-  _globals['_QUARANTINEQUEUEREQUEST']._serialized_end=1415
-  _globals['_QUARANTINEQUEUERESPONSE']._serialized_start=1417
-  _globals['_QUARANTINEQUEUERESPONSE']._serialized_end=1442
-  _globals['_ASSIGNMENTSERVICE']._serialized_start=1445
-  _globals['_ASSIGNMENTSERVICE']._serialized_end=1816
+  _globals['_ASSIGNREQUEST']._serialized_end=856
+  _globals['_LOGRANGERESULT']._serialized_start=858
+  _globals['_LOGRANGERESULT']._serialized_end=968
+  _globals['_ASSIGNRESPONSE']._serialized_start=970
+  _globals['_ASSIGNRESPONSE']._serialized_end=1090
+  _globals['_BACKFILLREQUEST']._serialized_start=1093
+  _globals['_BACKFILLREQUEST']._serialized_end=1232
+  _globals['_BACKFILLRESPONSE']._serialized_start=1234
+  _globals['_BACKFILLRESPONSE']._serialized_end=1309
+  _globals['_QUARANTINEQUEUEREQUEST']._serialized_start=1311
+  _globals['_QUARANTINEQUEUEREQUEST']._serialized_end=1393
+  _globals['_QUARANTINEQUEUERESPONSE']._serialized_start=1395
+  _globals['_QUARANTINEQUEUERESPONSE']._serialized_end=1420
+  _globals['_ASSIGNMENTSERVICE']._serialized_start=1423
+  _globals['_ASSIGNMENTSERVICE']._serialized_end=1794
 # @@protoc_insertion_point(module_scope)

@@ -218,11 +218,6 @@ class AssignRequest(_message.Message):
 
     RANGES_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
-    MESSAGES_FOR_FIELD_NUMBER: _builtins.int
-    messages_for: _builtins.int
-    """The `broker_incarnation` of an earlier response, which the router had before it read `messages`. Any other process than
-    that one drops them: it was not there to learn of edits of them.
-    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRange]:
         """At most one range for each log."""
@@ -238,11 +233,10 @@ class AssignRequest(_message.Message):
         *,
         ranges: _abc.Iterable[Global___LogRange] | None = ...,
         messages: _abc.Iterable[_ingest_pb2.StoredRun] | None = ...,
-        messages_for: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "messages_for", b"messages_for", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

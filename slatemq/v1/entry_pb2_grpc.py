@@ -355,16 +355,18 @@ class DelayedServiceServicer:
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
         one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-        BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
+        BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+        repeat the call).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetMessage(self, request, context):
-        """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
+        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
+        EditMessage calls it on all others.
 
-        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -207,12 +207,14 @@ class DelayedServiceStub:
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
     one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-    BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
+    BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+    repeat the call).
     """
     ForgetMessage: _grpc.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]
-    """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
+    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
+    EditMessage calls it on all others.
 
-    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
     """
     WatchDelayed: _grpc.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]
     """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
@@ -238,12 +240,14 @@ class DelayedServiceAsyncStub(DelayedServiceStub):
     Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
     INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
     one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-    BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
+    BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+    repeat the call).
     """
     ForgetMessage: _aio.UnaryUnaryMultiCallable[_entry_pb2.ForgetMessageRequest, _entry_pb2.ForgetMessageResponse]  # type: ignore[assignment]
-    """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
+    """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
+    EditMessage calls it on all others.
 
-    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
     """
     WatchDelayed: _aio.UnaryStreamMultiCallable[_entry_pb2.WatchDelayedRequest, _entry_pb2.WatchDelayedResponse]  # type: ignore[assignment]
     """Streams the delayed messages of a queue in the order in which they were routed to it: first the present ones, then new ones, without
@@ -272,7 +276,8 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: as of CancelEntry (WRONG_STATE: it is not delayed); NOT_FOUND (MESSAGE_NOT_FOUND: it is no longer stored);
         INVALID_ARGUMENT (nothing to replace; limits as of Publish, as of ReplaceMessage for headers); ABORTED (the etag is not the current
         one, which the ErrorInfo's metadata has as `etag`); RESOURCE_EXHAUSTED; UNAVAILABLE (also while the message's ingest is down;
-        BROKER_AWAY: the message is replaced, but a broker that is down may still deliver the old one: repeat the call).
+        BROKER_AWAY: the message is replaced, but a broker that is down, or to which it is still to be routed, may deliver the old one:
+        repeat the call).
         """
 
     @_abc_1.abstractmethod
@@ -281,9 +286,10 @@ class DelayedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _entry_pb2.ForgetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_entry_pb2.ForgetMessageResponse, _abc.Awaitable[_entry_pb2.ForgetMessageResponse]]:
-        """Makes this broker drop a replaced message from its memory. For brokers: EditMessage calls it on all others.
+        """Makes this broker drop a replaced message from its memory, once all up to it is assigned to the queues of its shard. For brokers:
+        EditMessage calls it on all others.
 
-        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (not a valid message ID), UNAVAILABLE (also where it is not assigned for 4 s: repeat the call).
         """
 
     @_abc_1.abstractmethod

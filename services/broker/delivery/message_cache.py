@@ -234,7 +234,6 @@ class Payloads:
         self._old: dict[int, CachedMessage] = {}
         self._fetches: dict[object, set[int]] = {}  # by fetch, what was forgotten since it began
         self._hands: dict[object, dict[int, CachedMessage]] = {}
-        self._edited_ahead: set[int] = set()
 
     @property
     def size_bytes(self) -> int:
@@ -337,19 +336,13 @@ class Payloads:
         for hand in self._hands.values():
             hand.pop(message_id, None)
 
-    def forget_ahead(self, message_id: int, cursors: Mapping[int, int]) -> None:
-        """As `forget`, of a message that may not have come yet: then `add_fresh` refuses it."""
-        self.forget(message_id)
-        edited = {*self._edited_ahead, message_id}
-        self._edited_ahead = {one for one in edited if _is_ahead(one, cursors)}
-
     def add_fresh(self, runs: Iterable[StoredRun], cursors: Mapping[int, int]) -> None:
-        """Take messages that came with their assignment, which is not applied yet.
+        """Take messages that came with their assignment, unless it is applied already.
 
-        Of those that are, or that were edited meanwhile, the cache may know better.
+        Those may have been edited since; see `MessageEditor.forget`.
         """
         held, size_bytes = _held_of(runs)
-        known = {one for one in held if one in self._edited_ahead or not _is_ahead(one, cursors)}
+        known = {one for one in held if one <= cursors.get(shard_of(one), 0)}
         if known:
             held = {one: message for one, message in held.items() if one not in known}
             size_bytes = size_of(held)
@@ -370,11 +363,6 @@ class Payloads:
             self._young, self._young_bytes = {}, 0
         self._young.update(came)
         self._young_bytes += size_bytes
-
-
-def _is_ahead(message_id: int, cursors: Mapping[int, int]) -> bool:
-    """Whether the message is not assigned yet, by the cursors of the logs."""
-    return message_id > cursors.get(shard_of(message_id), 0)
 
 
 class PrefetchWindow:

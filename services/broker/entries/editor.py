@@ -1,7 +1,8 @@
 """Edits a delayed message: while ingest replaces its content, it is not claimed here.
 
 Brokers cache messages that are about to be delivered, and queues of other brokers may have the same
-message. So all of them forget it before the edit is answered.
+message. So all of them forget it before the edit is answered, and those to which it is not assigned
+yet, once it is: a copy of what it was may be on its way with the assignment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.errors import StorageError
+from libs.storage.layout.ids import shard_of
 from services.broker.delivery.dispatcher import Dispatcher
 from services.broker.delivery.message_cache import Ingests, Payloads
 from services.broker.shard.owner import ShardOwner
@@ -31,6 +33,9 @@ RUNNING_BYTES_MAX: Final = 128 << 20
 INVALIDATE_DEADLINE_S: Final = 5.0
 """A broker that has not answered by then counts as down."""
 
+LOOK_S: Final = 0.02
+LOOKS: Final = 200
+"""How often a broker looks whether a message is assigned, to forget it; routers hold back less."""
 
 Find = Callable[[int], int]
 """A command that finds an available or delayed entry, given the time: when it is visible (0 = at
@@ -98,10 +103,25 @@ class MessageEditor:
         return etag
 
     async def forget(self, message_id: int) -> None:
-        """Drops what is cached of a message that another broker has edited."""
-        self._payloads.forget_ahead(message_id, self._owner.shard.cursors)
+        """Drops what is cached of a message that another broker has edited.
+
+        Waits until all up to it is assigned here: from then on no copy of it is taken that comes
+        with an assignment. Raises Unavailable where that takes long.
+        """
+        self._payloads.forget(message_id)
+        await self._assigned(message_id)
+        self._payloads.forget(message_id)
         self._delivery.look_again()
         await self._owner.durable()  # responses that hold the former content are sent after this
+
+    async def _assigned(self, message_id: int) -> None:
+        """Waits until all up to a message is assigned; nothing is to a shard without queues."""
+        owner, log = self._owner, shard_of(message_id)
+        for _ in range(LOOKS):
+            if not owner.shard.queues or owner.durable_cursors.get(log, 0) >= message_id:
+                return
+            await asyncio.sleep(LOOK_S)
+        raise Unavailable(f"message {message_id} is not assigned yet to the queues here")
 
     def _ended(self, task: asyncio.Task[str]) -> None:
         del self._running[task]
@@ -136,6 +156,6 @@ class Invalidator:
         except PeerFailed as failed:
             raise Unavailable(
                 f"message {message_id} is replaced, but broker {shard} may deliver what it was, "
-                f"and does not answer, retry: {failed}",
+                f"retry: {failed}",
                 reason="BROKER_AWAY",
             ) from failed

@@ -99,8 +99,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         cursors, applied = owner.durable_cursors, set[int]()
         if judged:
             await self._check_queues(judged)
-            if request.messages_for == self._incarnation:
-                self._delivery.add_fresh(request.messages)
+            self._delivery.add_fresh(request.messages)
             await self._fetch(judged)
             for piece in judged:
                 if await self._apply(piece):

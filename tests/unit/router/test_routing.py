@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -15,7 +14,13 @@ from services.router.config import parse_shards
 from services.router.entries import LogEntry
 from services.router.pieces import Piece
 from services.router.routing import BrokerRules, Columns, QueueRule
-from services.router.wire import Incarnation, assign_request, log_entries, queue_rules
+from services.router.wire import (
+    FRESH_BYTES_MAX,
+    FRESH_RUN_BYTES,
+    assign_request,
+    log_entries,
+    queue_rules,
+)
 from slatemq.v1 import ingest_pb2, queue_pb2
 from tests.log_entries import DecodedEntry, logged
 
@@ -154,7 +159,7 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
 
     sent = {
         assignment.queue_id: assignment
-        for assignment in assign_request([(4, piece, None)], Incarnation()).ranges[0].assignments
+        for assignment in assign_request([(4, piece, None)]).ranges[0].assignments
     }
 
     assert list(sent["p"].priorities) == [7]
@@ -163,7 +168,7 @@ def test_columns_that_say_nothing_are_not_sent() -> None:
     assert not sent["q"].visible_at_ms
 
 
-def test_messages_that_came_with_the_log_go_on_to_the_process_that_was_known_before() -> None:
+def test_messages_that_came_with_the_log_go_on_to_brokers_with_matches() -> None:
     rules = standing_rules()
     rules.change([QueueRule("q", "true")])
     # Given a log entry that came with one of its two messages
@@ -174,24 +179,34 @@ def test_messages_that_came_with_the_log_go_on_to_the_process_that_was_known_bef
         entries=[ingest_pb2.LogEntry(sequence=1, value=value)],
         messages=[run, strange, ingest_pb2.StoredRun()],
     )
-    before_s = time.monotonic()
     (received,) = log_entries(response)
     assert received is not None
     piece = Piece(0, 1, 0)
     piece.add(received, rules)
 
-    def sent(incarnation: Incarnation) -> tuple[list[ingest_pb2.StoredRun], int]:
-        request = assign_request([(4, piece, None)], incarnation)
-        return list(request.messages), request.messages_for
-
-    # Then it goes to the broker's process that was known when they came, and to no other
-    assert sent(Incarnation(7, before_s)) == ([run], 7)
-    assert sent(Incarnation(7, time.monotonic())) == ([], 0)
-    assert sent(Incarnation()) == ([], 0)
-
-    # And only where something matches
+    # Then it goes to the broker where something matches, and only there
+    assert list(assign_request([(4, piece, None)]).messages) == [run]
     piece.columns.clear()
-    assert sent(Incarnation(7, before_s)) == ([], 0)
+    assert not assign_request([(4, piece, None)]).messages
+
+
+def test_a_call_brings_no_more_messages_along_than_it_has_room_for() -> None:
+    rules, pieces, size_bytes = standing_rules(), list[tuple[int, Piece, None]](), 100_000
+    rules.change([QueueRule("q", "true")])
+    for log in range(4):
+        value = encode_log_entry([logged(message_id=1)])
+        (received,) = log_entries(
+            ingest_pb2.TailLogResponse(
+                entries=[ingest_pb2.LogEntry(sequence=1, value=value)],
+                messages=[ingest_pb2.StoredRun(message_ids=[1], payloads=[bytes(size_bytes)])],
+            )
+        )
+        assert received is not None
+        piece = Piece(0, 1, 0)
+        piece.add(received, rules)
+        pieces.append((log, piece, None))
+
+    assert len(assign_request(pieces).messages) == FRESH_BYTES_MAX // size_bytes == 2
 
 
 def test_messages_that_came_with_the_log_count_as_memory_while_they_are_kept() -> None:
@@ -205,8 +220,9 @@ def test_messages_that_came_with_the_log_count_as_memory_while_they_are_kept() -
     assert plain is not None
     assert fresh is not None
 
-    assert fresh.memory_bytes == plain.memory_bytes + 1000
-    assert fresh.stored_bytes == plain.stored_bytes + 1000
+    size_bytes = run.ByteSize() + FRESH_RUN_BYTES
+    assert fresh.memory_bytes == plain.memory_bytes + size_bytes
+    assert fresh.stored_bytes == plain.stored_bytes + size_bytes
     fresh.discard_runs()
     assert fresh.stored_bytes == plain.stored_bytes
     assert fresh.fresh is None
