@@ -420,8 +420,13 @@ class Database:
     def _changing(self, what: str) -> Iterator[None]:
         """Any error in it makes the database fail permanently; `what` says what is being done."""
         try:
-            with translated(what):
-                yield
+            yield
+        except InternalError as panic:
+            # What is read after it may be whole: a writer goes on from there, as after a crash.
+            cause = StoreFailed(f"{what}: {readable(str(panic))}")
+            raise self._fail(cause) from panic
+        except Error as error:
+            raise self._fail(translate(error, what)) from error
         except StorageError as error:
             raise self._fail(error) from error
         except OSError as error:

@@ -225,6 +225,22 @@ async def test_after_a_failed_write_the_database_stays_failed(tmp_path: Path) ->
         await database.commit(_batch((b"k", b"x")))
 
 
+async def test_a_panic_in_a_write_fails_the_database_and_is_not_called_damage(
+    tmp_path: Path,
+) -> None:
+    class Panicking(NoSync):
+        async def sync(self) -> None:
+            raise InternalError("range out of bounds")
+
+    root = open_root(tmp_path.as_uri())
+    root.durability = Panicking()
+    database = await root.database("broker/0", Kind.BROKER)
+    with pytest.raises(StoreFailed, match="range out of bounds"):
+        await database.commit(_batch((b"k", b"v")))
+    assert isinstance(database.failed, StoreFailed)
+    await database.close()
+
+
 async def test_a_failed_database_closes_without_making_its_memory_durable(
     tmp_path: Path,
 ) -> None:
