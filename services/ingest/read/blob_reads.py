@@ -13,7 +13,12 @@ from typing import Final
 
 from libs.serving.requests.budget import ByteBudget
 from libs.storage.database.blobs import Blobs
-from libs.storage.errors import ObjectNotFound, StorageError, StoreUnavailable
+from libs.storage.errors import (
+    DamagedObject,
+    ObjectNotFound,
+    StorageError,
+    StoreUnavailable,
+)
 from libs.storage.records.payloads import PayloadUri
 
 log = logging.getLogger(__name__)
@@ -23,7 +28,8 @@ SILENCE_S: Final = (15.0, 60.0, 300.0)
 than the one before, and a payload of any size comes as long as bytes come."""
 
 KEEP_S: Final = 60.0
-"""How long a payload is kept of which some caller stopped waiting before it came."""
+"""How long a payload is kept of which some caller stopped waiting before it came, or that the
+object is damaged or gone."""
 
 TAKEN_S: Final = 5.0
 """How long it is kept once a caller has it, which may only have asked whether it is there."""
@@ -98,13 +104,17 @@ class BlobReads:
         error = None if done.cancelled() else done.exception()
         if error is not None and not isinstance(error, StorageError):
             log.error("reading a payload failed", exc_info=error)
-        payload = None if done.cancelled() or error is not None else done.result()
         has_given_up = uri in self._given_up
         self._given_up.discard(uri)
-        if payload is None or not has_given_up:
+        is_damaged = isinstance(error, DamagedObject)
+        if not has_given_up or done.cancelled() or (error is not None and not is_damaged):
             self._forget(uri)
-        else:
-            self._keep(uri, KEEP_S)
+            return
+        if is_damaged or done.result() is None:
+            # The answer is kept, as a payload is: found again, it might take as long each time.
+            self._budget.release(self._sizes[uri])
+            self._sizes[uri] = 0
+        self._keep(uri, KEEP_S)
 
     def _keep(self, uri: str, for_s: float) -> None:
         if uri in self._kept:

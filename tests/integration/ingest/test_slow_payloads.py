@@ -102,6 +102,26 @@ async def test_who_wants_one_such_message_alone_is_asked_to_come_again(
         assert answer.messages[0].payload == LARGE
 
 
+async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_after_one_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "BLOB_WAIT_S", 0.05)
+    async with serving((tmp_path / "data").as_uri(), payload_cache_bytes=0) as ingest:
+        (large,) = await ingest.send(LARGE)
+        (file,) = (one for one in (tmp_path / "data" / "blobs").rglob("*") if one.is_file())
+        file.write_bytes(b"y" + LARGE[1:])
+        store = SlowStore(monkeypatch)
+        assert list((await ingest.read(large)).slow_ids) == [large]
+        store.free.set()
+        await asyncio.sleep(0.2)  # It is read to its end while nobody waits.
+        store.free.clear()
+
+        answer = await ingest.read(large)
+
+        assert list(answer.damaged_ids) == [large]
+        assert store.reads == 1
+
+
 class ThrottledStore(SlowStore):
     """All reads of `blobs/` together get so many bytes a second, each an equal part."""
 
