@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -31,8 +31,11 @@ BODY_BYTES_MAX: Final = 4 << 20
 BODY_S: Final = 20.0
 """How long the body of a form may take to arrive."""
 
+LARGE_BYTES: Final = 16 << 10
+"""Of a form: from here on its body takes one of few places. So slow ones hold up no login."""
+
 BODIES_MAX: Final = 16
-"""Forms that are read at once."""
+"""Large forms that are read at once."""
 
 FIELDS_MAX: Final = 2_000
 
@@ -105,8 +108,7 @@ class Guard:
                 session=session, form={}, form_token=self._seal.form_token(session)
             )
             if scope["method"] == "POST":
-                async with self._bodies:
-                    form = await _form(Request(scope, receive), headers)
+                form = await _form(Request(scope, receive), headers, self._bodies)
                 if not self._seal.is_form_token(session, form.get(FORM_TOKEN, [""])[0]):
                     raise Refusal(403, "This form is too old. Go back, load the page again, retry.")
                 scope["state"]["form"] = form
@@ -161,8 +163,13 @@ def host_name(host: str) -> str:
     return host.lower().partition(":")[0]
 
 
-async def _form(request: Request, headers: Headers) -> dict[str, list[str]]:
-    """The fields of a form. Raises Refusal for what is none of ours, or too large or slow."""
+async def _form(
+    request: Request, headers: Headers, bodies: asyncio.Semaphore
+) -> dict[str, list[str]]:
+    """The fields of a form. Raises Refusal for what is none of ours, or too large or slow.
+
+    `bodies`: the places of large ones.
+    """
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         raise Refusal(403, "Forms are sent from the console's own pages alone.")
     origin = headers.get("origin")
@@ -171,15 +178,29 @@ async def _form(request: Request, headers: Headers) -> dict[str, list[str]]:
     kind = headers.get("content-type", "").partition(";")[0]
     if kind != "application/x-www-form-urlencoded":
         raise Refusal(415, "A form is application/x-www-form-urlencoded.")
+    async with AsyncExitStack() as place:
+        body = await _body(request, lambda: place.enter_async_context(bodies))
+        return _fields(body)
+
+
+async def _body(request: Request, take_place: Callable[[], Awaitable[object]]) -> bytes:
     body = b""
+    is_large = False
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 body += part
                 if len(body) > BODY_BYTES_MAX:
                     raise Refusal(413, f"A form has at most {BODY_BYTES_MAX >> 20} MiB.")
+                if len(body) > LARGE_BYTES and not is_large:
+                    is_large = True
+                    await take_place()
     except TimeoutError:
         raise Refusal(408, "The form did not arrive in time.") from None
+    return body
+
+
+def _fields(body: bytes) -> dict[str, list[str]]:
     form: dict[str, list[str]] = {}
     try:
         fields = parse_qsl(

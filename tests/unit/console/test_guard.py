@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from services.console.config import LOOPBACK_NAMES, ConsoleConfig
-from services.console.guard import BODY_BYTES_MAX, FORM_TOKEN, Guard
+from services.console.guard import BODIES_MAX, BODY_BYTES_MAX, FORM_TOKEN, LARGE_BYTES, Guard
 from services.console.service import check
 from services.console.sessions import Session, SessionSeal
 from slatemq.errors import InvalidArgument
@@ -43,16 +43,11 @@ class Answer:
         return next((value for key, value in self.headers if key == name), "")
 
 
-def ask(
-    method: str = "GET",
-    parts: Iterable[bytes] = (),
-    host: str = "localhost:7424",
-    scheme: str = "http",
-    hosts: frozenset[str] = LOOPBACK_NAMES,
-    **headers: str,
-) -> Answer:
+def scope_of(
+    method: str, host: str = "localhost:7424", scheme: str = "http", **headers: str
+) -> dict[str, Any]:
     given = {"host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
-    scope: dict[str, Any] = {
+    return {
         "type": "http",
         "method": method,
         "scheme": scheme,
@@ -61,6 +56,17 @@ def ask(
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
+
+
+def ask(
+    method: str = "GET",
+    parts: Iterable[bytes] = (),
+    host: str = "localhost:7424",
+    scheme: str = "http",
+    hosts: frozenset[str] = LOOPBACK_NAMES,
+    **headers: str,
+) -> Answer:
+    scope = scope_of(method, host, scheme, **headers)
     incoming = [
         *({"type": "http.request", "body": part, "more_body": True} for part in parts),
         {"type": "http.request", "body": b"", "more_body": False},
@@ -90,6 +96,49 @@ def test_a_form_of_a_page_of_ours_arrives_with_the_persons_token() -> None:
     assert answer.status == 200
     assert answer.text.startswith("smq_secret {")
     assert "'queue': ['a b']" in answer.text
+
+
+async def test_slow_large_forms_hold_up_no_small_one() -> None:
+    guard = Guard(page, SEAL, LOOPBACK_NAMES)
+    form = urlencode({FORM_TOKEN: SEAL.form_token(SESSION)}).encode()
+    cookie = f"slatemq={SEAL.seal(SESSION)}"
+
+    async def send_form(*parts: bytes, is_whole: bool) -> list[Message]:
+        incoming = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        answers: list[Message] = []
+
+        async def receive() -> Message:
+            if incoming:
+                return incoming.pop(0)
+            if not is_whole:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            answers.append(message)
+
+        await guard(scope_of("POST", cookie=cookie, **FORM), receive, send)
+        return answers
+
+    # Given more forms that stall than there are places for large ones
+    large = b"&x=" + b"y" * LARGE_BYTES
+    stalled = [
+        asyncio.create_task(send_form(form, large, is_whole=False)) for _ in range(BODIES_MAX + 1)
+    ]
+    await asyncio.sleep(0)
+
+    # Then a small one is read at once, and a large one waits
+    answers = await asyncio.wait_for(send_form(form, is_whole=True), 10)
+    assert answers[0]["status"] == 200
+    waiting = asyncio.create_task(send_form(form, large, is_whole=True))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    stalled[0].cancel()
+    stalled[-1].cancel()
+    assert (await asyncio.wait_for(waiting, 10))[0]["status"] == 200
+    for task in stalled:
+        task.cancel()
+    await asyncio.gather(*stalled, return_exceptions=True)
 
 
 def test_an_act_is_logged_with_the_browsers_address_and_the_trace_of_its_calls(
