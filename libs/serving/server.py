@@ -34,7 +34,7 @@ from libs.serving.access_servicer import AccessServicer
 from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.peers.elsewhere import Elsewhere
 from libs.serving.process.config import ServingConfig
-from libs.serving.process.exits import EXIT_FAILED, ExitCause, FatalError
+from libs.serving.process.exits import EXIT_FAILED, EXIT_STORE_AWAY, ExitCause, FatalError
 from libs.serving.process.health import Health
 from libs.serving.process.memory import collect_in_steps, keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
@@ -49,7 +49,7 @@ from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls
 from libs.storage.database.roots import parse_root
-from libs.storage.errors import Fenced, OtherFormat, StorageError, UnsafeStore
+from libs.storage.errors import Fenced, OtherFormat, StorageError, StoreUnavailable, UnsafeStore
 from libs.storage.objects.durability import full_disk
 from slatemq.v1.access_check_pb2_grpc import add_AccessServiceServicer_to_server
 
@@ -317,7 +317,7 @@ class RunningService:
         return cause
 
     def _ended(self, cause: ExitCause) -> ExitCause:
-        if cause.code == EXIT_FAILED:
+        if cause.code in (EXIT_FAILED, EXIT_STORE_AWAY):
             folder = parse_root(self._config.root).folder
             cause = replace(cause, message=cause.message + full_disk(folder, cause.message))
         level = logging.INFO if cause.code == 0 else logging.ERROR
@@ -350,6 +350,8 @@ def cause_of(error: BaseException) -> ExitCause:
         return ExitCause.fenced(f"another process owns the shard now: {error}")
     if isinstance(error, UnsafeStore | OtherFormat):
         return ExitCause.usage(str(error))
+    if isinstance(error, StoreUnavailable):
+        return ExitCause.store_away(str(error))
     if isinstance(error, StorageError):
         return ExitCause.failed(str(error))
     log.error("the service failed", exc_info=error)

@@ -18,7 +18,6 @@ from libs.serving.process.ownership import Announcement
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root, overlap, parse_root
-from libs.storage.errors import StorageError
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import WITHOUT_SPARK
@@ -118,11 +117,8 @@ class JanitorProcess(Service[JanitorConfig]):
             log.warning("no job runs until there is a folder for temporary files: %s", why)
         peer = Peer("janitor", self._config.shard, address, peer_address)
         self.announcement = Announcement(self.directory, peer, tls=self.probe_tls)
-        try:
-            await self.runner.take_over()
-            await self.announcement.announce()
-        except StorageError as error:
-            raise FatalError(ExitCause.failed(str(error))) from error
+        await self.runner.take_over()
+        await self.announcement.announce()
         works = (self.runner.work(), self._timetable.keep())
         self._works = [asyncio.create_task(work) for work in works]
         if self._relay is not None:

@@ -13,7 +13,6 @@ from libs.serving.process.ownership import Announcement
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
-from libs.storage.errors import StorageError
 from services.router.config import RouterConfig, parse_shards
 from services.router.pieces import PieceLimits
 from services.router.router import Router
@@ -63,10 +62,7 @@ class RouterProcess(Service[RouterConfig]):
         """Begin to route, and give it a moment to be under way."""
         peer = Peer("router", self._config.shard, address, peer_address)
         self.announcement = Announcement(self.directory, peer, tls=self.probe_tls)
-        try:
-            await self.announcement.announce()
-        except StorageError as error:
-            raise FatalError(ExitCause.failed(str(error))) from error
+        await self.announcement.announce()
         self._routing = asyncio.create_task(self.router.run())
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_WAIT_SECONDS):

@@ -6,7 +6,8 @@
        ▲                                   │ died
        └────── wait (backoff) ◄────────────┤
                                            └─► refused: fenced, a setting is wrong, or it has
-                                               never served in STARTS_MAX lives
+                                               never served in STARTS_MAX lives, those aside
+                                               that the store was away in
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_USAGE
+from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_AWAY, EXIT_USAGE
 from libs.serving.process.healthprobe import NO_TLS, probe, probe_pages, tls_files
 
 STARTS_MAX = 10
@@ -111,6 +112,7 @@ class Supervised:
         self._on_serving = on_serving
         self._backoff = backoff or Backoff()
         self._lives_count = 0
+        self._failed_count = 0  # of lives that a store that is away did not end
         self._has_served = False
         self._log_offset = 0
         self._stopping = asyncio.Event()
@@ -166,7 +168,8 @@ class Supervised:
                 self.refused = code
                 self._report(f"{self.name} {end}; not starting it again{words}")
                 return
-            if not self._has_served and self._lives_count == STARTS_MAX:
+            self._failed_count += code != EXIT_STORE_AWAY
+            if not self._has_served and self._failed_count == STARTS_MAX:
                 self.refused = EXIT_FAILED
                 self._report(f"{self.name} {end}, {STARTS_MAX} times before it served{words}")
                 return
@@ -251,6 +254,8 @@ def _end_of(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     if code == EXIT_FENCED:
         return f"was fenced (exit {code}): another process owns its data now"
+    if code == EXIT_STORE_AWAY:
+        return f"cannot use its store (exit {code})"
     if code == EXIT_USAGE:
         return f"refused its settings (exit {code})"
     return f"ended (exit {code})"

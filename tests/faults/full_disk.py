@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from libs.serving.process.exits import EXIT_FAILED
+from libs.serving.process.exits import EXIT_STORE_AWAY
 from tests.faults.shard_processes import Member
 from tests.faults.zombies import History, run_history
 
@@ -84,7 +84,7 @@ class CrowdedMember(Member):
         else:
             raise RuntimeError(f"{self.name} starts on a full disk")
         again = await self.ended()
-        if (code, again) != (EXIT_FAILED, EXIT_FAILED):
+        if (code, again) != (EXIT_STORE_AWAY, EXIT_STORE_AWAY):
             raise RuntimeError(f"{self.name} ended with {code}, then {again}: {self.last_words()}")
         self._free_bytes = resource.RLIM_INFINITY
         await self.start(self.ports)

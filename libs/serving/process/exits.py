@@ -20,6 +20,10 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 """A setting is wrong: starting it again cannot help until the setting is changed."""
 
+EXIT_STORE_AWAY = 75
+"""The store cannot be used now: start it again for as long as that lasts, at intervals. 75 is
+"temporary failure" in sysexits.h."""
+
 EXIT_FENCED = 77
 """Another process owns the shard now. NEVER restart it: the two would fence each other for ever.
 77 is "permission denied" in sysexits.h, which is what the store said."""
@@ -41,6 +45,11 @@ class ExitCause:
     def failed(cls, message: str) -> ExitCause:
         """Memory is ahead of the disk, or a part failed: restart from disk."""
         return cls(EXIT_FAILED, "failed", message)
+
+    @classmethod
+    def store_away(cls, message: str) -> ExitCause:
+        """The store is away, or refuses: it may serve the next start."""
+        return cls(EXIT_STORE_AWAY, "store_away", message)
 
     @classmethod
     def fenced(cls, message: str) -> ExitCause:

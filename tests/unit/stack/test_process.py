@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.serving.process.exits import EXIT_FENCED, EXIT_USAGE
+from libs.serving.process.exits import EXIT_FENCED, EXIT_STORE_AWAY, EXIT_USAGE
 from services.stack.ports import choose_ports
 from services.stack.process import STARTS_MAX, Backoff, Program, Supervised
 
@@ -92,6 +92,20 @@ async def test_a_process_that_never_serves_is_given_up_after_some_lives_not_afte
     assert len(watched.said) == STARTS_MAX
     last = f"it ended (exit 1), {STARTS_MAX} times before it served\n    told to end with 1"
     assert watched.said[-1] == last
+
+
+async def test_a_process_whose_store_is_away_is_started_again_until_it_serves(
+    watch: Callable[[str], Watched],
+) -> None:
+    # Given a store that is away for longer than other failures may last
+    watched = watch(",".join([str(EXIT_STORE_AWAY)] * (STARTS_MAX + 2) + ["serve"]))
+
+    watched.it.start()
+    await watched.served.acquire()
+
+    assert watched.it.refused is None
+    assert watched.said[0] == "it cannot use its store (exit 75); starting it again in 0.01 s"
+    assert watched.said[-1] == "it is serving again"
 
 
 async def test_a_process_that_has_served_is_started_again_however_often_it_ends(
