@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,6 +146,47 @@ async def test_the_oldest_go_with_what_no_other_one_needs(root: Root, backups: R
     assert f"objects/{uri}" not in there
     for backup in kept:
         assert {one.stored for one in await catalogue.stored(backup)} <= there
+
+
+async def killed(root: Root, backups: Path, number: int) -> int:
+    """Takes a backup in a process that is killed before this write; how often it wrote."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.janitor.backup.killed_taking"),
+        *(root.url, backups.as_uri(), str(number)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == (-signal.SIGKILL if number else 0)
+    return int(out or 0)
+
+
+@pytest.mark.slow
+async def test_a_backup_that_was_killed_counts_for_nothing_and_the_next_one_is_whole(
+    root: Root, tmp_path: Path
+) -> None:
+    # Given an instance with payloads of its own
+    await write(root, b"x")
+    payloads = [os.urandom(1000) for _ in range(10)]
+    uris = [await Blobs(root).put(payload) for payload in payloads]
+    writes = await killed(root, tmp_path / "undisturbed", 0)
+    assert writes > len(payloads)
+
+    # When a backup of it is killed at its first write, halfway, or at one of its last
+    for number in (1, writes // 2, *range(writes - 2, writes + 1)):
+        folder = tmp_path / f"backups-{number}"
+        await killed(root, folder, number)
+        backups = open_root(folder.as_uri(), sync=False)
+        catalogue = Catalogue(backups.objects)
+        assert await catalogue.ids() == []
+
+        # Then the next one has all, and copies only what the first did not
+        backup = await taking(root, backups).take()
+        assert await catalogue.ids() == [backup.backup_id]
+        assert (backup.copied_count < backup.objects_count) is (number > 1)
+        fresh = open_root((tmp_path / f"new-{number}").as_uri(), sync=False)
+        await restored(backups, fresh, backup)
+        assert [await Blobs(fresh).get(uri) for uri in uris] == payloads
+        assert [await read(fresh, name) for name in KINDS] == [b"x", b"x"]
 
 
 class FleetingObjects(Objects):

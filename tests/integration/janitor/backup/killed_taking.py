@@ -1,0 +1,53 @@
+"""Takes a backup, and is killed before it writes for the nth time; prints how often it wrote.
+
+python -m tests.integration.janitor.backup.killed_taking ROOT BACKUPS NUMBER
+
+NUMBER 0 lets it end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+from libs.storage.database.roots import Root, open_root
+from libs.storage.objects.small_objects import Objects
+from services.janitor.backup.shards import snapshots_of_stopped
+from services.janitor.backup.taking import BackupSource, Taking
+from services.janitor.runs.history import RunStore
+
+WRITES = ("put", "put_if_absent", "copy_to")
+"""Methods of Objects; the last is called on what is copied, the others on the backup root."""
+
+
+async def take(root: Root, backups: Root, killed_at: int) -> int:
+    """Returns how often it wrote."""
+    written = 0
+
+    def counted(name: str) -> None:
+        method = getattr(Objects, name)
+
+        async def called(self: Objects, *arguments: Any, **rest: Any) -> Any:
+            nonlocal written
+            if name == "copy_to" or self is backups.objects:
+                written += 1
+                if written == killed_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return await method(self, *arguments, **rest)
+
+        setattr(Objects, name, called)
+
+    for name in WRITES:
+        counted(name)
+    source = BackupSource(root, lambda: snapshots_of_stopped(root, 0), RunStore(root.objects))
+    await Taking(source, backups, kept=5).take()
+    return written
+
+
+if __name__ == "__main__":
+    root_url, backups_url, number = sys.argv[1:]
+    writes = take(open_root(root_url, sync=False), open_root(backups_url, sync=False), int(number))
+    sys.stdout.write(f"{asyncio.run(writes)}\n")
