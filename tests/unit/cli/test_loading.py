@@ -1,5 +1,6 @@
 """Which modules a command loads: those take most of the time of a short one."""
 
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -106,3 +107,23 @@ def test_every_line_of_a_list_of_commands_is_the_first_of_its_help() -> None:
             if isinstance(command, Group):
                 groups.append(command)
     assert seen == len(COMMANDS) + 1
+
+
+TIMES_PYTHON_MAX = 25
+"""It takes 8 to 16 times as much as an empty program; with the client, 40 to 50 times."""
+
+
+def user_s(*arguments: str) -> float:
+    """The least user time of some runs of Python: other processes only ever add to it."""
+    runs = []
+    for _ in range(5):
+        began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+        runs.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began)
+    return min(runs)
+
+
+def test_the_version_takes_little_more_processor_time_than_python_itself() -> None:
+    run = "import sys, slatemq.cli; sys.argv[1:] = ['--version']; slatemq.cli.main()"
+
+    assert user_s("-c", run) < TIMES_PYTHON_MAX * user_s("-c", "pass")
