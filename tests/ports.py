@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-import os
-import random
+import fcntl
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO
 
 from services.stack.ports import FREE_PORTS, is_free
 
-WORKERS_MAX = 8
 PORTS = range(10_000, FREE_PORTS.start)
 """Neither a launcher nor an outgoing connection takes one of these while a server is away."""
 
+SHARES = 20
+"""Processes of tests at one time, each of which has a share of the ports."""
+
 
 def free_ports(count: int) -> range:
-    """Ports in a row that are free now, and that no other test has been given lately."""
-    for _ in range(len(_MINE)):
-        ports = _walk.next(count)
+    """Ports in a row that are free now, and that nobody else is given while a server is away."""
+    share = _share()
+    for _ in range(len(share.ports)):
+        ports = share.next(count)
         if all(map(is_free, ports)):
             return ports
     raise RuntimeError(f"no {count} ports in a row are free")
 
 
-class _Walk:
-    """Gives ports one after another, so that servers that start side by side never share one."""
+class _Share:
+    """Gives the ports of a share one after another, so that none comes again soon."""
 
-    def __init__(self, ports: range) -> None:
-        self._ports = ports
-        self._at = random.randrange(len(ports))
+    def __init__(self, ports: range, lock: IO[str]) -> None:
+        self.ports = ports
+        self._lock = lock  # held for as long as this process lives
+        self._at = 0
 
     def next(self, count: int) -> range:
-        if self._at + count > len(self._ports):
+        if self._at + count > len(self.ports):
             self._at = 0
         begin = self._at
         self._at += count
-        return self._ports[begin : self._at]
+        return self.ports[begin : self._at]
 
 
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_MAX
-_share = len(PORTS) // WORKERS_MAX
-_MINE = PORTS[_worker * _share : (_worker + 1) * _share]
-_walk = _Walk(_MINE)
+@cache
+def _share() -> _Share:
+    size = len(PORTS) // SHARES
+    for number in range(SHARES):
+        path = Path(tempfile.gettempdir(), f"slatemq-test-ports-{number}")
+        with suppress(OSError):  # Another process has this one, or another user.
+            lock = path.open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _Share(PORTS[number * size : (number + 1) * size], lock)
+    raise RuntimeError(f"{SHARES} other processes run tests")
