@@ -1,4 +1,4 @@
-"""What `.ci/run` says of tests that were skipped: they were not run."""
+"""What `.ci/run` says of tests that were skipped, and of those that pass at the second try."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 CI_RUN = Path(__file__).parents[2] / ".ci" / "run"
 
@@ -25,6 +27,13 @@ def test_runs():
 """
 
 
+def function(name: str) -> str:
+    """A function of `.ci/run`."""
+    found = re.search(rf"^{name}\(\) \{{$.*?^\}}$", CI_RUN.read_text(), re.M | re.S)
+    assert found is not None
+    return found[0]
+
+
 def test_each_reason_of_skipped_tests_is_a_line_of_what_was_not_run(tmp_path: Path) -> None:
     # Given pytest's output of tests that were skipped, and of others
     (tmp_path / "test_some.py").write_text(TESTS)
@@ -38,9 +47,7 @@ def test_each_reason_of_skipped_tests_is_a_line_of_what_was_not_run(tmp_path: Pa
     )
 
     # When `.ci/run` looks for them
-    found = re.search(r"^skipped_tests\(\) \{$.*?^\}$", CI_RUN.read_text(), re.M | re.S)
-    assert found is not None
-    script = f"{found[0]}\nskipped_tests"
+    script = f"{function('skipped_tests')}\nskipped_tests"
     lines = subprocess.run(
         ["bash", "-c", script], input=ended.stdout, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -50,3 +57,29 @@ def test_each_reason_of_skipped_tests_is_a_line_of_what_was_not_run(tmp_path: Pa
         "1 skipped in test_some.py: no engine: nothing can be started",
         "3 skipped in test_some.py: node and npm are not here: nothing was run",
     ]
+
+
+@pytest.mark.parametrize(
+    ("results", "fails", "is_flaky"),
+    [("0", False, False), ("1 0", True, True), ("1 1", True, False), ("137", True, False)],
+    ids=["all pass", "pass alone", "fail twice", "out of time"],
+)
+def test_tests_that_pass_only_when_run_again_alone_fail_the_run_and_are_named_flaky(
+    results: str, fails: bool, is_flaky: bool
+) -> None:
+    # Given what the first run of the tests and that of the failed ones end with
+    script = f"""
+        results=({results}) tests_log=/dev/null not_run=()
+        within_time() {{
+            local result=${{results[0]}}
+            results=("${{results[@]:1}}")
+            return $result
+        }}
+        {function("skipped_tests")}
+        {function("tests")}
+        tests
+    """
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+
+    assert bool(ended.returncode) is fails, ended.stderr
+    assert ("FLAKY" in ended.stdout) is is_flaky
