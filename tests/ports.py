@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 from services.stack.ports import FREE_PORTS, is_free
 
@@ -31,9 +30,8 @@ def free_ports(count: int) -> range:
 class _Share:
     """Gives the ports of a share one after another, so that none comes again soon."""
 
-    def __init__(self, ports: range, lock: IO[str]) -> None:
+    def __init__(self, ports: range) -> None:
         self.ports = ports
-        self._lock = lock  # held for as long as this process lives
         self._at = 0
 
     def next(self, count: int) -> range:
@@ -48,9 +46,12 @@ class _Share:
 def _share() -> _Share:
     size = len(PORTS) // SHARES
     for number in range(SHARES):
-        path = Path(tempfile.gettempdir(), f"slatemq-test-ports-{number}")
-        with suppress(OSError):  # Another process has this one, or another user.
-            lock = path.open("w")
+        path = Path(tempfile.gettempdir(), f"slatemq-test-ports-{os.getuid()}-{number}")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _Share(PORTS[number * size : (number + 1) * size], lock)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return _Share(PORTS[number * size : (number + 1) * size])  # Locked until this process ends.
     raise RuntimeError(f"{SHARES} other processes run tests")
