@@ -189,7 +189,7 @@ async def fail_letters(made: Instance, filled: Filled) -> None:
 
 
 def _upload(made: Instance) -> Path:
-    path = made.data / "blobs" / "ab" / secrets.token_hex(15)
+    path = made.data / "blobs" / "ab" / secrets.token_hex(31)  # as Blobs names them
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(BLOB)
     return path
