@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from libs.events.settings import SlatemqSettings
+from services.stack.ports import is_free
 from services.stack.stack import PARTS
 from tests.acceptance.local_stack import READY_STACK, REPOSITORY
 from tests.integration.events.backends.servers import PortServer, Process
@@ -21,7 +23,8 @@ class SlatemqServer(PortServer):
         """Nothing runs yet; `arguments` are those of the stack."""
         self._folder = folder
         self._ready = folder / "ready.json"
-        self.port = free_ports(len(PARTS)).start
+        self._ports = free_ports(len(PARTS))
+        self.port = self._ports.start
         self._process = Process(
             [
                 *(sys.executable, "-m", READY_STACK, "--data", str(folder / "data")),
@@ -46,5 +49,7 @@ class SlatemqServer(PortServer):
 
     def start(self) -> None:
         """Start, and wait until all of it serves."""
+        while not all(map(is_free, self._ports)):
+            time.sleep(0.05)  # Its services end with their launcher, but after it.
         self._ready.unlink(missing_ok=True)
         self._process.start(self._ready.exists)
