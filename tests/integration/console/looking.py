@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
 
 import slatemq
 from libs.events.settings import QueueSettings
-from slatemq import Backoff, Entry
+from slatemq import Backoff, Entry, Quarantine
 from slatemq.sync import SyncClient
 from tests.acceptance.local_stack import LocalStack
 from tests.integration.events.tasks.queued_ingest import enqueue, new_task_id
@@ -81,6 +81,7 @@ class Console:
         problems: What browsers have complained about.
         outside: Requests for anything but the console.
         first_failures: When tasks had failed, before any was retried.
+        first_quarantines: Why queues were first left out.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Console:
             stack.endpoint, credentials=secured.credentials("ops")
         )
         self.first_failures: dict[str, int] = {}
+        self.first_quarantines: dict[str, Quarantine] = {}
         self.problems: list[str] = []
         self.outside: list[str] = []
         self._settings = settings
@@ -167,7 +169,8 @@ class Console:
         """A queue whose filter takes too long."""
         queue = self.queue(filter=SLOW)
         for number in count():
-            if self.client.get_queue(queue).quarantine is not None:
+            if (quarantine := self.client.get_queue(queue).quarantine) is not None:
+                self.first_quarantines[queue] = quarantine
                 return queue
             self.message(queue, kind=f"b{number}")
         raise AssertionError

@@ -249,7 +249,10 @@ ACTIONS = {
         Console.quarantined,
         lift,
         "is routed again",
-        lambda console, queue: console.client.get_queue(queue).quarantine is None,
+        # What was published before it is left out for the same reason, and later.
+        lambda console, queue: (
+            console.client.get_queue(queue).quarantine != console.first_quarantines[queue]
+        ),
     ),
     "cancel redrive": Action(slow_redrive, cancel_redrive, "is cancelled", is_cancelled),
     "retry tasks": Action(

@@ -123,8 +123,8 @@ async def all_running(root: Path, spans: InMemorySpanExporter) -> AsyncIterator[
         yield stubs
 
 
-async def publish(stubs: Stubs) -> None:
-    message = ingest_pb2.PublishRun(payloads=[b"x"], headers={"queue": "q"})
+async def publish(stubs: Stubs, payload: bytes = b"x") -> None:
+    message = ingest_pb2.PublishRun(payloads=[payload], headers={"queue": "q"})
     request = ingest_pb2.PublishRequest(runs=[message])
     await stubs.ingest.Publish(request, metadata=context_of(TRACE), timeout=30)
 
@@ -186,7 +186,8 @@ async def test_a_payload_that_is_read_for_those_who_wait_is_in_the_trace_of_the_
             while not stubs.broker.broker.delivery.has_waiters("q"):
                 await asyncio.sleep(0.01)
 
-        await publish(stubs)
+        # When one is published that is too large to come along with its assignment
+        await publish(stubs, bytes(200_000))
 
         await claiming
         assigned, fetched = await ended(spans, ASSIGN, TRACE), await ended(spans, FETCH, TRACE)

@@ -246,7 +246,7 @@ REQUESTS: Final[dict[str, Make]] = {
     "CancelEntry": simple(entry_pb2.CancelEntryRequest, handle=delayed),
     "RescheduleEntry": simple(entry_pb2.RescheduleEntryRequest, handle=delayed, visible_at_ms=_one),
     "EditMessage": simple(entry_pb2.EditMessageRequest, handle=delayed, payload=_content),
-    "ForgetMessage": simple(entry_pb2.ForgetMessageRequest, message_id=_one),
+    "ForgetMessage": simple(entry_pb2.ForgetMessageRequest, message_id=assigned),
     "StartRedrive": redriven,
     "CancelRedrive": simple(entry_pb2.CancelRedriveRequest, redrive_id=_reason),
     "ResumeRedrive": simple(entry_pb2.ResumeRedriveRequest, redrive_id=_reason),
