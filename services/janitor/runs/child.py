@@ -89,12 +89,10 @@ class Child:
             self._process.stdin.flush()
 
     async def _listen(self, process: Popen[bytes]) -> Mapping[str, Any] | None:
-        loop = asyncio.get_running_loop()
-        lines = asyncio.StreamReader(LINE_BYTES_MAX, loop)
-        await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines, loop=loop), process.stdout
-        )
-        async for line in lines:
+        assert process.stdout is not None
+        # In a thread: an event loop that watches the pipe would close its number itself, and later,
+        # when it may be the number of another file.
+        while line := await asyncio.to_thread(process.stdout.readline, LINE_BYTES_MAX):
             try:
                 fields = json.loads(line)
             except ValueError:
