@@ -28,6 +28,11 @@ def may(verb: Verb, queue: str) -> bool:
     return caller is None or caller.rights.decide(verb, queue).is_permitted
 
 
+def headers_size(headers: Mapping[str, str]) -> int:
+    """About the bytes of headers, as limits count them."""
+    return sum(len(key) + len(value) for key, value in headers.items())
+
+
 def require(verb: Verb, queue: str) -> None:
     """Raises PermissionDenied unless the caller may do this on a queue."""
     caller = current_caller.get()
@@ -38,15 +43,19 @@ def require(verb: Verb, queue: str) -> None:
 def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], item: str) -> None:
     """Admit messages that go to a queue, whatever their header `queue` says.
 
-    Of each come its place in the request, its queue, headers and bytes. Raises as `Caller.publish`.
+    Of each come its place in the request, its queue, headers and the bytes of its payload. Raises
+    as `Caller.publish`.
     """
     caller = current_caller.get()
     if caller is not None:
-        runs = ((at, {**headers, "queue": to}, 1, size) for at, to, headers, size in messages)
+        runs = (
+            (at, {**headers, "queue": to}, 1, size + headers_size(headers))
+            for at, to, headers, size in messages
+        )
         caller.publish(runs, item)
 
 
-def require_edit(headers: Mapping[str, str] | None, size_bytes: int) -> None:
+def require_edit(headers: Mapping[str, str] | None, payload_bytes: int) -> None:
     """Admit new content of a message, as a publish of it; headers of None stay as they are.
 
     Raises as `Caller.publish`.
@@ -55,7 +64,7 @@ def require_edit(headers: Mapping[str, str] | None, size_bytes: int) -> None:
     if caller is not None:
         if headers is not None:
             caller.require_publish(headers)
-        caller.quota.publish(1, size_bytes)
+        caller.quota.publish(1, payload_bytes + headers_size(headers or {}))
 
 
 def require_publish_any(queue: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 from opentelemetry import trace
 from opentelemetry.metrics import Observation
 
-from libs.access.current import ALL_QUEUES, current_caller, hold_back, require
+from libs.access.current import ALL_QUEUES, current_caller, headers_size, hold_back, require
 from libs.serving import limits
 from libs.serving import telemetry as conventions
 from libs.serving.peers.topology import TopologyDirectory
@@ -242,8 +242,7 @@ def published(answered: Answered) -> ingest_pb2.PublishResponse:
 
 def _size_of(run: ingest_pb2.PublishRun) -> int:
     """About the bytes of a run, whose messages share their headers."""
-    headers = sum(len(key) + len(value) for key, value in run.headers.items())
-    return headers + sum(map(len, run.payloads))
+    return headers_size(run.headers) + sum(map(len, run.payloads))
 
 
 def _wake(sleeper: asyncio.Future[None] | None) -> None:

@@ -37,6 +37,11 @@ _REST: Final = (
 )
 """Everything but payloads, log and packs."""
 
+ROW_ADVICE: Final = (
+    "report it with this line: a message's rows come and go in one commit. It only takes space"
+)
+"""What to do about a row that nothing needs: no process but its owner may remove it."""
+
 IDS_NAMED: Final = 10
 """Message IDs that a finding names."""
 
@@ -287,13 +292,14 @@ class IngestCheck:
             )
         if found:
             wrong = f"the log has no message {named_ids(sorted(found))}"
-            self._add(Kind.LEFTOVER, "payload", f"message {min(found)}", wrong)
+            self._add(Kind.LEFTOVER, "payload", f"message {min(found)}", wrong, advice=ROW_ADVICE)
 
     def _leave(self, rows: list[Row], record: str) -> None:
         for row in rows:
             if self.walk.name not in self._findings.unreadable:
                 wrong = "the log has no message for it"
-                self._add(Kind.LEFTOVER, record, f"message {row.parsed}", wrong)
+                at = f"message {row.parsed}"
+                self._add(Kind.LEFTOVER, record, at, wrong, advice=ROW_ADVICE)
 
     # --- Where the log ends -------------------------------------------------
 

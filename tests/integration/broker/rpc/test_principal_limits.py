@@ -85,6 +85,11 @@ class Caller:
         request = entry_pb2.EditMessageRequest(handle=handle, payload=payload)
         await self._delayed.EditMessage(request, metadata=self._proof)
 
+    async def push(self, queue_id: str, headers: dict[str, str]) -> None:
+        push = consumer_pb2.PushCommand(queue_id=queue_id, payload=b"x", headers=headers)
+        request = consumer_pb2.ExecuteRequest(commands=[consumer_pb2.Command(push=push)])
+        await self._consumers.Execute(request, metadata=self._proof)
+
     def claim(
         self, queue_id: str = "q", wait_ms: int = 60_000, timeout: float | None = None
     ) -> Any:
@@ -262,6 +267,14 @@ async def test_an_edit_counts_as_a_publish(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await broker.ops.edit("q/1/1", b"x")
         assert caught.value.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_the_headers_of_a_push_count_as_its_payload_does(tmp_path: Path) -> None:
+    async with limited(tmp_path, publish_bytes_per_s=1) as broker:
+        await broker.ops.create("q")
+        await broker.shop.push("q", {"long": "x" * 1000})
+
+        await refused(broker.shop.push("q", {}), "publish_bytes_per_s", waits=True)
 
 
 async def test_callers_without_a_proof_share_their_limits(tmp_path: Path) -> None:
