@@ -107,17 +107,16 @@ LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-header --
 simulate: setup ## Run worlds with all services in one process, each from a seed (SEEDS=20)
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20) $(ARGS)
 
-faults: setup ## Long runs under faults: kills, an ingest away, chains of pushes, histories, killed jobs, zombies, event queues, hostile clients
-	$(BIN)/python -m tests.faults kills --command $(ARGS)
-	$(BIN)/python -m tests.faults ingest-away $(ARGS)
-	$(BIN)/python -m tests.faults chains $(ARGS)
-	$(BIN)/python -m tests.faults histories $(ARGS)
-	$(BIN)/python -m tests.faults janitor $(ARGS)
-	$(BIN)/python -m tests.faults zombies --changes 10000 $(ARGS)
-	$(BIN)/python -m tests.faults store --messages 20000 $(ARGS)
-	$(BIN)/python -m tests.faults events --publishes 20000 --away-seconds 60 $(ARGS)
-	$(BIN)/python -m tests.faults hostile $(ARGS)
-	$(BIN)/python -m tests.faults hostile --secured $(ARGS)
+# Each with as much of its fault as takes minutes.
+FAULTS := 'kills --command' ingest-away chains histories janitor 'zombies --changes 10000' \
+  'frozen --seconds 440 --rounds 1' 'disk --rounds 20' 'store --messages 20000' 'reads --messages 6000' \
+  'events --publishes 20000 --away-seconds 60' hostile 'hostile --secured' 'rot --rounds 150'
+
+faults: setup ## Long runs under faults: kills, frozen and fenced owners, full disks, stores that fail, damaged files, hostile clients
+	@failed=(); for form in $(FAULTS); do \
+	  $(BIN)/python -m tests.faults $$form $(ARGS) || { [ $$? != 130 ] || exit 130; failed+=("$$form"); }; \
+	done; \
+	if [ $${#failed[@]} != 0 ]; then printf 'failed: %s\n' "$${failed[@]}"; exit 1; fi
 
 fuzz: setup ## Fuzz what reads bytes of others, guided by coverage (SECONDS=60 for each target)
 	@$(PIP_INSTALL) --require-hashes -r requirements/fuzz.txt

@@ -8,7 +8,7 @@ import pytest
 from slatemq.v1 import consumer_pb2, ingest_pb2, queue_pb2, router_pb2
 from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.stubs import Stubs
-from tests.acceptance.workload import Run, make_lines
+from tests.acceptance.workload import LEASE_MS, Run, make_lines
 from tests.claimed_runs import messages_of
 
 pytestmark = pytest.mark.stack
@@ -34,6 +34,27 @@ async def test_each_queue_gets_exactly_the_messages_that_its_filter_lets_in(stub
     assert run.faults() == []
     assert run.redelivered_count == 0
     assert run.acked_count == run.entries_count > 0
+
+
+async def test_what_a_consumer_left_under_its_lease_is_found_afterwards(stubs: Stubs) -> None:
+    """The look on which the judge of all these runs rests."""
+    # Given a message that a consumer has claimed, and neither acked nor nacked
+    queue = queue_pb2.Queue(queue_id="left", max_attempts=2)
+    queue.backoff.kind = queue_pb2.Backoff.KIND_NONE
+    await stubs.queues.CreateQueue(queue_pb2.CreateQueueRequest(queue=queue))
+    publish = ingest_pb2.PublishRequest()
+    publish.runs.add(payloads=[b"one"], headers={"queue": "left"})
+    await stubs.ingest.Publish(publish)
+    claim = consumer_pb2.ClaimRequest(queue_id="left", wait_ms=10_000, lease_ms=LEASE_MS)
+    assert len(messages_of(await stubs.consumer.Claim(claim))) == 1
+
+    # When the queue is looked into once more
+    run = Run([])
+    await run.find_nothing_more(stubs, ["left"])
+
+    # Then the message is noted
+    [note] = run.notes["left", b"one"]
+    assert (note.attempt, note.acked) == (2, True)
 
 
 async def test_a_message_is_published_explained_claimed_nacked_extended_and_acked(

@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,14 +176,14 @@ class Run:
             self.acked_count += note.acked
         self._progress_at = time.monotonic()
 
-    async def find_nothing_more(self, stubs: Stubs) -> None:
-        """Look into every queue once more, for longer than a lease; what is there is noted."""
-        for queue in FILTERS:
+    async def find_nothing_more(self, stubs: Stubs, queues: Iterable[str] = FILTERS) -> None:
+        """Look into every queue once all leases have ended; what comes then is noted."""
+        await asyncio.sleep(LEASE_MS / 1000 + 1)
+        for queue in queues:
             claim = consumer_pb2.ClaimRequest(
                 queue_id=queue, max_messages=CLAIM_MAX, lease_ms=LEASE_MS, wait_ms=200
             )
-            answer = await stubs.consumer.Claim(claim, timeout=CALL_SECONDS)
-            if answer.runs:
+            while (answer := await stubs.consumer.Claim(claim, timeout=CALL_SECONDS)).runs:
                 await self._finish(stubs, queue, messages_of(answer))
 
     def missing(self) -> dict[str, int]:
