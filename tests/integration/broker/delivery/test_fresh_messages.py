@@ -69,8 +69,7 @@ async def test_an_edit_of_a_message_ends_once_it_is_assigned_and_what_came_along
         await bring(rig, 2)
         await asyncio.sleep(0.1)
         assert not forgetting.done()
-        claiming = await waiting_claim(rig)
-        assert await claiming == [b"%010d" % 2]
+        assert [one.message.payload for one in await rig.claim()] == [b"%010d" % 2]
 
         # When the copy comes, and nobody claims it before the edit ends
         rig.delivery._payloads.add_fresh([run_of(3)], rig.owner.shard.cursors)
