@@ -6,7 +6,10 @@ import random
 
 import pytest
 
+from libs.storage.layout.keys import RecordType
+from libs.storage.records.catalogue import KINDS
 from tests.fuzz.__main__ import CORPUS, TARGETS
+from tests.fuzz.targets import ENCODERS, SEVERAL_FORMS
 from tests.fuzz.targets import TARGETS as FUNCTIONS
 
 MUTATIONS = 6
@@ -38,3 +41,8 @@ def test_inputs_that_are_damaged_are_taken_or_refused_and_never_crash(target: st
 
 def test_every_target_that_is_named_is_one_that_can_run() -> None:
     assert list(TARGETS) == list(FUNCTIONS)
+
+
+def test_every_kind_of_record_is_encoded_again() -> None:
+    assert set(ENCODERS) == set(KINDS) == set(RecordType)
+    assert set(SEVERAL_FORMS) < set(ENCODERS)

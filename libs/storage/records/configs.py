@@ -5,7 +5,8 @@
 
 Little-endian. The filter is CEL source; the retention is in seconds, 0: for ever. The settings are
 ours, sorted by key: every setting that the RFC lacks, as text. A reader of the RFC's layout stops
-before them; a value without them has none. A program keeps settings that it does not know.
+before them; a value without them has none. A program keeps settings that it does not know, and
+refuses those that are not in order.
 """
 
 from collections.abc import Mapping
@@ -41,11 +42,13 @@ def decode_config(data: bytes) -> QueueConfigRecord:
     source = reader.utf8("filter")
     max_attempts, done_retention_s = reader.fixed("max attempts and done retention", _FIXED)
     settings: dict[str, str] = {}
+    last_key = ""
     count = 0 if reader.at_end else reader.number("count of settings", "H")
-    for _ in range(count):
+    for place in range(count):
         key = reader.utf8("setting key")
-        if key in settings:
-            raise reader.corrupt(f"it has the setting {key!r} twice")
+        if place and key <= last_key:
+            raise reader.corrupt(f"it has the setting {key!r} twice, or after {last_key!r}")
+        last_key = key
         settings[key] = reader.utf8("setting value")
     reader.finish()
     return QueueConfigRecord(source, max_attempts, done_retention_s, settings)

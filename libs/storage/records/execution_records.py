@@ -18,6 +18,8 @@ one above the last; the waiting bytes are those of the values of the rows that d
 added to a row's number when it is sent: not 0 once people have settled numbers that differed.
 A refused push is one that an ingest has refused permanently; its outbox value is unchanged.
 
+Header keys ascend. A deadline or an offset of 0 is left out, and refused where it is not.
+
 Encoding raises ValueError naming the field that does not fit, decoding CorruptRecord.
 """
 
@@ -101,15 +103,16 @@ def decode_outbox(data: bytes) -> OutboxRecord:
     pushed_at_ms, retention_s, delay_ms, visible_at_ms, payload_bytes = reader.fixed("push", _PUSH)
     queue_id = reader.utf8("queue ID")
     headers: dict[str, str] = {}
-    for _ in range(reader.number("header count", "B")):
+    last_key = ""
+    for place in range(reader.number("header count", "B")):
         key = reader.utf8("header key")
-        if key in headers:
-            raise reader.corrupt("it has a header key twice")
+        if place and key <= last_key:
+            raise reader.corrupt("it has a header key twice, or out of order")
+        last_key = key
         headers[key] = reader.utf8("header value")
     head = reader.take("payload", PAYLOAD_HEAD_BYTES)
     payload = decode_payload(head + reader.take("payload", payload_size(head)), reader.record)
-    deadline_ms = 0 if reader.at_end else reader.fixed("retention deadline", _DEADLINE)[0]
-    reader.finish()
+    deadline_ms = _rest(reader, "retention deadline", _DEADLINE)
     return OutboxRecord(
         pushed_at_ms,
         queue_id,
@@ -131,12 +134,20 @@ def encode_outbox_counter(counter: OutboxCounter) -> bytes:
 def decode_outbox_counter(data: bytes) -> OutboxCounter:
     reader = Reader("outbox counter", data)
     fixed = reader.fixed("counter", _COUNTER)
-    offset = 0 if reader.at_end else reader.fixed("offset", _OFFSET)[0]
-    counter = OutboxCounter(*fixed)._replace(offset=offset)
-    reader.finish()
+    counter = OutboxCounter(*fixed)._replace(offset=_rest(reader, "offset", _OFFSET))
     if not 1 <= counter.first_waiting <= counter.last_number + 1:
         raise reader.corrupt(f"waits from {counter.first_waiting} to {counter.last_number}")
     return counter
+
+
+def _rest(reader: Reader, field: str, layout: Fixed) -> int:
+    """The last number of a value, which is left out where it is 0."""
+    if reader.at_end:
+        return 0
+    number = int(reader.last(field, layout)[0])
+    if not number:
+        raise reader.corrupt(f"{field} is 0, and not left out")
+    return number
 
 
 def encode_executed(executed: Sequence[ExecutedRecord]) -> bytes:

@@ -48,13 +48,16 @@ class _Columns(NamedTuple):
     queues_at: int
 
 
-def read_log_parts(data: bytes) -> Iterator[LogPart | None]:
+def read_log_parts(
+    data: bytes, *, messages_max: int = PART_MESSAGES_MAX, bytes_max: int = PART_BYTES_MAX
+) -> Iterator[LogPart | None]:
     """The parts of a log entry in order; None after each step before the first part is known.
 
-    Raises CorruptRecord, perhaps after some parts, when it is not a log entry.
+    A part has `messages_max` messages at most, whose records begin within `bytes_max`. Raises
+    CorruptRecord, perhaps after some parts, when it is not a log entry.
     """
     count = int.from_bytes(data[:2], "little")
-    if count <= PART_MESSAGES_MAX and len(data) <= PART_BYTES_MAX:
+    if count <= messages_max and len(data) <= bytes_max:
         if runs := _read_whole(data):
             yield LogPart(runs, len(data), partial(_read_whole, data))
         return
@@ -62,7 +65,7 @@ def read_log_parts(data: bytes) -> Iterator[LogPart | None]:
     found: list[tuple[int, Records]] = []
     at, left = 2, count
     while left:
-        read = read_records(data, at, min(left, PART_MESSAGES_MAX), PART_BYTES_MAX)
+        read = read_records(data, at, min(left, messages_max), bytes_max)
         found.append((at, read))
         at, left = read.end, left - read.messages_count
         yield None

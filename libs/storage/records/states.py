@@ -18,7 +18,8 @@
     request IDs 0x43       | Array<(request ID Utf8 | first message ID u64 | message count u32
                            | fingerprint 16 bytes)>
                            | duplicates: Array<(request u16 | place u32 | message ID u64)>,
-                           left out where there are none |
+                           left out where there are none, else in the order
+                           of the requests |
     purge epoch 0x46       | epoch u64 |
     clock 0x48             | milliseconds i64 |       the owner's time at the commit, since 1970
     config revision 0x49   | revision u64 |           raised by every change of a queue's config
@@ -285,9 +286,14 @@ def decode_request_ids(data: bytes) -> list[RequestIdRecord]:
         fingerprint = reader.take("fingerprint", FINGERPRINT_BYTES)
         requests.append(RequestIdRecord(request_id, first_id, message_count, fingerprint))
     duplicates: dict[int, list[tuple[int, int]]] = {}
-    for at, place, message_id in () if reader.at_end else reader.array("duplicates", _DUPLICATE):
+    has_duplicates = not reader.at_end
+    for at, place, message_id in reader.array("duplicates", _DUPLICATE) if has_duplicates else ():
+        if at < max(duplicates, default=0):
+            raise reader.corrupt(f"a duplicate of request {at} comes late")
         duplicates.setdefault(at, []).append((place, message_id))
     reader.finish()
+    if has_duplicates and not duplicates:
+        raise reader.corrupt("it has no duplicates, and their array is not left out")
     for at, found in duplicates.items():
         if at >= len(requests):
             raise reader.corrupt(f"a duplicate of request {at}, of {len(requests)}")

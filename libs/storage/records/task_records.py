@@ -3,7 +3,7 @@
     task 0x57, applied   | 01 | at i64 | first message ID u64 | messages u32 | received at i64 |
                          | duplicates: Array<(place u32, message ID u64)> |
     task 0x57, failed    | 02 | at i64 | attempts u32 | error Utf8 |
-    task 0x57, waiting   | 03 | at i64 | has failed u8 |
+    task 0x57, waiting   | 03 | at i64 | has failed u8 (0, 1) |
     task 0x57, retried   | 04 | as applied |
 
 Little-endian; times in milliseconds since 1970, UTC. The record of an applied task is in the batch
@@ -90,6 +90,8 @@ def decode_task_record(data: bytes) -> TaskRecord:
     task: TaskRecord
     if kind == _WAITING:
         (has_failed,) = reader.fixed("has failed", _HAS_FAILED)
+        if has_failed > 1:
+            raise reader.corrupt(f"has failed = {has_failed} is neither 0 nor 1")
         task = WaitingTask(at_ms, bool(has_failed))
     elif kind == _FAILED:
         (attempts,) = reader.fixed("attempts", _ATTEMPTS)

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.storage.errors import CorruptRecord
-from libs.storage.records import log_parts
 from libs.storage.records.log_parts import PART_BYTES_MAX, PART_MESSAGES_MAX, read_log_parts
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from tests.forms import examples
@@ -39,10 +38,8 @@ def test_parts_have_the_messages_of_the_entry_at_first_and_when_read_again(
     messages = messages_of(runs, first_id)
     entry = by_columns(messages)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_parts, "PART_MESSAGES_MAX", messages_max)
-        patch.setattr(log_parts, "PART_BYTES_MAX", bytes_max)
-        parts = [part for part in read_log_parts(entry) if part is not None]
+    read = read_log_parts(entry, messages_max=messages_max, bytes_max=bytes_max)
+    parts = [part for part in read if part is not None]
 
     assert told(chain.from_iterable(part.runs for part in parts)) == messages
     # Which messages share a run may differ: a part that is read again has no bound in bytes.

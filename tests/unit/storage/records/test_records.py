@@ -14,6 +14,7 @@ from libs.storage.layout.buckets import BucketKind
 from libs.storage.records import (
     archived_records,
     configs,
+    execution_records,
     log_bounds,
     metadata,
     payloads,
@@ -326,6 +327,35 @@ def test_a_field_that_does_not_fit_is_refused_by_name(
         ),
         (configs.decode_config, "0000" "050000000000" "0200" "01006101003101006101003" "2",
          "config value", "it has the setting 'a' twice"),
+        (configs.decode_config, "0000" "050000000000" "0200" "01006201003101006101003" "2",
+         "config value", "it has the setting 'a' twice, or after 'b'"),
+        (
+            execution_records.decode_outbox,
+            "00" * 36 + "0000" "02" "01006201003101006101003" "2" "010000",
+            "outbox value",
+            "it has a header key twice, or out of order",
+        ),
+        (
+            execution_records.decode_outbox,
+            "00" * 36 + "0000" "00" "010000" + "00" * 8,
+            "outbox value",
+            "retention deadline is 0, and not left out",
+        ),
+        (
+            execution_records.decode_outbox_counter,
+            "00" * 8 + "01" + "00" * 15 + "00" * 8,
+            "outbox counter",
+            "offset is 0, and not left out",
+        ),
+        (states.decode_request_ids, "0000" "0000", "request IDs", "their array is not left out"),
+        (
+            states.decode_request_ids,
+            "0200" + ("0000" + "00" * 28) * 2
+            + "0200" + ("0100" + "00" * 12) + ("0000" + "00" * 12),
+            "request IDs",
+            "a duplicate of request 0 comes late",
+        ),
+        (task_records.decode_task_record, "03" + "00" * 8 + "02", "task", "has failed = 2"),
         (
             metadata.decode_log_entry,
             "0100" + "00" * 36 + "02" + "01006101003101006101003" "2",
