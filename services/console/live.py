@@ -12,6 +12,7 @@ a history of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -26,8 +27,10 @@ from slatemq._admin.queue_models import Counts
 from slatemq._admin.rates import UNKNOWN, Look, QueueRates, look, rates_between, sum_rates
 from slatemq.errors import SlateMQError, Unavailable
 
+log = logging.getLogger(__name__)
+
 SAMPLE_S: Final = 2.0
-"""Between two samples at least."""
+"""Between two samples at least, and after one that failed."""
 
 SAMPLE_SHARE: Final = 4
 """A sample that takes long is followed by a pause of so many times its length."""
@@ -107,25 +110,32 @@ class Watch:
         self._token = token
         self._durations = durations
         self._look: Look | None = None
-        self._sampled = asyncio.Condition()
-        self._samples_count = 0
+        self._tried = asyncio.Condition()
+        self._is_sampling = False
         self._error: SlateMQError | OpenInstance | None = None
         self._readers_count = 0
         self._left_s = time.monotonic()
         self.streams_count = 0
 
     async def current(self) -> Watch:
-        """This one, once it has a sample. Raises what sampling met the last time."""
-        if not self._samples_count or self._error is not None:
-            await self.next_sample()
+        """This one, once it has a sample; waits for no more than one try.
+
+        Raises SlateMQError, OpenInstance: what the latest try met, unless another one goes on.
+        """
+        if self._look is None or self._error is not None:
+            if self._error is None or self._is_sampling:
+                await self.next_sample()
+            else:
+                raise self._error
+        self._left_s = time.monotonic()
         return self
 
     async def next_sample(self) -> None:
         """Wait for the next sample. Raises SlateMQError, OpenInstance."""
         self._readers_count += 1
         try:
-            async with self._sampled:
-                await self._sampled.wait()
+            async with self._tried:
+                await self._tried.wait()
         finally:
             self._readers_count -= 1
             self._left_s = time.monotonic()
@@ -136,22 +146,28 @@ class Watch:
         """Sample until no page has looked for a minute."""
         while self._readers_count or time.monotonic() - self._left_s < IDLE_S:
             began_s = time.monotonic()
-            self._error = None
-            try:
-                client = await self._clients.of(self._token)
-                self._add(await look(client))
-            except (SlateMQError, OpenInstance) as error:
-                self._error = error
-            async with self._sampled:
-                self._samples_count += 1
-                self._sampled.notify_all()
+            self._is_sampling = True
+            self._error = await self._sample()
+            self._is_sampling = False
+            async with self._tried:
+                self._tried.notify_all()
             took_s = time.monotonic() - began_s
             self._durations.record(took_s)
-            await asyncio.sleep(max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE))
+            has_failed = self._error is not None
+            pause_s = SAMPLE_S if has_failed else max(SAMPLE_S - took_s, took_s * SAMPLE_SHARE)
+            await asyncio.sleep(pause_s)
 
-    def end(self) -> None:
-        """Have those who wait raise Unavailable."""
-        self._error = Unavailable("the console is stopping")
+    async def _sample(self) -> SlateMQError | OpenInstance | None:
+        """What went wrong."""
+        try:
+            client = await self._clients.of(self._token)
+            self._add(await look(client))
+        except (SlateMQError, OpenInstance) as error:
+            return error
+        except Exception:  # Pages wait for this.
+            log.exception("sampling the instance failed")
+            return Unavailable("the console failed to sample the instance: its log says why")
+        return None
 
     def _add(self, now: Look) -> None:
         rates, queues = rates_between(self._look, now), now.status.queues
@@ -201,17 +217,19 @@ class Watches:
         watch.streams_count += 1
         ends_s = time.monotonic() + STREAM_S
         stopping = asyncio.ensure_future(self._stopping.wait())
+        sampled = stopping
         try:
             while time.monotonic() < ends_s:
                 sampled = asyncio.ensure_future(watch.next_sample())
                 await asyncio.wait([sampled, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not sampled.done():
-                    sampled.cancel()
                     return
+                sampled.result()
                 yield event("update", render(watch))
         except (SlateMQError, OpenInstance) as error:
             yield event("gone", str(error))
         finally:
+            sampled.cancel()
             stopping.cancel()
             self.streams_count -= 1
             watch.streams_count -= 1
