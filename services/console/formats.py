@@ -11,11 +11,16 @@ from slatemq.cli.parameters import format_duration
 SHOWN_BYTES_MAX: Final = 64 * 1024
 """Of a payload; all of it can be downloaded."""
 
+INDENTED_LENGTH_MAX: Final = 4 * SHOWN_BYTES_MAX
+"""Of JSON: indents of what is deeply nested are a thousand times as long."""
+
 HEX_BYTES_MAX: Final = 8 * 1024
 ROW_BYTES: Final = 16
 
 PayloadForm = Literal["text", "json", "hex"]
 FORMS: Final[tuple[PayloadForm, ...]] = get_args(PayloadForm)
+
+_INDENTING: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
@@ -90,7 +95,8 @@ def shown(payload: bytes, form: PayloadForm) -> tuple[str, str]:
     if form == "json":
         parsed = _parsed(payload)
         if parsed is None:
-            return shown(payload, "text")[0], "This is not JSON, or too large: shown as text."
+            text, cut = shown(payload, "text")
+            return text, f"This is not JSON, or too large: shown as text. {cut}".strip()
         return parsed, ""
     text = payload[:SHOWN_BYTES_MAX].decode("utf-8", "replace")
     return text, _cut(payload, SHOWN_BYTES_MAX)
@@ -106,10 +112,18 @@ def _parsed(payload: bytes) -> str | None:
     """JSON with indents; None for what is none, or too large to show."""
     if len(payload) > SHOWN_BYTES_MAX:
         return None
+    indented, length = [], 0
     try:
-        return json.dumps(json.loads(payload), indent=2, ensure_ascii=False)
+        for part in _INDENTING.iterencode(json.loads(payload)):
+            indented.append(part)
+            length += len(part)
+            if length > INDENTED_LENGTH_MAX:
+                return None
+        text = "".join(indented)
+        text.encode()  # Escapes may name half a character, which no page can have.
     except (ValueError, RecursionError):
         return None
+    return text
 
 
 def _hex(data: bytes) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from opentelemetry import trace
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,7 +37,7 @@ LARGE_BYTES: Final = 16 << 10
 """Of a form: from here on its body takes one of few places. So slow ones hold up no login."""
 
 BODIES_MAX: Final = 16
-"""Large forms that are read at once."""
+"""Large forms at once, from where they are read to their answers."""
 
 FIELDS_MAX: Final = 2_000
 
@@ -58,6 +60,8 @@ HEADERS: Final = {
 }
 
 STRICT_TRANSPORT: Final = "max-age=31536000"
+
+_HOST: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", re.ASCII)
 
 
 class Refusal(Exception):
@@ -88,8 +92,12 @@ class Guard:
         found = self._seal.open(Request(scope).cookies.get(name, ""))
         session = found or Session()
 
+        has_begun = False
+
         async def send_guarded(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 answer = MutableHeaders(scope=message)
                 for key, value in HEADERS.items():
                     answer.setdefault(key, value)
@@ -97,31 +105,47 @@ class Guard:
                     answer.setdefault("Strict-Transport-Security", STRICT_TRANSPORT)
                 cookies = answer.getlist("set-cookie")
                 is_set = any(cookie.startswith(f"{name}=") for cookie in cookies)
-                if found is None and not is_set and not scope["path"].startswith("/static/"):
+                if found is None and not is_set and _may_begin_session(scope):
                     sealed = self._seal.seal(session)
                     answer.append("set-cookie", cookie_of(name, sealed, self._seal.session_s))
             await send(message)
 
-        try:
-            self._check_host(headers)
-            scope.setdefault("state", {}).update(
-                session=session, form={}, form_token=self._seal.form_token(session)
-            )
-            if scope["method"] == "POST":
-                form = await _form(Request(scope, receive), headers, self._bodies)
-                if not self._seal.is_form_token(session, form.get(FORM_TOKEN, [""])[0]):
-                    raise Refusal(403, "This form is too old. Go back, load the page again, retry.")
-                scope["state"]["form"] = form
-        except Refusal as refusal:
-            response = PlainTextResponse(str(refusal), refusal.status, {"Connection": "close"})
-            await response(scope, receive, send_guarded)
-            return
-        is_act = scope["method"] == "POST" and bool(session.token)
-        with _trace_of_act(scope) if is_act else nullcontext():
-            await self._app(scope, receive, send_guarded)
+        async with AsyncExitStack() as place:
+            try:
+                self._check_host(headers)
+                scope.setdefault("state", {}).update(
+                    session=session, form={}, form_token=self._seal.form_token(session)
+                )
+                if scope["method"] == "POST":
+                    request = Request(scope, receive)
+                    take_place = partial(place.enter_async_context, self._bodies)
+                    scope["state"]["form"] = await self._form(request, session, take_place)
+                is_act = scope["method"] == "POST" and bool(session.token)
+                with _trace_of_act(scope) if is_act else nullcontext():
+                    await self._app(scope, receive, send_guarded)
+            except Refusal as refusal:
+                response = PlainTextResponse(str(refusal), refusal.status, {"Connection": "close"})
+                await response(scope, receive, send_guarded)
+            except Exception:
+                if has_begun:
+                    raise
+                log.exception("%s %s failed", scope["method"], scope["path"])
+                text = "The console failed to make this page: its log says why."
+                await PlainTextResponse(text, 500)(scope, receive, send_guarded)
+
+    async def _form(
+        self, request: Request, session: Session, take_place: Callable[[], Awaitable[object]]
+    ) -> dict[str, list[str]]:
+        form = await _form(request, take_place)
+        if not self._seal.is_form_token(session, form.get(FORM_TOKEN, [""])[0]):
+            raise Refusal(403, "This form is too old. Go back, load the page again, retry.")
+        return form
 
     def _check_host(self, headers: Headers) -> None:
-        if self._hosts and host_name(headers.get("host", "")) not in self._hosts:
+        host = headers.get("host", "")
+        if host and not _HOST.fullmatch(host):
+            raise Refusal(400, "The name in this request's Host header is not valid.")
+        if self._hosts and host_name(host) not in self._hosts:
             raise Refusal(
                 421,
                 "This console listens on loopback, and answers for localhost alone. Open it under "
@@ -151,9 +175,20 @@ def session_cookie(*, is_tls: bool) -> str:
 
 
 def cookie_of(name: str, value: str, age_s: int) -> str:
-    """A Set-Cookie header that scripts and other sites cannot use."""
+    """A Set-Cookie header that scripts cannot use, and other sites only to link to a page.
+
+    Strict would hold it back with a link, and the page would begin a session in its place.
+    """
     secure = "; Secure" if name.startswith("__Host-") else ""
-    return f"{name}={value}; Max-Age={age_s}; Path=/; HttpOnly; SameSite=Strict{secure}"
+    return f"{name}={value}; Max-Age={age_s}; Path=/; HttpOnly; SameSite=Lax{secure}"
+
+
+def _may_begin_session(scope: Scope) -> bool:
+    """Whether this request would carry the session if the browser had one.
+
+    A form that another site sends carries none: its answer must not end the one that there is.
+    """
+    return scope["method"] != "POST" and not scope["path"].startswith("/static/")
 
 
 def host_name(host: str) -> str:
@@ -164,23 +199,22 @@ def host_name(host: str) -> str:
 
 
 async def _form(
-    request: Request, headers: Headers, bodies: asyncio.Semaphore
+    request: Request, take_place: Callable[[], Awaitable[object]]
 ) -> dict[str, list[str]]:
     """The fields of a form. Raises Refusal for what is none of ours, or too large or slow.
 
-    `bodies`: the places of large ones.
+    `take_place` waits for the place of a large one.
     """
+    headers = request.headers
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         raise Refusal(403, "Forms are sent from the console's own pages alone.")
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
         raise Refusal(403, "Forms are sent from the console's own pages alone.")
     kind = headers.get("content-type", "").partition(";")[0]
     if kind != "application/x-www-form-urlencoded":
         raise Refusal(415, "A form is application/x-www-form-urlencoded.")
-    async with AsyncExitStack() as place:
-        body = await _body(request, lambda: place.enter_async_context(bodies))
-        return _fields(body)
+    return _fields(await _body(request, take_place))
 
 
 async def _body(request: Request, take_place: Callable[[], Awaitable[object]]) -> bytes:

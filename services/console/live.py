@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.metrics import Histogram
 
@@ -217,7 +217,7 @@ class Watches:
         watch.streams_count += 1
         ends_s = time.monotonic() + STREAM_S
         stopping = asyncio.ensure_future(self._stopping.wait())
-        sampled = stopping
+        sampled: asyncio.Future[Any] = stopping
         try:
             while time.monotonic() < ends_s:
                 sampled = asyncio.ensure_future(watch.next_sample())

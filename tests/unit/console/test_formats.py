@@ -8,6 +8,8 @@ from services.console import formats
 from services.console.charts import sparkline
 from services.console.pages.dead_letters import _editable, _payload_of
 
+DEEP = b"[" * 900 + b"1," * 31_000 + b"1" + b"]" * 900
+
 
 @pytest.mark.parametrize(
     ("payload", "form"),
@@ -21,6 +23,10 @@ from services.console.pages.dead_letters import _editable, _payload_of
         (b"a\x00b", "hex"),
         (b"x" * (formats.SHOWN_BYTES_MAX - 1) + "ü".encode(), "text"),
         (b"[" * 100_000, "text"),
+        (b'{"a": "\\ud800"}', "text"),
+        (b'{"\\udfff": 1}', "text"),
+        (b'["\\ud83d\\ude00"]', "json"),
+        (DEEP, "text"),
         (b"", "text"),
     ],
 )
@@ -43,6 +49,15 @@ def test_hex_has_offsets_and_what_can_be_printed() -> None:
     assert first.endswith("0123456789abcdef")
     assert second.endswith("··z")
     assert note == ""
+
+
+@pytest.mark.parametrize("payload", [DEEP, b'{"a": "\\ud800"}', b"[1]" + b" " * 100_000])
+def test_any_payload_is_shown_in_every_form_within_bounds(payload: bytes) -> None:
+    for form in formats.FORMS:
+        text, note = formats.shown(payload, form)
+
+        assert len(text.encode()) <= formats.INDENTED_LENGTH_MAX
+        assert ("shown as text" in note) == (form == "json")
 
 
 def test_what_is_not_json_is_shown_as_text_with_a_note() -> None:

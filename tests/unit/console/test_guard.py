@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import trace
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.console.config import LOOPBACK_NAMES, ConsoleConfig
 from services.console.guard import BODIES_MAX, BODY_BYTES_MAX, FORM_TOKEN, LARGE_BYTES, Guard
@@ -64,6 +64,7 @@ def ask(
     host: str = "localhost:7424",
     scheme: str = "http",
     hosts: frozenset[str] = LOOPBACK_NAMES,
+    page: ASGIApp = page,
     **headers: str,
 ) -> Answer:
     scope = scope_of(method, host, scheme, **headers)
@@ -141,6 +142,39 @@ async def test_slow_large_forms_hold_up_no_small_one() -> None:
     await asyncio.gather(*stalled, return_exceptions=True)
 
 
+async def test_a_large_form_keeps_its_place_until_its_answer() -> None:
+    entered, answered = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.release()
+        await answered.wait()
+        await page(scope, receive, send)
+
+    guard = Guard(slow, SEAL, LOOPBACK_NAMES)
+    body = urlencode({FORM_TOKEN: SEAL.form_token(SESSION), "x": "y" * LARGE_BYTES}).encode()
+    cookie = f"slatemq={SEAL.seal(SESSION)}"
+
+    async def send_form() -> int:
+        answers: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            answers.append(message)
+
+        await guard(scope_of("POST", cookie=cookie, **FORM), receive, send)
+        return int(answers[0]["status"])
+
+    forms = [asyncio.create_task(send_form()) for _ in range(BODIES_MAX + 1)]
+    for _ in range(BODIES_MAX):
+        await asyncio.wait_for(entered.acquire(), 60)
+    await asyncio.sleep(0.01)
+    assert entered.locked()
+    answered.set()
+    assert await asyncio.wait_for(asyncio.gather(*forms), 60) == [200] * (BODIES_MAX + 1)
+
+
 def test_an_act_is_logged_with_the_browsers_address_and_the_trace_of_its_calls(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -167,6 +201,9 @@ def test_an_act_is_logged_with_the_browsers_address_and_the_trace_of_its_calls(
         ({"sec_fetch_site": "same-site"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "localhost:7424"}, 403),
+        ({"origin": "http://user@localhost:7424"}, 403),
         ({"content_type": "text/plain"}, 415),
         ({"content_type": "application/json"}, 415),
         ({"cookie": ""}, 403),
@@ -179,7 +216,26 @@ def test_a_form_from_elsewhere_is_refused(changes: dict[str, str], status: int) 
         "content_type": FORM["content-type"],
     }
 
-    assert ask("POST", [body], **(given | changes)).status == status
+    answer = ask("POST", [body], **(given | changes))
+
+    assert answer.status == status
+    assert "default-src 'none'" in answer["content-security-policy"]
+    # Its cookie was held back, and one in its place would log the person out.
+    assert answer["set-cookie"] == ""
+
+
+def test_a_page_that_fails_is_logged_and_has_the_headers_of_all_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def failing(_: Scope, __: Receive, ___: Send) -> None:
+        raise RuntimeError("boom")
+
+    answer = ask(page=failing)
+
+    assert (answer.status, "its log says why" in answer.text) == (500, True)
+    assert "default-src 'none'" in answer["content-security-policy"]
+    (record,) = caplog.records
+    assert record.exc_info is not None
 
 
 def test_a_form_with_the_token_of_another_session_is_refused() -> None:
@@ -209,6 +265,16 @@ def test_on_loopback_a_name_that_points_there_is_refused(host: str) -> None:
     assert "smq" not in answer.text
 
 
+@pytest.mark.parametrize("host", ["[", "a b", "a/b", "a@b", "a:b", "a:1:2", "[::1", "\x00"])
+def test_a_host_that_is_none_is_refused_everywhere(host: str) -> None:
+    assert ask(host=host, hosts=frozenset()).status == 400
+
+
+@pytest.mark.parametrize("host", ["", "console.example:443", "my_console", "[fd00::1]:7424"])
+def test_other_machines_reach_it_by_any_name(host: str) -> None:
+    assert ask(host=host, hosts=frozenset()).status == 200
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:7424", "[::1]:7424"])
 def test_on_loopback_its_own_names_are_taken(host: str) -> None:
     assert ask(host=host).status == 200
@@ -227,9 +293,9 @@ def test_each_answer_says_that_nothing_from_elsewhere_may_run() -> None:
 def test_a_cookie_is_for_this_host_alone_and_with_tls_for_tls_alone() -> None:
     plain, tls = ask()["set-cookie"], ask(scheme="https")["set-cookie"]
 
-    assert "HttpOnly; SameSite=Strict" in plain
+    assert "HttpOnly; SameSite=Lax" in plain
     assert tls.startswith("__Host-slatemq=")
-    assert tls.endswith("HttpOnly; SameSite=Strict; Secure")
+    assert tls.endswith("HttpOnly; SameSite=Lax; Secure")
     assert ask(scheme="https")["strict-transport-security"]
 
 
