@@ -203,6 +203,7 @@ class IngestWatch(OutageWatch):
         """What an answer of the broker says: messages wait for these."""
         if shards:
             named = ", ".join(map(str, shards))
-            self.begin(Unavailable(f"ingest {named} is away", reason=INGEST_AWAY))
+            away = f"ingest {named} is away, or still reading payloads"
+            self.begin(Unavailable(away, reason=INGEST_AWAY))
         else:
             self.end()

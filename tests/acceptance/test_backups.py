@@ -177,9 +177,11 @@ async def test_an_acked_message_stays_acked_and_a_claimed_one_comes_again(tmp_pa
         ids = [await load.publish("apples", size) for size in (10, LARGE, 10, LARGE)]
         claimed: list[slatemq.Received] = []
         async with asyncio.timeout(WAIT_S):
+            while not claimed:
+                claimed += await old.client.claim("apples", 1, lease=5, wait=1)
+            await claimed[0].ack()
             while len(claimed) < 3:
                 claimed += await old.client.claim("apples", 3 - len(claimed), lease=5, wait=1)
-        await claimed[0].ack()
         backup = await back_up(old.root, backups)
     await restore(backups, tmp_path / "new", backup)
 

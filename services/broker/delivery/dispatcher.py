@@ -307,7 +307,9 @@ class Dispatcher:
         away = found | passed
         if away:
             shards = ", ".join(map(str, sorted(away)))
-            waiter_line.away = Unavailable(f"ingest {shards} is away", reason="INGEST_AWAY")
+            waiter_line.away = Unavailable(
+                f"ingest {shards} is away, or still reading payloads", reason="INGEST_AWAY"
+            )
         waiter_line.await_ingests(away)
         self._ingests.mark_down(found)
 
