@@ -50,9 +50,14 @@ class TaskIds:
         self._number += 1
         head = self._at_ms.to_bytes(6, "big") + self._shard.to_bytes(2, "big")
         named = head + self._number.to_bytes(_NUMBER_BYTES, "big")
-        number = int.from_bytes(named + _check(named), "big")
-        digits = (_ALPHABET[number >> 5 * place & 31] for place in reversed(range(_LENGTH)))
-        return PREFIX + "".join(digits)
+        return task_id_of(named + _check(named))
+
+
+def task_id_of(ulid: bytes) -> str:
+    """The ID that has this ULID."""
+    number = int.from_bytes(ulid, "big")
+    digits = (_ALPHABET[number >> 5 * place & 31] for place in reversed(range(_LENGTH)))
+    return PREFIX + "".join(digits)
 
 
 def parse_task_id(text: str, field: str = "task_id") -> TaskId:

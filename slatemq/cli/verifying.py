@@ -51,11 +51,11 @@ def repair(session: Session, sizes_only: bool, dry_run: bool) -> None:
       slatemq repair --dry-run
       slatemq repair
 
-    Repairs what it can be sure of: payload objects older than a day that nothing
-    names, claims of names whose broker has no such queue, and entries of the
-    topology without a database. It never guesses what a damaged record held: faults
-    stay, and are named with what to do. A message whose payload is lost becomes a
-    dead letter when it is claimed.
+    Removes what it can be sure of: payload objects older than a day that nothing
+    names, and claims of names whose broker has no such queue. Where a shard is lost
+    or cannot be read whole, it removes nothing: that shard may need it. It never
+    guesses what a damaged record held: faults stay, and are named with what to do. A
+    message whose payload is lost becomes a dead letter when it is claimed.
 
     Exit code 1: a fault is left, or the run did not complete.
     """
@@ -97,6 +97,12 @@ def _sum_up(run: JobRun) -> None:
     found = counts.get("faults", 0) + counts.get("leftovers", 0)
     if found > shown:
         note(f"only the first {shown} of {found} findings are shown")
+    if unread := counts.get("shards_unread", 0):
+        removed = " and removes nothing" if run.job == "repair" else ""
+        note(
+            f"{run.job} looks for no leftovers{removed} while {unread} of the shards named above "
+            "cannot be read whole: they may need what nothing else does"
+        )
     say(
         f"{counts.get('faults', 0):,} faults, {counts.get('leftovers', 0):,} leftovers; read "
         f"{counts.get('databases', 0)} databases, {counts.get('files', 0):,} files, "

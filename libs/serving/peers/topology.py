@@ -30,11 +30,10 @@ from typing import Any
 
 from libs.storage.errors import ObjectNotFound, StorageError
 from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.topology_entries import FOLDER, entry_path
 from slatemq.v1 import topology_pb2, topology_pb2_grpc
 
 log = logging.getLogger(__name__)
-
-FOLDER = "topology"
 
 CACHE_MS = 5_000
 """How old a reading may be: addresses change only when a process moves, and each reading costs a
@@ -70,7 +69,7 @@ class Peer:
     @property
     def path(self) -> str:
         """The path of its object below the root."""
-        return f"{FOLDER}/{self.service}-{self.shard}.json"
+        return entry_path(self.service, self.shard)
 
 
 @dataclass(frozen=True)

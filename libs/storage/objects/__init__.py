@@ -6,6 +6,7 @@ In reading order; a file imports only files above it:
 `requests`         Counts the requests for small objects
 `small_objects`    Small objects below a root: blobs, topology, probes
 `task_folders`     Where the bodies of write tasks are
+`topology_entries` Where a process notes what it serves
 `instance_records` The settings of the instance: numbered objects, the highest of which is valid
 `probe`            Tests of a store before it is used: conditional writes, and its clock
 `queue_names`      The broker shard that may use a queue's name: numbered objects

@@ -107,6 +107,7 @@ class _Work:
             "messages": read["messages"],
             "entries": read["entries"],
             "payload_objects": read["payload objects"],
+            "shards_unread": len(findings.unreadable),
             **repairs.counts,
         }
         found = findings.all()[:FINDINGS_KEPT]

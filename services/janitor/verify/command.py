@@ -159,6 +159,11 @@ def write_text(findings: Findings, took_s: float, out: TextIO) -> None:
     for finding in findings.all():
         out.write(f"{'fault' if finding.is_fault else 'leftover'}: {finding}\n")
         out.write(f"  {finding.what_to_do}\n")
+    if findings.unreadable:
+        out.write(
+            f"no leftovers were looked for: {', '.join(sorted(findings.unreadable))} cannot be "
+            "read whole, and may need what nothing else does\n"
+        )
     counts = findings.counts
     rows = sum(count for name, count in counts.items() if name.startswith("rows/"))
     out.write(

@@ -25,6 +25,8 @@ from libs.storage.records.log_bounds import GAPS_MAX, LogBoundsRecord, LogGap
 from libs.storage.records.metadata import MessageMetadata
 from libs.storage.records.payload_packs import PACK_MESSAGES, pack_range
 from libs.storage.records.payloads import PayloadUri
+from libs.storage.records.states import RequestIdRecord
+from libs.storage.records.task_records import AppliedTask, WaitingTask
 from services.janitor.verify.events import EventNumbers
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.message_ids import IdRuns
@@ -37,10 +39,11 @@ _REST: Final = (
 )
 """Everything but payloads, log and packs."""
 
-ROW_ADVICE: Final = (
-    "report it with this line: a message's rows come and go in one commit. It only takes space"
+_LOST_ENTRY: Final = (
+    "a message's rows come and go in one commit, so its log entry is lost: restore the ingest's "
+    "database from a copy that has it. Else a queue that has the message makes it a dead letter "
+    "when it is claimed, and where it was not routed, no queue gets it"
 )
-"""What to do about a row that nothing needs: no process but its owner may remove it."""
 
 IDS_NAMED: Final = 10
 """Message IDs that a finding names."""
@@ -48,7 +51,7 @@ IDS_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class NamedObject:
-    """An object that a record names, and how many bytes its payload is said to have."""
+    """An object that a record names, and how many bytes its payload is said to have; -1: none."""
 
     uri: str
     size_bytes: int
@@ -66,6 +69,7 @@ class IngestContents:
         messages: The IDs of those in the log.
         end: The last ID that the log has had.
         outbox_progress: By broker shard, the last number of its outbox that is stored here.
+        waiting_tasks: The ULIDs of tasks that are to be applied, and whose bodies are objects.
     """
 
     name: str
@@ -73,6 +77,7 @@ class IngestContents:
     messages: IdRuns = field(default_factory=IdRuns)
     end: int = 0
     outbox_progress: dict[int, int] = field(default_factory=dict)
+    waiting_tasks: set[bytes] = field(default_factory=set)
     clock_ms: int = 0
 
 
@@ -109,8 +114,8 @@ class IngestCheck:
     _has_bounds: bool = field(default=False, init=False)
     _gaps: list[LogGap] = field(default_factory=list, init=False)
     _block: SeqBlock | None = field(default=None, init=False)
-    _event_cursor: int = field(default=0, init=False)
-    _last_of_requests: int = field(default=0, init=False)
+    _named_ids: dict[str, int] = field(default_factory=dict, init=False)
+    """By the kind of record, the last message that one names."""
 
     def __post_init__(self) -> None:
         self.contents = IngestContents(self.walk.name, self.walk.shard)
@@ -157,22 +162,36 @@ class IngestCheck:
             case RecordType.OUTBOX_PROGRESS:
                 self.contents.outbox_progress[row.parsed] = value
             case RecordType.EVENT_CURSOR:
-                self._event_cursor = value.message_id
+                self._named_ids["event cursor"] = value.message_id
             case RecordType.EVENT_COUNTER:
                 events.counter = EventCounterRecord(*value)
             case RecordType.REQUEST_IDS:
                 for request in value:
-                    self._of_this_shard(row, request.first_message_id)
-                    last = request.first_message_id + request.message_count
-                    last -= len(request.duplicates) + 1
-                    self._last_of_requests = max(self._last_of_requests, last)
+                    self._take_published(row, request)
             case RecordType.DEDUPE_KEY:
-                self._of_this_shard(row, value.message_id)
+                self._take_named(row, value.message_id)
+            case RecordType.TASK if isinstance(value, AppliedTask):
+                self._take_published(row, value)
+            case RecordType.TASK if isinstance(value, WaitingTask) and not value.has_failed:
+                self.contents.waiting_tasks.add(row.parsed)
 
-    def _of_this_shard(self, row: Row, number: int) -> None:
-        if number and shard_of(number) != self.walk.shard:
-            wrong = f"message {number} is of shard {shard_of(number)}"
+    def _take_published(self, row: Row, answer: RequestIdRecord | AppliedTask) -> None:
+        """The messages of an answered publish."""
+        new_count = answer.message_count - len(answer.duplicates)
+        self._take_named(row, answer.first_message_id, answer.first_message_id + new_count - 1)
+        for _, message in answer.duplicates:
+            self._take_named(row, message)
+
+    def _take_named(self, row: Row, first: int, last: int = 0) -> None:
+        """Messages that a record names; 0: none."""
+        if not first:
+            return
+        if shard_of(first) != self.walk.shard:
+            wrong = f"message {first} is of shard {shard_of(first)}"
             self._add(Kind.REFERENCE, row.kind.name, shown(row.key), wrong)
+            return
+        known = self._named_ids.get(row.kind.name, 0)
+        self._named_ids[row.kind.name] = max(known, first, last)
 
     # --- The log and the payloads -------------------------------------------
 
@@ -192,8 +211,12 @@ class IngestCheck:
                 for named in self._record_sizes(await payloads.up_to(last_id), messages, found):
                     yield named
                 self._compare(entry.parsed, messages, found)
-            self._leave(await packed.up_to(LAST_NUMBER), "payload pack")
-            self._leave(await payloads.up_to(LAST_NUMBER), "payload")
+            for pack in await packed.up_to(LAST_NUMBER):
+                self._name_unlogged("payload pack", [pack.parsed + place for place in pack.value])
+            for row in await payloads.up_to(LAST_NUMBER):
+                self._name_unlogged("payload", [row.parsed])
+                if isinstance(row.value, PayloadUri):
+                    yield self._object(row, -1)
 
     def _is_in_order(self, sequence: int, messages: list[MessageMetadata]) -> bool:
         """Whether the entry comes after the last one, and holds messages of this shard."""
@@ -258,10 +281,15 @@ class IngestCheck:
                 self._add(Kind.REFERENCE, "payload", f"message {one}", wrong)
             if isinstance(row.value, PayloadUri):
                 found[one] = said.get(one, -1)
-                key = f"message {one}"
-                yield NamedObject(row.value.uri, found[one], self.walk.name, "payload", key, (one,))
+                yield self._object(row, found[one])
             else:
                 found[one] = len(row.value)
+
+    def _object(self, row: Row, size_bytes: int) -> NamedObject:
+        """The object that a payload's record names."""
+        one = row.parsed
+        key = f"message {one}"
+        return NamedObject(row.value.uri, size_bytes, self.walk.name, "payload", key, (one,))
 
     def _compare(
         self, sequence: int, messages: list[MessageMetadata], found: dict[int, int]
@@ -290,16 +318,15 @@ class IngestCheck:
                 f"{named_ids(missing)}",
                 message_ids=missing[:IDS_NAMED],
             )
-        if found:
-            wrong = f"the log has no message {named_ids(sorted(found))}"
-            self._add(Kind.LEFTOVER, "payload", f"message {min(found)}", wrong, advice=ROW_ADVICE)
+        self._name_unlogged("payload", sorted(found))
 
-    def _leave(self, rows: list[Row], record: str) -> None:
-        for row in rows:
-            if self.walk.name not in self._findings.unreadable:
-                wrong = "the log has no message for it"
-                at = f"message {row.parsed}"
-                self._add(Kind.LEFTOVER, record, at, wrong, advice=ROW_ADVICE)
+    def _name_unlogged(self, record: str, ids: list[int]) -> None:
+        """Messages that have payloads, and no log entry: that is lost."""
+        if ids and self.walk.name not in self._findings.unreadable:
+            at, wrong = f"message {ids[0]}", f"the log has no message {named_ids(ids)}"
+            self._add(
+                Kind.MESSAGE, record, at, wrong, advice=_LOST_ENTRY, message_ids=ids[:IDS_NAMED]
+            )
 
     # --- Where the log ends -------------------------------------------------
 
@@ -311,10 +338,7 @@ class IngestCheck:
             said = "there is none" if block is None else f"it ends before {block.end}"
             wrong = f"message {contents.end} is in use, and {said}: an ID could be used twice"
             self._add(Kind.REFERENCE, "ID block", "(the only one)", wrong)
-        for name, last in (
-            ("event cursor", self._event_cursor),
-            ("request IDs", self._last_of_requests),
-        ):
+        for name, last in self._named_ids.items():
             if last > contents.end and self.walk.name not in self._findings.unreadable:
                 wrong = f"it names message {last}, and the log ends with {contents.end}"
                 self._add(Kind.REFERENCE, name, "", wrong)

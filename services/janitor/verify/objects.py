@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from libs.serving.peers import topology
 from libs.storage.database.blobs import BLOB_PATH, Blobs
 from libs.storage.database.blobs import FOLDER as BLOBS
 from libs.storage.database.roots import Root
@@ -23,15 +22,25 @@ from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.shard_owners import ShardOwners
+from libs.storage.objects.task_folders import task_folder
+from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
+from libs.storage.objects.topology_entries import database_of
 from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.ingests import NamedObject
+from slatemq._admin.task_ids import is_task_id, parse_task_id
 
 READS_AT_ONCE: Final = 8
 """Objects read at the same time, a MiB of each in memory."""
 
 CLAIM_AGE_MS: Final = 3600 * 1000
 """How old a claim of a name is that has no queue, before it is a leftover."""
+
+_LOST_DATABASE: Final = (
+    "stop the shard's process, and restore its database from the store's versions or a copy, or "
+    "mount what holds it. To give the shard up instead, see `Give a shard up` of "
+    "docs/how-to/repair.md"
+)
 
 
 @dataclass
@@ -65,7 +74,7 @@ class ObjectCheck:
         """Note a payload object, and have it checked; waits for a free place."""
         path = self.note(named)
         if path is None or named.size_bytes < 0:
-            return  # of a message that the log does not have: a leftover itself
+            return  # of a message that the log does not have: its size is not known
         await self._turns.acquire()
         task = asyncio.create_task(self._check(path, named))
         self._reading = [one for one in self._reading if not one.done()]
@@ -137,6 +146,13 @@ class ObjectCheck:
                     wrong = f"no record names it; it has {info.size_bytes:,} bytes"
                     self.findings.add(Kind.LEFTOVER, BLOBS, "payload object", info.path, wrong)
 
+    async def missing_bodies(self, shard: int, tasks: Set[bytes]) -> set[bytes]:
+        """Those of the tasks of an ingest that have no body; it may be of any backend."""
+        names = [
+            path.rpartition("/")[2] for path in await self.root.objects.list(task_folder(shard))
+        ]
+        return set(tasks - {parse_task_id(name).ulid for name in names if is_task_id(name)})
+
     # --- The instance -------------------------------------------------------
 
     async def check_instance(self) -> None:
@@ -165,31 +181,42 @@ class ObjectCheck:
             )
 
     async def check_topology(self, databases: Iterable[str]) -> None:
-        """Each shard that has a database has an entry, and each entry of a shard a database."""
+        """Each shard that has a database has an entry, and each entry of a shard a database.
+
+        A shard writes its entry after its first commit: without a database, that is lost.
+        """
         known = set(databases)
         announced: set[str] = set()
-        for path in await self.root.objects.list(topology.FOLDER):
+        paths = await self.root.objects.list(TOPOLOGY)
+        # Listed after the entries: a shard that has come meanwhile has its folder by now.
+        folders = {
+            f"{service}/{folder.rpartition('/')[2]}"
+            for service in ("ingest", "broker")
+            for folder in await self.root.objects.folders(service)
+        }
+        for path in paths:
             if not path.endswith(".json"):
                 continue  # what marks a change of the others
+            database = database_of(path)
+            if database is not None and database not in known:
+                self.findings.unreadable.add(database)
+                if database not in folders:
+                    wrong = f"{path} says that the shard had one, and it is gone"
+                    self.findings.add(
+                        Kind.FILE, database, "database", "", wrong, advice=_LOST_DATABASE
+                    )
             fields = await self._json(path, "topology entry")
             if fields is None:
                 continue
             name = f"{fields.get('service')}/{fields.get('shard')}"
             announced.add(name)
-            if path != f"{topology.FOLDER}/{name.replace('/', '-')}.json":
+            if path != f"{TOPOLOGY}/{name.replace('/', '-')}.json":
                 self.findings.add(Kind.OBJECT, "topology", "entry", path, f"it is about {name}")
-            elif name.startswith(("ingest/", "broker/")) and name not in known:
-                self.findings.add(
-                    Kind.LEFTOVER, "topology", "entry", path, f"there is no database {name}"
-                )
-        for service in ("ingest", "broker"):
-            for folder in await self.root.objects.folders(service):
-                name = f"{service}/{folder.rpartition('/')[2]}"
-                if name not in known and name not in announced:
-                    self.findings.unreadable.add(name)
-                    wrong = "it is not in the topology, so it was not read"
-                    advice = "start its process, which writes its entry; then verify again"
-                    self.findings.add(Kind.REFERENCE, name, "database", "", wrong, advice=advice)
+        for name in sorted(folders - known - announced):
+            self.findings.unreadable.add(name)
+            wrong = "it is not in the topology, so it was not read"
+            advice = "start its process, which writes its entry; then verify again"
+            self.findings.add(Kind.REFERENCE, name, "database", "", wrong, advice=advice)
         for name in sorted(known - announced):
             self.findings.add(
                 Kind.REFERENCE,

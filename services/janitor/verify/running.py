@@ -25,9 +25,9 @@ CALL_S: Final = 30.0
 
 
 class StoredShards(TopologyDirectory):
-    """The topology without shards that have no database: an entry alone delays no verification.
+    """The topology without shards whose database is lost: a verification says so of them.
 
-    Other jobs stop at such an entry, since a shard that is down may need what they would remove.
+    Other jobs stop at such an entry, since what the shard needs is not known.
     """
 
     def __init__(self, root: Root) -> None:

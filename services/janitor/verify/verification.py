@@ -19,8 +19,10 @@ from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.errors import DamagedStore, StorageError, StoreFailed, StoreUnavailable
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.layout.keys import payload_range
+from libs.storage.layout.own_keys import task_key
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.replay_records import OPEN_END
+from libs.storage.records.task_records import WaitingTask, decode_task_record
 from services.janitor.verify.brokers import BrokerCheck, BrokerContents, NeededMessages
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.ingests import (
@@ -32,6 +34,7 @@ from services.janitor.verify.ingests import (
 )
 from services.janitor.verify.objects import ObjectCheck
 from services.janitor.verify.walk import Walk
+from slatemq._admin.task_ids import task_id_of
 
 REPORT_ROWS: Final = 5_000
 """Rows between two reports of progress."""
@@ -142,6 +145,7 @@ class Verification:
                 self._done += 1
         finally:
             await objects.finish()
+        await self._check_bodies(objects)
         self._cross_check()
         self.report("looking for what is left over", self._done, self._done)
         await objects.find_orphans(self.began_ms, lambda: self._read_on(objects))
@@ -186,6 +190,38 @@ class Verification:
         async with self.databases.later_ingests() as later:
             for name in later.names:
                 await self._read(later, name, note)
+
+    async def _check_bodies(self, objects: ObjectCheck) -> None:
+        """Each task that is to be applied, and whose body is an object, has its body."""
+        missing = {
+            ingest.name: await objects.missing_bodies(ingest.shard, ingest.waiting_tasks)
+            for ingest in self._ingests.values()
+            if ingest.waiting_tasks
+        }
+        if not any(missing.values()):
+            return
+
+        async def look_again(walk: Walk) -> None:
+            # A body goes once its task was applied, perhaps since the ingest was read.
+            waiting = missing.get(walk.name, set())
+            for ulid in sorted(waiting):
+                value = await walk.reader.get(task_key(ulid))
+                if value is None or not isinstance(decode_task_record(value), WaitingTask):
+                    waiting.discard(ulid)
+
+        async with self.databases.later_ingests() as later:
+            for name in later.names:
+                await self._read(later, name, look_again)
+        for name, tasks in missing.items():
+            for ulid in sorted(tasks):
+                self.findings.add(
+                    Kind.OBJECT,
+                    name,
+                    "task",
+                    task_id_of(ulid),
+                    "it is to be applied, and its body is gone",
+                    advice=_LOST_BODY,
+                )
 
     async def _check_store(self) -> None:
         await self.root.objects.check(SILENCE_S)
@@ -272,6 +308,9 @@ class Verification:
                     shard = part.ingest_shard
                     self._check_place(broker.name, "replay", f"queue {queue}", shard, last)
             self._check_outbox(broker)
+        for ingest in self._ingests.values():
+            if ingest.name not in self.findings.unreadable:
+                self._check_progress(ingest)
 
     def _check_place(self, name: str, record: str, key: str, shard: int, place: int) -> None:
         end = self._end_of(shard)
@@ -284,7 +323,7 @@ class Verification:
             self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=_LOST_END)
 
     def _check_outbox(self, broker: BrokerContents) -> None:
-        """What an ingest says that it stored of an outbox was sent, and what was sent is stored."""
+        """What was sent of an outbox is stored, and no more; see `_check_progress` for the rest."""
         for shard, counter in broker.counters.items():
             ingest = self._ingests.get(shard)
             if ingest is None or ingest.name in self.findings.unreadable:
@@ -300,6 +339,31 @@ class Verification:
                 wrong = f"rows up to {sent} are gone as sent, and ingest has up to {progress}"
                 self.findings.add(Kind.REFERENCE, broker.name, "outbox counter", key, wrong)
 
+    def _check_progress(self, ingest: IngestContents) -> None:
+        """What an ingest has stored of outboxes was sent by brokers that know of them."""
+        for shard, progress in sorted(ingest.outbox_progress.items()):
+            broker, name = self._brokers.get(shard), f"broker/{shard}"
+            if not progress or name in self.findings.unreadable:
+                continue
+            if broker is None:
+                wrong = f"{progress} pushes came from it, and there is no database {name}"
+            elif ingest.shard not in broker.counters:
+                wrong = f"{progress} pushes came from it, and its outbox has no counter of them"
+            else:
+                continue
+            record, key = "outbox progress", f"broker {shard}"
+            self.findings.add(Kind.REFERENCE, ingest.name, record, key, wrong, advice=_LOST_OUTBOX)
+
+
+_LOST_BODY: Final = (
+    "restore the object below `tasks/` from the store's versions or a copy, under the name of the "
+    "task; else the task fails once its backend gives it out, and its messages are not published"
+)
+
+_LOST_OUTBOX: Final = (
+    "restore the broker's database from a copy that has its outbox. Do not push from that shard "
+    "before: the ingest would take its next pushes for those that it has stored"
+)
 
 _LOST_END: Final = (
     "the end of this log was lost after it was routed: restore the ingest's database from a copy "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from libs.storage.database.slate import Batch
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import payload_key
 from libs.storage.layout.own_keys import CLOCK_KEY
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.records.payloads import encode_uri
 from libs.storage.records.states import encode_clock
 from services.janitor.orphans import ORPHAN_AGE_MS
@@ -85,27 +84,52 @@ async def test_an_object_that_a_push_has_brought_to_an_ingest_meanwhile_is_not_l
     assert leftovers(await Verification(root, databases, began_ms).run()) == []
 
 
-async def test_an_entry_whose_shard_has_no_database_even_now_is_removed_for_all_readers(
-    root: Root, tmp_path: Path
+@pytest.mark.parametrize("lost", ["broker/0", "ingest/1"])
+async def test_nothing_is_removed_while_the_database_of_a_shard_is_lost(
+    root: Root, tmp_path: Path, lost: str
 ) -> None:
-    findings = Findings()
-    for shard in (0, 9):  # 0 has come since the snapshots were taken
-        path = f"topology/broker-{shard}.json"
-        peer = {"service": "broker", "shard": shard, "address": "127.0.0.1:1"}
-        await root.objects.put(path, json.dumps(peer).encode())
-        os.utime(tmp_path / path, (time.time() - 2 * 3600,) * 2)
-        findings.add(Kind.LEFTOVER, "topology", "entry", path, "there is no database")
+    # Given an object that only ingest/1 names, and a name that broker 0 has claimed.
+    await write(root, "ingest/1", (payload_key(message_id(1, 9)), encode_uri(PATH)))
+    assert await QueueNames(root.objects).claim("orders", 0, UNCLAIMED)
+    for name in ("ingest/0", "ingest/1", "broker/0"):
+        service, _, shard = name.partition("/")
+        await TopologyDirectory(root.objects).announce(Peer(service, int(shard), "127.0.0.1:1"))
+    before = await stored_beside(root)
+    began_ms = await root.objects.modified_ms(PATH) + 2 * ORPHAN_AGE_MS
 
-    # Another process, which reads the entries again only after a noted change.
-    reader = TopologyDirectory(root.objects)
-    await TopologyDirectory(root.objects).announce(Peer("router", 0, "127.0.0.1:1"))
-    assert len((await reader.read()).peers) == 3
-
+    shutil.rmtree(tmp_path / lost)
+    databases = await StoppedDatabases.find(root)
+    findings = await Verification(root, databases, began_ms).run()
     repairs = repairs_of(root)
     await repairs.repair(findings)
 
-    assert (await reader.read(max_age_ms=0)).brokers.keys() == {0}
-    assert repairs.counts == {"topology_entries_removed": 1}
+    (fault,) = [one for one in findings.all() if one.record == "database"]
+    assert (fault.kind, fault.shard) == (Kind.FILE, lost)
+    assert "restore its database" in fault.what_to_do
+    assert findings.unreadable == {lost}
+    assert findings.leftovers == []
+    assert repairs.counts == {}
+    assert await stored_beside(root) == before
+
+
+async def stored_beside(root: Root) -> list[str]:
+    """The objects beside the databases that a repair may remove."""
+    folders = ("blobs", "queue-names", "topology")
+    return [path for folder in folders for path in await root.objects.list(folder)]
+
+
+async def test_a_shard_that_has_come_since_the_snapshots_is_not_lost_and_nothing_is_removed(
+    root: Root,
+) -> None:
+    began_ms = await root.objects.modified_ms(PATH) + 2 * ORPHAN_AGE_MS
+    databases = StoppedDatabases(root, ["ingest/0"])
+    for service in ("ingest", "broker"):
+        await TopologyDirectory(root.objects).announce(Peer(service, 0, "127.0.0.1:1"))
+
+    findings = await Verification(root, databases, began_ms).run()
+
+    assert "database" not in {one.record for one in findings.all()}
+    assert (findings.unreadable, findings.leftovers) == ({"broker/0"}, [])
 
 
 async def test_a_repair_removes_all_objects_that_are_left_over_not_only_those_that_are_named(

@@ -37,20 +37,17 @@ def age(path: Path) -> None:
     os.utime(path, (time.time() - 2 * 24 * 3600,) * 2)
 
 
-async def leave_over(made: Instance) -> list[Path]:
-    """What crashes leave: an object, a claim of a name, an entry of the topology."""
+async def leave_over(made: Instance) -> Path:
+    """What crashes leave: an object, and claims of names; of broker 9, which is not there, too."""
     orphan = made.data / "blobs" / "00" / ("0" * 62)
-    entry = made.data / "topology" / "broker-9.json"
     orphan.parent.mkdir(exist_ok=True)
     orphan.write_bytes(b"an upload that was never committed")
-    entry.write_text(json.dumps({"service": "broker", "shard": 9, "address": "127.0.0.1:1"}))
-    assert await QueueNames(open_root(made.url).objects).claim("never-created", 0, UNCLAIMED)
-    (claim,) = [
-        path for path in made.data.glob("queue-names/*/*") if "never-created" in path.read_text()
-    ]
-    for path in (orphan, entry, claim):
+    names = QueueNames(open_root(made.url).objects)
+    for queue_id, shard in (("never-created", 0), ("of-broker-9", 9)):
+        assert await names.claim(queue_id, shard, UNCLAIMED)
+    for path in (orphan, *made.data.glob("queue-names/*/*")):
         age(path)
-    return [orphan, entry]
+    return orphan
 
 
 async def test_a_running_instance_is_verified_and_what_is_left_over_is_mended(
@@ -86,20 +83,33 @@ async def test_a_running_instance_is_verified_and_what_is_left_over_is_mended(
         (dead_letter,) = [one async for one in made.client.list_entries("orders", "failed")]
         assert (dead_letter.message_id, dead_letter.reason) == (int(rotten), "payload damaged")
 
-        # What is left over is named, then repaired, and nothing else goes.
-        gone = await leave_over(made)
+        # While a shard's database is lost, nothing is removed: the shard may need it.
+        orphan = await leave_over(made)
+        entry = made.data / "topology" / "broker-9.json"
+        entry.write_text(json.dumps({"service": "broker", "shard": 9, "address": "127.0.0.1:1"}))
+        age(entry)
+        kept = await verified(there, "repair")
+        assert (kept["counts"]["leftovers"], kept["counts"]["shards_unread"]) == (0, 1)
+        assert ("file", "broker/9") in {(one["kind"], one["shard"]) for one in kept["findings"]}
+        assert orphan.exists()
+        assert entry.exists()
+        code, _, err = await cli(there, "repair")
+        assert (code, "removes nothing while 1 of the shards" in err) == (1, True)
+
+        # Once it is given up, what is left over is named, then repaired, and nothing else goes.
+        entry.unlink()
         dry = await verified(there, "repair", "--dry-run")
         assert dry["counts"]["leftovers"] == 3
         assert all(one["repaired"] for one in dry["findings"] if not one["is_fault"])
-        assert all(path.exists() for path in gone)
+        assert orphan.exists()
         repaired = await verified(there, "repair")
         assert repaired["counts"]["objects_removed"] == 1
-        assert repaired["counts"]["names_freed"] == 1
-        assert repaired["counts"]["topology_entries_removed"] == 1
-        assert not any(path.exists() for path in gone)
+        assert repaired["counts"]["names_freed"] == 2
+        assert not orphan.exists()
         assert path.exists()
         assert (await verified(there, "verify"))["counts"]["leftovers"] == 0
-        await made.client.create_queue("never-created", filter="true")
+        for queue_id in ("never-created", "of-broker-9"):
+            await made.client.create_queue(queue_id, filter="true")
 
 
 async def test_verify_takes_no_fields_of_other_jobs(tmp_path: Path) -> None:

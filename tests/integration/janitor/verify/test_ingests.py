@@ -1,0 +1,179 @@
+"""Verification of an ingest's database that was made row by row, with one thing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from libs.storage.database.roots import Root, open_root
+from libs.storage.database.settings import Kind as DatabaseKind
+from libs.storage.database.slate import Batch
+from libs.storage.layout.ids import SeqBlock, encode_seq_block, message_id
+from libs.storage.layout.keys import log_key, payload_key
+from libs.storage.layout.own_keys import (
+    CLOCK_KEY,
+    ID_BLOCK_KEY,
+    LOG_BOUNDS_KEY,
+    dedupe_key,
+    outbox_counter_key,
+    outbox_progress_key,
+    task_key,
+)
+from libs.storage.objects.task_folders import task_folder
+from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe
+from libs.storage.records.execution_records import OutboxCounter, encode_outbox_counter
+from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
+from libs.storage.records.metadata import MessageMetadata, encode_log_entry
+from libs.storage.records.payloads import encode_inline, encode_uri
+from libs.storage.records.states import encode_clock, encode_outbox_progress
+from libs.storage.records.task_records import AppliedTask, WaitingTask, encode_task_record
+from services.janitor.verify.findings import Findings, Kind
+from services.janitor.verify.verification import StoppedDatabases, Verification
+from slatemq._admin.task_ids import TaskIds, parse_task_id
+
+Row = tuple[bytes, bytes | None]
+
+PAYLOAD = b"payload"
+LAST = message_id(0, 3)
+TASK = TaskIds(0).make(1)
+TASK_KEY = task_key(parse_task_id(TASK).ulid)
+
+
+def message_of(number: int, payload_bytes: int = len(PAYLOAD)) -> list[Row]:
+    """A message in a log entry of its own."""
+    one = message_id(0, number)
+    metadata = MessageMetadata(one, 1, 1, 0, 0, {}, payload_bytes=payload_bytes)
+    return [
+        (log_key(one), encode_log_entry([metadata])),
+        (payload_key(one), encode_inline(PAYLOAD)),
+    ]
+
+
+async def write(root: Root, name: str, *rows: Row) -> None:
+    database = await root.database(name, DatabaseKind(name.partition("/")[0]))
+    batch = Batch()
+    batch.put_all([(CLOCK_KEY, encode_clock(1)), *rows])
+    await database.commit(batch)
+    await database.close()
+
+
+@pytest.fixture
+async def root(tmp_path: Path) -> Root:
+    """An instance of three messages that no queue has, whose log has lost others to a purge."""
+    root = open_root(tmp_path.as_uri(), sync=False)
+    bounds = LogBoundsRecord(message_id(0, 1), LAST, LAST)
+    rows = [row for number in (1, 2, 3) for row in message_of(number)]
+    rows.append((LOG_BOUNDS_KEY, encode_log_bounds(bounds)))
+    rows.append((ID_BLOCK_KEY, encode_seq_block(SeqBlock(1, 100))))
+    await write(root, "ingest/0", *rows)
+    await write(root, "broker/0")
+    assert await wrong_with(root) == []
+    return root
+
+
+async def verified(root: Root, databases: StoppedDatabases | None = None) -> Findings:
+    databases = databases or await StoppedDatabases.find(root)
+    return await Verification(root, databases, 1 << 60).run()
+
+
+async def wrong_with(
+    root: Root, databases: StoppedDatabases | None = None
+) -> list[tuple[Kind, str, str]]:
+    """The faults of the databases: this root has nothing beside them."""
+    findings = await verified(root, databases)
+    assert findings.leftovers == []
+    return [
+        (one.kind, one.shard, one.record)
+        for one in findings.all()
+        if one.shard != "instance" and one.record != "topology entry"
+    ]
+
+
+async def test_a_log_entry_that_is_lost_after_a_purge_is_a_fault_though_no_queue_needs_it(
+    root: Root,
+) -> None:
+    await write(root, "ingest/0", (log_key(message_id(0, 2)), None))
+    assert await wrong_with(root) == [(Kind.MESSAGE, "ingest/0", "payload")]
+    await write(root, "ingest/0", (log_key(LAST), None))
+
+    lost = [one for one in (await verified(root)).all() if one.kind is Kind.MESSAGE]
+    assert [one.message_ids for one in lost] == [(message_id(0, 2),), (LAST,)]
+    assert all("no queue gets it" in one.what_to_do for one in lost)
+
+
+async def test_an_object_of_a_message_whose_log_entry_is_lost_is_not_left_over(
+    root: Root,
+) -> None:
+    path = f"blobs/00/{'0' * 62}"
+    await root.objects.put(path, PAYLOAD)
+    row = (payload_key(LAST), encode_uri(path))
+    await write(root, "ingest/0", row, (log_key(LAST), None))
+    assert await wrong_with(root) == [(Kind.MESSAGE, "ingest/0", "payload")]
+
+
+async def test_a_task_that_is_to_be_applied_has_its_body(root: Root) -> None:
+    waiting = encode_task_record(WaitingTask(1, has_failed=False))
+    await write(root, "ingest/0", (TASK_KEY, waiting))
+    path = f"{task_folder(0)}/redis-1/{TASK}"
+    await root.objects.put(path, b"a publish")
+    assert await wrong_with(root) == []
+
+    await root.objects.delete(path)
+    (fault,) = [one for one in (await verified(root)).all() if one.record == "task"]
+    assert (fault.kind, fault.shard, fault.key) == (Kind.OBJECT, "ingest/0", TASK)
+
+
+class Applies(StoppedDatabases):
+    """An instance in which the task is applied after its ingest was read."""
+
+    @asynccontextmanager
+    async def later_ingests(self) -> AsyncIterator[StoppedDatabases]:
+        applied = encode_task_record(AppliedTask(1, message_id(0, 1), 1, 1))
+        await write(self.root, "ingest/0", (TASK_KEY, applied))
+        yield StoppedDatabases(self.root, ["ingest/0"])
+
+
+async def test_a_body_that_went_since_its_task_was_applied_is_not_missing(root: Root) -> None:
+    waiting = encode_task_record(WaitingTask(1, has_failed=False))
+    await write(root, "ingest/0", (TASK_KEY, waiting))
+    assert await wrong_with(root, Applies(root, ["ingest/0", "broker/0"])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("dedupe key", dedupe_key("k"), lambda one: encode_dedupe(DedupeRecord(one, 1 << 50))),
+        ("task", TASK_KEY, lambda one: encode_task_record(AppliedTask(1, one, 1, 1))),
+        (
+            "task",
+            TASK_KEY,
+            lambda one: encode_task_record(AppliedTask(1, 0, 1, 0, ((0, one),))),
+        ),
+    ],
+)
+async def test_what_names_a_message_names_none_behind_the_end_of_the_log(
+    root: Root, name: str, key: bytes, value: object
+) -> None:
+    assert callable(value)
+    await write(root, "ingest/0", (key, value(LAST)))
+    assert await wrong_with(root) == []
+    await write(root, "ingest/0", (key, value(LAST + 1)))
+    assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", name)]
+    await write(root, "ingest/0", (key, value(message_id(1, 1))))
+    assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", name)]
+
+
+async def test_pushes_that_an_ingest_has_stored_were_sent_by_a_broker_that_counts_them(
+    root: Root,
+) -> None:
+    await write(root, "ingest/0", (outbox_progress_key(0), encode_outbox_progress(5)))
+    assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", "outbox progress")]
+    counter = encode_outbox_counter(OutboxCounter(5, 6, 0))
+    await write(root, "broker/0", (outbox_counter_key(0), counter))
+    assert await wrong_with(root) == []
+
+    await write(root, "ingest/0", (outbox_progress_key(7), encode_outbox_progress(1)))
+    assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", "outbox progress")]
