@@ -14,9 +14,10 @@ import ssl
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ from cryptography.hazmat.primitives import serialization
 import slatemq
 import slatemq.sync
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FENCED
-from slatemq.cli.access.dev_access import make_access
-from slatemq.cli.access.dev_certificates import make_certificates
+from slatemq.cli.access.dev_access import make_for_containers
 from slatemq.credentials import Credentials
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.steady_load import SteadyLoad
@@ -39,6 +39,8 @@ from tests.ready_process import popen
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # Seven pods, which are processes.
 
+
+SERVICES, CONSOLE = "slatemq-service-tls", "slatemq-console-tls"
 
 CONFINED = """
 mount --make-rprivate / || exit 1
@@ -135,7 +137,7 @@ class Cluster:
         pods = [pod for one in workloads(manifests) for pod in pods_of(manifests, one)]
         addresses = {pod.name: f"{network}.{number}" for number, pod in enumerate(pods, 1)}
         self.hosts = [*addresses.values()]
-        make_access(folder / "access", self.hosts)
+        make_for_containers(folder / "access", folder / "console", self.hosts)
         self._lay_volumes(manifests)
         self.pods = [
             RunningPod(pod, addresses[pod.name], self._environ(pod, addresses), folder)
@@ -144,15 +146,23 @@ class Cluster:
 
     def _lay_volumes(self, manifests: list[Manifest]) -> None:
         made = self.folder / "access"
-        self.tls = Volume(self.folder / "tls", secret_of(made))
-        Volume(self.folder / "tokens", {"tokens.yaml": (made / "tokens.yaml").read_bytes()})
+        self.tls = {
+            secret: Volume(self.folder / secret, files)
+            for secret, files in secrets_of(made, self.folder / "console").items()
+        }
+        tokens = {"tokens.yaml": (made / "tokens.yaml").read_bytes()}
+        Volume(self.folder / "slatemq-tokens", tokens)
         policy = named(manifests, "ConfigMap", "slatemq-policy")["data"]
         texts = {name: text.encode() for name, text in policy.items()}
         Volume(self.folder / "policy", texts)
 
     def _environ(self, pod: Pod, addresses: dict[str, str]) -> dict[str, str]:
+        volumes = {
+            one["name"]: one.get("secret", {}).get("secretName", one["name"])
+            for one in pod.spec["volumes"]
+        }
         mounts = {
-            mount["mountPath"]: str(self.folder / mount["name"])
+            mount["mountPath"]: str(self.folder / volumes[mount["name"]])
             for mount in pod.container["volumeMounts"]
         }
         environ = {name: _in_folder(value, mounts) for name, value in pod.environ.items()}
@@ -173,18 +183,24 @@ class Cluster:
     @property
     def credentials(self) -> Credentials:
         token = self.folder / "access" / "operator.token"
-        return Credentials(ca=self.tls.folder / "ca.crt", token_file=token)
+        return Credentials(ca=self.tls[SERVICES].folder / "ca.crt", token_file=token)
 
     def wait_ready(self, *pods: RunningPod) -> None:
         for pod in pods or self.pods:
             wait_until(lambda pod=pod: pod.probe("readinessProbe"), 120)
 
-    def wait_renewed(self, certificate: bytes) -> None:
-        """Wait until each pod shows this certificate to those who connect."""
-        shown = ssl.PEM_cert_to_DER_cert(certificate.decode())
+    def renew(self, secrets: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Change the Secrets, as cert-manager does."""
+        for secret, files in secrets.items():
+            self.tls[secret].change(files)
+
+    def wait_renewed(self, secrets: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Wait until each pod shows the certificate of its Secret to those who connect."""
         for pod in self.pods:
+            (mounted,) = (one for one in pod.pod.spec["volumes"] if one["name"] == "tls")
+            pem = secrets[mounted["secret"]["secretName"]]["tls.crt"].decode()
             for port in pod.pod.ports.values():
-                wait_until(lambda pod=pod, port=port: pod.shows(port) == shown, 60)
+                wait_until(partial(_shows, pod, port, ssl.PEM_cert_to_DER_cert(pem)), 60)
 
     @asynccontextmanager
     async def load(self, *names: str) -> AsyncIterator[SteadyLoad]:
@@ -210,10 +226,29 @@ class Cluster:
         assert load.unanswered == []  # Calls are repeated while a pod is away.
 
 
-def secret_of(made: Path) -> dict[str, bytes]:
-    """The files of the Secret slatemq-service-tls, of certificates made in this folder."""
-    names = {"ca.crt": "ca.crt", "tls.crt": "service.crt", "tls.key": "service.key"}
-    return {name: (made / source).read_bytes() for name, source in names.items()}
+def _shows(pod: RunningPod, port: int, certificate: bytes) -> bool:
+    return pod.shows(port) == certificate
+
+
+def secrets_of(access: Path, console: Path) -> dict[str, dict[str, bytes]]:
+    """The Secrets with certificates, of what was made in these folders, by their names."""
+    return {
+        secret: {
+            "ca.crt": (folder / "ca.crt").read_bytes(),
+            "tls.crt": (folder / f"{name}.crt").read_bytes(),
+            "tls.key": (folder / f"{name}.key").read_bytes(),
+        }
+        for secret, folder, name in (
+            (SERVICES, access, "service"),
+            (CONSOLE, console, "console"),
+        )
+    }
+
+
+def with_authorities(
+    secrets: Mapping[str, Mapping[str, bytes]], authorities: bytes
+) -> dict[str, dict[str, bytes]]:
+    return {secret: {**files, "ca.crt": authorities} for secret, files in secrets.items()}
 
 
 def as_cert_manager_writes(key: bytes) -> bytes:
@@ -378,19 +413,20 @@ async def test_certificates_and_their_authority_are_renewed_under_load(
 ) -> None:
     cluster.wait_ready()
     names = ("renewed-0", "renewed-1")
-    old = secret_of(cluster.folder / "access")
-    make_certificates(tmp_path / "new", hosts=cluster.hosts)
-    new = secret_of(tmp_path / "new")
-    new["tls.key"] = as_cert_manager_writes(new["tls.key"])
-    both = old["ca.crt"] + new["ca.crt"]
+    old = secrets_of(cluster.folder / "access", cluster.folder / "console")
+    make_for_containers(tmp_path / "new", tmp_path / "new-console", cluster.hosts)
+    new = secrets_of(tmp_path / "new", tmp_path / "new-console")
+    for files in new.values():
+        files["tls.key"] = as_cert_manager_writes(files["tls.key"])
+    both = old[SERVICES]["ca.crt"] + new[SERVICES]["ca.crt"]
     pids = [pod.process.pid for pod in cluster.pods]
     try:
         async with cluster.load(*names) as load:
             # First all trust both authorities, then all have certificates of the new one, then
             # none trusts the old one any more
-            for files in ({**old, "ca.crt": both}, {**new, "ca.crt": both}, new):
-                cluster.tls.change(files)
-                await asyncio.to_thread(cluster.wait_renewed, files["tls.crt"])
+            for secrets in (with_authorities(old, both), with_authorities(new, both), new):
+                cluster.renew(secrets)
+                await asyncio.to_thread(cluster.wait_renewed, secrets)
                 await load.progress()
             # Also for who comes only now
             async with slatemq.connect(
@@ -399,4 +435,4 @@ async def test_certificates_and_their_authority_are_renewed_under_load(
                 assert {one.queue_id async for one in another.list_queues()} >= {*names}
         assert pids == [pod.process.pid for pod in cluster.pods]
     finally:
-        cluster.tls.change({**old, "ca.crt": both})
+        cluster.renew(with_authorities(old, both))

@@ -7,12 +7,15 @@ what is tested here is known to be right.
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from cryptography import x509
 
 from libs.access.policy import Policy
 from libs.access.principals import Principal
@@ -30,6 +33,7 @@ from services.janitor.config import JanitorConfig
 from services.router.config import RouterConfig
 from services.scaler.config import ScalerConfig
 from services.scaler.triggers import trigger_of
+from slatemq.cli.access.dev_access import main as make_dev_access
 from slatemq.variables import KNOWN
 from tests.kubernetes.manifests import (
     FOLDER,
@@ -45,9 +49,13 @@ from tests.kubernetes.manifests import (
 )
 from tests.kubernetes.pods import Pod, pods_of
 from tests.memory_bounds import STATED, bytes_of
+from tests.unit.test_docs import commands
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest that labels pods with their ordinal, and the newest whose schemas are here."""
+
+PAGE = FOLDER.parents[1] / "docs/how-to/kubernetes.md"
+DEV_ACCESS = "slatemq.cli.access.dev_access"
 
 CERTIFICATES = "cert-manager.io/v1"
 MONITORS = "monitoring.coreos.com/v1"
@@ -337,6 +345,64 @@ def test_the_certificates_have_the_names_that_pods_advertise(manifests: list[Man
         if "usages" in spec:
             assert "client auth" in spec["usages"]
             assert "server auth" in spec["usages"] or spec["secretName"] == "slatemq-keda-tls"
+
+
+def test_the_certificates_of_the_page_have_the_names_that_laptop_pods_advertise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given what the page for a laptop makes, and the Secrets that it makes of it
+    words = [shlex.split(line) for line in commands(PAGE)]
+    (made,) = (one for one in words if one[:3] == ["python", "-m", DEV_ACCESS])
+    monkeypatch.chdir(tmp_path)
+    make_dev_access(made[3:])
+    secrets = {
+        name: files
+        for line in words
+        if (name := _secret(line)) and (files := _files(line)) and "tls.crt" in files
+    }
+    laptop = rendered("laptop")
+    keys = set()
+    for workload in workloads(laptop):
+        (secret,) = (
+            secrets[one["secret"]["secretName"]]
+            for one in workload["spec"]["template"]["spec"]["volumes"]
+            if one["name"] == "tls"
+        )
+
+        # Then each pod finds the files that it reads, and its certificate has its names
+        (certificate,) = x509.load_pem_x509_certificates(secret["tls.crt"].read_bytes())
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = {*found.get_values_for_type(x509.DNSName)}
+        for pod in pods_of(laptop, workload):
+            settings = ("TLS_CA", "TLS_CERT", "TLS_KEY")
+            files = {pod.environ[f"SLATEMQ_{one}"].removeprefix("/tls/") for one in settings}
+            assert {*secret} == files
+            keys.add((pod.service in OWN_CONFIGS, secret["tls.key"].read_bytes()))
+            if pod.service in OWN_CONFIGS:
+                assert {pod.environ["SLATEMQ_SERVICE_IDENTITY"], "localhost"} <= names
+                assert "slatemq-service" not in names
+                continue
+            assert "slatemq-service" in names
+            for setting in ("ADVERTISED_ADDRESS", "PEER_ADDRESS"):
+                host = pod.environ[f"SLATEMQ_{setting}"].rpartition(":")[0]
+                assert {host, "*." + host.partition(".")[2]} & names
+
+    # And the console has no key of the services
+    assert len(keys) == 2
+    assert len({key for _, key in keys}) == 2
+
+
+def _secret(words: list[str]) -> str:
+    """The name of the Secret that a command line makes; empty for another."""
+    _, _, after = " ".join(words).partition(" create secret generic ")
+    return after.partition(" ")[0]
+
+
+def _files(words: list[str]) -> dict[str, Path]:
+    """The files that it makes the Secret of, by their names there."""
+    values = [word.partition("=")[2] for word in words if word.startswith("--from-file=")]
+    named_files = (value.rpartition("=") for value in values)
+    return {name or Path(path).name: Path(path) for name, _, path in named_files}
 
 
 def test_the_job_that_restores_is_restricted_and_understood() -> None:

@@ -1,11 +1,13 @@
 """All that a local stack needs to run with TLS and a policy: for development, not for production.
 
 Containers run `python -m slatemq.cli.access.dev_access DIR CONSOLE_DIR`, which leaves a DIR that
-exists as it is. CONSOLE_DIR is what the console may read: no service's key, and no token.
+exists as it is. CONSOLE_DIR is what the console may read: no service's key, and no token. For
+Kubernetes, `--host NAME` adds the names that the pods advertise.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -18,6 +20,9 @@ from slatemq.cli.access.dev_certificates import LOOPBACK, Authority, make_certif
 from slatemq.cli.access.token_files import add_entry, write_token
 
 OPERATOR: Final = "operator"
+
+CONSOLE_NAME: Final = "slatemq-console"
+"""The name by which the console's probes on Kubernetes ask."""
 
 POLICY: Final = f"""\
 # What principals may do: docs/how-to/secure.md
@@ -77,8 +82,12 @@ def make_access(
     return [folder / file.name for file in files]
 
 
-def make_for_containers(folder: Path, console: Path, days: int = 398) -> None:
+def make_for_containers(
+    folder: Path, console: Path, hosts: Sequence[str] = (), days: int = 398
+) -> None:
     """Make both folders, unless the first is there: `ca.crt`, `console.crt` and its key for one.
+
+    `hosts` are further names of the services.
 
     Raises:
         FileNotFoundError: The first is there without the other.
@@ -92,15 +101,25 @@ def make_for_containers(folder: Path, console: Path, days: int = 398) -> None:
     # Of an earlier authority, which is gone.
     shutil.rmtree(console, ignore_errors=True)
     console.mkdir(mode=0o700)
-    certificate, key = authority.sign("console", LOOPBACK)
+    certificate, key = authority.sign("console", (CONSOLE_NAME, *LOOPBACK))
     files = {"ca.crt": authority.pem, "console.crt": certificate, "console.key": key}
     for name, data in files.items():
         write_new(console / name, data)
-    make_access(folder, days=days, authority=authority)
+    make_access(folder, hosts, days, authority)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Raises SystemExit: 2 for arguments that are wrong, 1 where a folder cannot be made."""
+    parser = argparse.ArgumentParser(prog="python -m slatemq.cli.access.dev_access")
+    parser.add_argument("folder", metavar="DIR", type=Path)
+    parser.add_argument("console", metavar="CONSOLE_DIR", type=Path)
+    parser.add_argument("--host", dest="hosts", metavar="NAME", action="append", default=[])
+    given = parser.parse_args(arguments)
+    try:
+        make_for_containers(given.folder, given.console, given.hosts)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    try:
-        make_for_containers(Path(sys.argv[1]), Path(sys.argv[2]))
-    except OSError as error:
-        sys.exit(str(error))
+    main(sys.argv[1:])

@@ -63,6 +63,28 @@ def test_the_console_gets_a_certificate_of_its_own_and_nothing_of_the_services(
         dev_access.make_for_containers(folder, console)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["access"],
+        ["access", "console", "*.slatemq-ingest.slatemq.svc"],
+        ["access", "console", "--host"],
+    ],
+    ids=["none", "one", "three", "host without a name"],
+)
+def test_the_module_refuses_another_number_of_arguments_and_makes_nothing(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit) as ended:
+        dev_access.main(words)
+
+    assert ended.value.code == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "access").mkdir()
 
