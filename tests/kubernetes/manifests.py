@@ -41,8 +41,8 @@ def _rendered(overlay: str) -> list[Manifest]:
     if overlay in (WITH_KEDA, WITH_METRICS):
         name, _, component = overlay.partition(" with ")
         with TemporaryDirectory() as folder:
-            return _built(_over(Path(folder), f"overlays/{name}", f"components/{component}"))
-    return _built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))
+            return built(_over(Path(folder), f"overlays/{name}", f"components/{component}"))
+    return built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))
 
 
 def _over(folder: Path, overlay: str, component: str) -> Path:
@@ -55,7 +55,8 @@ def _over(folder: Path, overlay: str, component: str) -> Path:
     return folder
 
 
-def _built(folder: Path) -> list[Manifest]:
+def built(folder: Path) -> list[Manifest]:
+    """What a folder with a kustomization makes."""
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))

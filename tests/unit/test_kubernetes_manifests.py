@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import kubernetes_validate
@@ -41,6 +43,7 @@ from tests.kubernetes.manifests import (
     WITH_KEDA,
     WITH_METRICS,
     Manifest,
+    built,
     containers,
     named,
     of_kind,
@@ -405,21 +408,116 @@ def _files(words: list[str]) -> dict[str, Path]:
     return {name or Path(path).name: Path(path) for name, _, path in named_files}
 
 
-def test_the_job_that_restores_is_restricted_and_understood() -> None:
-    job = yaml.safe_load((FOLDER / "examples" / "restore.yaml").read_text())
+def test_the_kustomization_of_the_page_reaches_all_of_its_images_and_shards(tmp_path: Path) -> None:
+    # Given the folder that the page for a cloud has one write, beside a checkout
+    (mine := tmp_path / "my-slatemq").mkdir()
+    (tmp_path / "slatemq").symlink_to(FOLDER.parents[1])
+    first, *more = kustomizations(PAGE)
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(first))
+    manifests = built(mine)
+
+    # Then all that the overlay only has examples of is its own
+    for workload in workloads(manifests):
+        for container in containers(workload):
+            assert container["image"].startswith("registry.example.com/slatemq-")
+    text = yaml.safe_dump_all(manifests)
+    assert "my-bucket" in text
+    assert "my-role" in text
+    assert "example-bucket" not in text
+    assert "111122223333" not in text
+
+    # And what it is changed to later holds
+    for part in more:
+        changed = first | part | {"patches": first["patches"] + part.get("patches", [])}
+        (mine / "kustomization.yaml").write_text(yaml.safe_dump(changed))
+        manifests = built(mine)
+        for one in changed["replicas"]:
+            scaled = named(manifests, "StatefulSet", one["name"])
+            assert scaled["spec"]["replicas"] == one["count"]
+    assert any(part.get("replicas", first["replicas"]) != first["replicas"] for part in more)
+
+
+def test_the_client_of_the_page_for_a_cloud_has_the_image_and_the_secrets_that_it_makes() -> None:
+    page = PAGE.read_text()
+    (sed,) = re.findall(r"\$ sed '(.+)' slatemq/(\S+client\.yaml) \|", page)
+    done = subprocess.run(
+        ["sed", sed[0], FOLDER.parents[1] / sed[1]], capture_output=True, text=True, check=True
+    )
+    pod = yaml.safe_load(done.stdout)
+    (first, *_) = kustomizations(PAGE)
+    (image,) = (one for one in first["images"] if one["name"] == "slatemq-console")
+    assert pod["spec"]["containers"][0]["image"] == f"{image['newName']}:{image['newTag']}"
+
+    # Each Secret and Certificate that its commands wait for, or read, is made by then
+    certificates = {one["metadata"]["name"]: one for one in of_kind(rendered("s3"), "Certificate")}
+    waited = set(re.findall(r"certificate/(\S+)", page))
+    made = {certificates[name]["spec"]["secretName"] for name in waited}
+    assert set(re.findall(r" get secret (\S+)", page)) <= made
+    (volume,) = pod["spec"]["volumes"]
+    assert f"create secret generic {volume['secret']['secretName']} " in page
+
+
+def kustomizations(page: Path) -> list[Manifest]:
+    """What a page has one write into a `kustomization.yaml`: its YAML blocks, in order."""
+    blocks = re.findall(r"^( *)```yaml\n(.*?)^\1```", page.read_text(), re.MULTILINE | re.DOTALL)
+    loaded = [yaml.safe_load(dedent(block)) for _, block in blocks]
+    return [
+        one for one in loaded if one.keys() & {"resources", "components", "patches", "replicas"}
+    ]
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "backup.md"])
+def test_commands_for_all_processes_leave_the_workloads_of_others_alone(page: str) -> None:
+    text = (PAGE.parent / page).read_text()
+    lines = re.findall(r"^ *\$ (kubectl .*statefulset,deployment.*)$", text, re.MULTILINE)
+    labels = [one["metadata"]["labels"] for one in workloads(rendered(WITH_KEDA))]
+    assert lines
+    for line in lines:
+        words = line.split()
+        assert "--all" not in words
+        name, _, value = words[words.index("-l") + 1].partition("=")
+        assert {one.get(name) for one in labels} == {value}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_job_that_restores_is_restricted_and_reaches_the_store(overlay: str) -> None:
+    text = (FOLDER / "examples" / "restore.yaml").read_text()
+    manifests = rendered(overlay)
+    janitor = named(manifests, "Deployment", "slatemq-janitor")
+    (pod,) = pods_of(manifests, janitor)
+    if overlay == "laptop":
+        text = re.sub(r"# (volume\w+: )", r"\1", text)
+    job = yaml.safe_load(text)
     for version in VERSIONS:
         kubernetes_validate.validate(job, version, strict=True)
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    environ = {one["name"]: one["value"] for one in container["env"]}
-    assert set(environ) <= KNOWN
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    (source,) = container["envFrom"]
+    settings = named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
+    environ = settings | {one["name"]: one["value"] for one in container["env"]}
+    assert set(environ) <= KNOWN | OTHERS
     python, dash_m, module, *words = container["command"]
     assert (python, dash_m, module) == ("python", "-m", "services.janitor")
     given = parse_backup(words, environ)
     assert (given.what, given.root) == ("restore", environ["SLATEMQ_ROOT"])
-    janitor = named(rendered("base"), "Deployment", "slatemq-janitor")
     (as_there,) = containers(janitor)
     assert container["image"] == as_there["image"]
     assert container["securityContext"] == as_there["securityContext"]
+
+    # What the services reach the store by, it has, too
+    assert spec["serviceAccountName"] == "slatemq"
+    identity = {"azure.workload.identity/use"}
+    labels = janitor["spec"]["template"]["metadata"]["labels"]
+    has = job["spec"]["template"]["metadata"]["labels"]
+    assert {name: labels[name] for name in identity & {*labels}}.items() <= has.items()
+    claims = [one for one in pod.spec["volumes"] if "persistentVolumeClaim" in one]
+    assert claims == spec.get("volumes", [])
+    mounts = [
+        one
+        for one in as_there["volumeMounts"]
+        if one["name"] in {volume["name"] for volume in claims}
+    ]
+    assert mounts == container.get("volumeMounts", [])
 
 
 def test_the_template_of_executors_is_a_restricted_pod() -> None:
