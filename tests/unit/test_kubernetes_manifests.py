@@ -378,8 +378,8 @@ def test_the_certificates_of_the_page_have_the_names_that_laptop_pods_advertise(
         names = {*found.get_values_for_type(x509.DNSName)}
         for pod in pods_of(laptop, workload):
             settings = ("TLS_CA", "TLS_CERT", "TLS_KEY")
-            files = {pod.environ[f"SLATEMQ_{one}"].removeprefix("/tls/") for one in settings}
-            assert {*secret} == files
+            read = {pod.environ[f"SLATEMQ_{one}"].removeprefix("/tls/") for one in settings}
+            assert read == {*secret}
             keys.add((pod.service in OWN_CONFIGS, secret["tls.key"].read_bytes()))
             if pod.service in OWN_CONFIGS:
                 assert {pod.environ["SLATEMQ_SERVICE_IDENTITY"], "localhost"} <= names
