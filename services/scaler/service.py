@@ -7,25 +7,28 @@ import logging
 import os
 import signal
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
+from opentelemetry.metrics import Observation
 
-from libs.serving import limits
+from libs.serving import limits, telemetry
 from libs.serving.access import revoked_certificates
 from libs.serving.grpc_port import GrpcPort, LateHandlers
+from libs.serving.http.parts import HttpParts
 from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
 from libs.serving.process.health import Health
 from libs.serving.process.open_files import allow_open_files
+from libs.serving.process.process_measures import measure_process
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
 from libs.serving.requests.doors import ServiceDoor
 from libs.serving.requests.gate import Gate
 from libs.serving.requests.guard import CallGuard
-from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls, certificate_files, require_tls
 from services.scaler.config import ScalerConfig
 from services.scaler.readings import Readings
@@ -38,7 +41,9 @@ from slatemq.errors import InvalidArgument
 from slatemq.variables import unknown_variables
 
 if TYPE_CHECKING:
+    from libs.serving.http.server import Exposition, HttpServer
     from libs.serving.revocations import Revocations
+    from libs.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +67,14 @@ def run(config: ScalerConfig) -> int:
     allow_open_files()
     if config.parent_pid:
         parent.end_with(config.parent_pid)
-    return asyncio.run(_run(config))
+    exposition: Exposition | None = None
+    if config.http_port >= 0:
+        # Loaded when asked for, since few scalers have an HTTP port.
+        exposition = import_module("libs.serving.http.server").Exposition()
+    return asyncio.run(_run(config, exposition))
 
 
-async def _run(config: ScalerConfig) -> int:
+async def _run(config: ScalerConfig, exposition: Exposition | None) -> int:
     try:
         files = certificate_files(config)
         tls = _server_tls(config, files)
@@ -76,7 +85,7 @@ async def _run(config: ScalerConfig) -> int:
         log.error("%s: %s", flag_of(name), error.description)
         return EXIT_USAGE
     try:
-        return await _serve(config, tls, revoked, client)
+        return await _serve(config, tls, revoked, client, exposition)
     except OSError as error:
         log.error("cannot listen: %s", error)
         return EXIT_FAILED
@@ -99,7 +108,7 @@ def _client(config: ScalerConfig, files: CertificateFiles | None) -> Client:
     own = files or CertificateFiles()
     token_file = Path(config.token_file) if config.token_file else None
     credentials = Credentials(ca=own.ca, cert=own.cert, key=own.key, token_file=token_file)
-    return connect(config.endpoint, call_timeout=CALL_S, credentials=credentials)
+    return connect(config.endpoint, call_timeout=CALL_S, credentials=credentials, tracing=True)
 
 
 async def _serve(
@@ -107,26 +116,37 @@ async def _serve(
     tls: ServerTls | None,
     revoked: Revocations | None,
     client: Client,
+    exposition: Exposition | None,
 ) -> int:
     """Raises OSError where it cannot listen."""
+    readers = [exposition.reader] if exposition is not None else []
+    recorder = telemetry.configure("scaler", f"scaler-{os.getpid()}", readers=readers)
     scaler = Scaler(Readings(client))
     health = Health([SERVICE])
+    _measure(recorder, health)
     handlers = LateHandlers()
     health_pb2_grpc.add_HealthServicer_to_server(health, handlers.registry)
     add_ExternalScalerServicer_to_server(scaler, handlers.registry)
     gate = Gate(CALLS_MAX)
     door = ServiceDoor(config.keda_identity if tls is not None else "", revoked)
-    guard = CallGuard(gate, Telemetry(), REQUEST_BYTES_MAX).of_door(door)
+    guard = CallGuard(gate, recorder, REQUEST_BYTES_MAX).of_door(door)
     port = GrpcPort(partial(_new_server, guard, handlers), tls)
     stopping = _stop_signals()
-    address = f"{config.host}:{port.bind(config.host, config.port)}"
-    await port.start()
+    facts = {"address": f"{config.host}:{port.bind(config.host, config.port)}"}
+    http: HttpServer | None = None
+    if exposition is not None:
+        http = import_module("libs.serving.http.server").HttpServer(
+            health, exposition.render, HttpParts()
+        )
     watch = None if revoked is None else asyncio.create_task(revoked.watch())
     try:
+        if http is not None:
+            facts["http_address"] = await http.start(config.host, config.http_port)
+        await port.start()
         gate.open()
         await health.serving()
-        log.info("serving", extra={"address": address})
-        write_ready_file(config.ready_file, {"address": address})
+        log.info("serving", extra=facts)
+        write_ready_file(config.ready_file, facts)
         await stopping.wait()
         gate.close("DRAINING", "the scaler is stopping")
         await health.not_serving("the scaler is stopping")
@@ -135,8 +155,20 @@ async def _serve(
         if watch is not None:
             watch.cancel()
         await port.stop(config.drain_ms / 1000)
+        if http is not None:
+            await http.stop()
+        await asyncio.to_thread(recorder.shutdown)
     log.info("stopped")
     return EXIT_CLEAN
+
+
+def _measure(recorder: Telemetry, health: Health) -> None:
+    measure_process(recorder.meter)
+    recorder.meter.create_observable_gauge(
+        "slatemq.serving",
+        callbacks=[lambda _: [Observation(int(health.is_serving))]],
+        description="1 while the health of the process says SERVING, else 0",
+    )
 
 
 def _new_server(guard: CallGuard, handlers: LateHandlers) -> grpc.aio.Server:
