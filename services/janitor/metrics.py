@@ -20,7 +20,7 @@ class RunMeasures:
             "slatemq.janitor.runs", unit="{run}", description="Runs that have ended, by their end"
         )
         for job in JOBS:  # From 0 on, so that the first one that fails is an increase.
-            for state in (State.DONE, State.FAILED):
+            for state in (State.DONE, State.FAILED, State.INTERRUPTED):
                 self._runs.add(0, {"slatemq.job": job, "slatemq.run.state": str(state)})
         self._durations = meter.create_histogram(
             "slatemq.janitor.run.duration",
@@ -32,5 +32,6 @@ class RunMeasures:
     def ended(self, run: Run) -> None:
         job = {"slatemq.job": run.ask.job}
         self._runs.add(1, {**job, "slatemq.run.state": str(run.state)})
-        if run.started_at_ms:
+        # The end of an interrupted one may be when its successor found it, days later.
+        if run.started_at_ms and run.state is not State.INTERRUPTED:
             self._durations.record((run.ended_at_ms - run.started_at_ms) / 1000, job)

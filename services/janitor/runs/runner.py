@@ -128,6 +128,7 @@ class Runner:
             ended = interrupted(run, self._now_ms(), "its janitor died, or another took its place")
             if await self._store.save(stored, replace(ended, snapshots=())):
                 self._events.changed(stored.run)
+                self._measure(stored.run)
                 log.warning("a run was interrupted", extra={"run": run.run_id})
 
     # --- What callers do ----------------------------------------------------

@@ -1,30 +1,32 @@
-"""The runs of one janitor, as those see them who watch."""
+"""The runs of one janitor, as those see them who watch, and who measure."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
+from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
-from services.janitor.runs.history import RunEvents, RunRequest, RunStore, State, Trigger
+from services.janitor.metrics import RunMeasures
+from services.janitor.runs.history import Run, RunEvents, RunRequest, RunStore, State, Trigger
 from services.janitor.runs.runner import HistoryLimits, Runner
 
 NOW_MS = 1_795_269_141_374
 
 
-@asynccontextmanager
-async def working() -> AsyncIterator[Runner]:
+def runner_of(store: RunStore, measure: Callable[[Run], None] = lambda run: None) -> Runner:
     """A runner that is asked for nothing that begins a process."""
 
     async def release(snapshots: Sequence[tuple[str, str]]) -> None:
         assert not snapshots
 
-    store = RunStore(open_root("memory:///").objects)
     kept = HistoryLimits(runs=10, for_ms=0)
-    runner = Runner(
+    return Runner(
         store,
         0,
         lambda job: ["false"],
@@ -35,8 +37,17 @@ async def working() -> AsyncIterator[Runner]:
         lambda job: None,
         trace.NoOpTracer(),
         RunEvents(),
-        lambda run: None,
+        measure,
     )
+
+
+def new_store() -> RunStore:
+    return RunStore(open_root("memory:///").objects)
+
+
+@asynccontextmanager
+async def working() -> AsyncIterator[Runner]:
+    runner = runner_of(new_store())
     work = asyncio.create_task(runner.work())
     await asyncio.sleep(0)
     yield runner
@@ -58,3 +69,36 @@ async def test_a_watch_gives_the_end_of_a_run_that_ends_while_an_answer_is_sent(
 
         # Then the watcher gets the end
         assert [one.state async for one in watch][-1:] == [State.CANCELLED]
+
+
+async def test_a_run_whose_janitor_died_is_counted_by_its_successor() -> None:
+    # Given a run that a janitor began, which then died
+    store = new_store()
+    await runner_of(store).begin(RunRequest("backup"), Trigger.SCHEDULE)
+    reader = InMemoryMetricReader()
+    measures = RunMeasures(Telemetry(meters=MeterProvider([reader])))
+    assert counts(reader)["backup", "interrupted"] == 0
+
+    # When the next one of its number starts, twice
+    for _ in range(2):
+        await runner_of(store, measures.ended).take_over()
+
+    # Then it is counted once
+    assert {end: count for end, count in counts(reader).items() if count} == {
+        ("backup", "interrupted"): 1
+    }
+
+
+def counts(reader: InMemoryMetricReader) -> dict[tuple[str, str], float]:
+    """The runs that have ended, by job and state."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    return {
+        (str(facts["slatemq.job"]), str(facts["slatemq.run.state"])): point.value
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "slatemq.janitor.runs"
+        for point in metric.data.data_points
+        if isinstance(point, NumberDataPoint) and (facts := point.attributes) is not None
+    }
