@@ -1,4 +1,7 @@
-"""Writes Grafana's dashboards from their catalogue: `python -m tests.dashboards`."""
+"""Writes what deploy/observability is a catalogue of: `python -m tests.dashboards`.
+
+Grafana's dashboards of panels.yaml, and a PrometheusRule for Kubernetes of alerts.yaml.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ import yaml
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "deploy/observability"
 CATALOGUE: Final = FOLDER / "panels.yaml"
+ALERTS: Final = FOLDER / "alerts.yaml"
+RULE: Final = FOLDER.parent / "kubernetes/components/metrics/rules.yaml"
 
 COLUMNS: Final = 24
 """Grafana's grid."""
 
 WIDTH, HEIGHT = 6, 8
-SOURCE: Final = {"type": "prometheus", "uid": "prometheus"}
+SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+"""Chosen on the page: a Grafana has its Prometheus under an ID of its own."""
 
 
 def catalogue() -> Mapping[str, Any]:
@@ -37,6 +43,20 @@ def files() -> Iterator[tuple[Path, str]]:
     for name, dashboard in catalogue().items():
         text = json.dumps(_dashboard(name, dashboard), indent=1)
         yield FOLDER / f"dashboards/slatemq-{name}.json", text + "\n"
+    yield RULE, _rule()
+
+
+def _rule() -> str:
+    """The alerts as the Prometheus operator takes them."""
+    spec = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "slatemq"},
+        "spec": spec,
+    }
+    text = yaml.safe_dump(rule, sort_keys=False, allow_unicode=True, width=100)
+    return f"# Made of deploy/observability/alerts.yaml: python -m tests.dashboards\n{text}"
 
 
 def _dashboard(name: str, dashboard: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,10 +69,18 @@ def _dashboard(name: str, dashboard: Mapping[str, Any]) -> Mapping[str, Any]:
         "schemaVersion": 39,
         "time": {"from": "now-3h", "to": "now"},
         "links": [{"type": "dashboards", "title": "SlateMQ", "tags": ["slatemq"]}],
-        "templating": {"list": [_QUEUES] if name == "overview" else []},
+        "templating": {"list": [_SOURCES, *([_QUEUES] if name == "overview" else [])]},
         "panels": list(_laid_out(dashboard["rows"])),
     }
 
+
+_SOURCES: Final = {
+    "name": "datasource",
+    "label": "Prometheus",
+    "type": "datasource",
+    "query": "prometheus",
+    "refresh": 1,
+}
 
 _QUEUES: Final = {
     "name": "queue",

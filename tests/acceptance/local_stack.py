@@ -77,6 +77,11 @@ class LocalStack:
         return dict(self._ready()["http_endpoints"])
 
     @property
+    def console(self) -> str:
+        """URL of its pages for people."""
+        return str(self._ready()["console"])
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ID by service, and of the launcher."""
         return dict(self._ready()["pids"])

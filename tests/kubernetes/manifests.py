@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +20,8 @@ OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 WITH_KEDA = "s3 with keda"
 """The overlay for S3 with the component that scales workers."""
 
-WITH_METRICS = "s3 with metrics"
-"""The overlay for S3 with the component that Prometheus needs."""
+WITH_METRICS = "s3 with keda, metrics"
+"""The same with the component that Prometheus needs."""
 
 Manifest = dict[str, Any]
 
@@ -39,18 +39,20 @@ def rendered(overlay: str) -> list[Manifest]:
 @cache
 def _rendered(overlay: str) -> list[Manifest]:
     if overlay in (WITH_KEDA, WITH_METRICS):
-        name, _, component = overlay.partition(" with ")
+        name, _, components = overlay.partition(" with ")
         with TemporaryDirectory() as folder:
-            return built(_over(Path(folder), f"overlays/{name}", f"components/{component}"))
+            return built(_over(Path(folder), name, components.split(", ")))
     return built(FOLDER / ("base" if overlay == "base" else f"overlays/{overlay}"))
 
 
-def _over(folder: Path, overlay: str, component: str) -> Path:
+def _over(folder: Path, overlay: str, components: Sequence[str]) -> Path:
     """A folder with a kustomization over these, as an operator writes it."""
-    places = (os.path.relpath(FOLDER / one, folder.resolve()) for one in (overlay, component))
-    kustomization = {"namespace": "slatemq"} | dict(
-        zip(("resources", "components"), ([place] for place in places), strict=True)
-    )
+    base = os.path.relpath(FOLDER, folder.resolve())
+    kustomization = {
+        "namespace": "slatemq",
+        "resources": [f"{base}/overlays/{overlay}"],
+        "components": [f"{base}/components/{one}" for one in components],
+    }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return folder
 

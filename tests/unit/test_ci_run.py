@@ -83,3 +83,21 @@ def test_tests_that_pass_only_when_run_again_alone_fail_the_run_and_are_named_fl
 
     assert bool(ended.returncode) is fails, ended.stderr
     assert ("FLAKY" in ended.stdout) is is_flaky
+
+
+TOOLS = (
+    "chromium-headless-shell",
+    "docker-compose",
+    "kubectl",
+    "prometheus",
+    "promtool",
+    "strace",
+)
+"""Without one of these, tests fail in CI."""
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_step_looks_for_each_tool_that_tests_need_in_ci(tool: str) -> None:
+    steps = re.findall(r"^step '.+' (have_\w+)$", CI_RUN.read_text(), re.MULTILINE)
+
+    assert [step for step in steps if re.search(rf"command -v [^>]*\b{tool}\b", function(step))]

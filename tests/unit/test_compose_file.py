@@ -91,6 +91,8 @@ def test_the_console_is_on_loopback_and_reads_no_key_or_token_of_others() -> Non
     console = SERVICES["console"]
 
     assert console["environment"]["SLATEMQ_HOST"] == "127.0.0.1"
+    # Not that of the services: each container of theirs has a network of its own.
+    assert console["environment"]["SLATEMQ_HTTP_PORT"] == "${SLATEMQ_CONSOLE_HTTP_PORT:--1}"
     assert console["volumes"] == ["${SLATEMQ_CONSOLE_ACCESS_VOLUME:-console}:/access:ro"]
     assert console["environment"]["SLATEMQ_TLS_KEY"] == "/access/current/console.key"
     assert re.fullmatch(r"\d+[mg]", console["mem_limit"])

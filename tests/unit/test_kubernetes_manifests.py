@@ -169,7 +169,7 @@ def test_each_service_accepts_its_settings(manifests: list[Manifest]) -> None:
         arguments = pod.container.get("args", [])
         if pod.service in OWN_CONFIGS:
             own = load_own(OWN_CONFIGS[pod.service], pod.service, arguments, pod.environ)
-            assert [own.port] == [*pod.ports.values()]
+            assert [own.port] == [pod.ports[name] for name in pod.ports if name != "metrics"]
             assert own.tls_cert
             assert not own.insecure
             continue
@@ -235,10 +235,25 @@ def test_metrics_are_where_a_monitor_scrapes_them() -> None:
     (door,) = named(with_metrics, "NetworkPolicy", "slatemq-metrics")["spec"]["ingress"]
     (endpoint,) = named(with_metrics, "PodMonitor", "slatemq")["spec"]["podMetricsEndpoints"]
     assert [one["port"] for one in door["ports"]] == [endpoint["port"]] == ["metrics"]
+    selector = named(with_metrics, "PodMonitor", "slatemq")["spec"]["selector"]["matchLabels"]
+    scraped = set()
     for pod in pods(with_metrics):
+        config: Any
         if pod.service in CONFIGS:
-            config: Any = load(CONFIGS[pod.service], pod.service, [], pod.environ)
-            assert config.http_port == pod.ports["metrics"]
+            config = load(CONFIGS[pod.service], pod.service, [], pod.environ)
+        else:
+            config = load_own(OWN_CONFIGS[pod.service], pod.service, [], pod.environ)
+        assert config.http_port == pod.ports["metrics"]
+        scraped.add(pod.service)
+    for workload in workloads(with_metrics):
+        assert selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    assert scraped == {*CONFIGS, *OWN_CONFIGS}
+
+
+def test_the_operator_has_the_alerts_that_prometheus_is_given() -> None:
+    (rule,) = of_kind(rendered(WITH_METRICS), "PrometheusRule")
+    alerts = yaml.safe_load((FOLDER.parent / "observability/alerts.yaml").read_text())
+    assert rule["spec"] == alerts
 
 
 def test_selectors_select_the_pods_that_they_mean(manifests: list[Manifest]) -> None:

@@ -25,19 +25,60 @@ class Fault(NamedTuple):
         series: Values by series.
         quiet: Until when the alert does not fire.
         firing: When it fires.
+        alerts_count: How many of it fire then.
     """
 
     series: dict[str, str]
     quiet: str
     firing: str
+    alerts_count: int = 1
 
 
 HERE = '{job="slatemq",service="broker",instance="b"}'
 BUCKET = 'slatemq_commit_duration_seconds_bucket{service="broker",instance="b",le='
+RUNS = "slatemq_janitor_runs_total"
 LEASES = "slatemq_queue_failed_attempts_total"
+
+
+def up(service: str, instance: str, namespace: str = "n") -> str:
+    labels = f'job="slatemq",namespace="{namespace}",service="{service}",instance="{instance}"'
+    return f"up{{{labels}}}"
+
+
+LAG = "slatemq_router_lag_seconds"
 
 FAULTS = {
     "SlateMQProcessDown": Fault({f"up{HERE}": "1x8 0x12"}, "3m", "4m"),
+    "SlateMQServiceAbsent": Fault(
+        {
+            up("ingest", "i"): "1x60",
+            up("broker", "b"): "1x8 stale",
+            up("broker", "other", "m"): "1x60",
+        },
+        "3m",
+        "5m",
+    ),
+    "SlateMQServiceAbsent, where it never was": Fault({up("broker", "b"): "1x60"}, "1m", "3m"),
+    "SlateMQServiceAbsent, in each instance": Fault(
+        {
+            up("ingest", "i"): "1x60",
+            up("ingest", "other", "m"): "1x60",
+            up("broker", "b"): "1x8 stale",
+            up("broker", "other", "m"): "1x8 stale",
+        },
+        "3m",
+        "5m",
+        2,
+    ),
+    "SlateMQShardsMissing": Fault(
+        {
+            up("broker", "b0"): "1x60",
+            up("broker", "b1"): "1x8 stale",
+            up("broker", "other", "m"): "1x60",
+        },
+        "3m",
+        "5m",
+    ),
     "SlateMQNotServing": Fault({f"slatemq_serving{HERE}": "1x8 0x12"}, "3m", "4m"),
     "SlateMQSlowSteps": Fault(
         {f"slatemq_loop_slow_steps_total{HERE}": "0x8 0+10x12"}, "2m", "5m"
@@ -46,6 +87,19 @@ FAULTS = {
         {f"process_memory_usage_bytes{HERE}": "4e8x8 2e9x60"}, "11m", "13m"
     ),
     "SlateMQNoRouter": Fault({"slatemq_router_lag_seconds": "0x8 stale"}, "3m", "5m"),
+    "SlateMQNoRouter, of one instance of two": Fault(
+        {
+            up("ingest", "i"): "1x60",
+            up("ingest", "other", "m"): "1x60",
+            f'{LAG}{{namespace="n"}}': "0x8 stale",
+            f'{LAG}{{namespace="m"}}': "0x60",
+        },
+        "3m",
+        "5m",
+    ),
+    "SlateMQRoutingLag, of one instance of two": Fault(
+        {f'{LAG}{{namespace="n"}}': "1x8 0+15x40", f'{LAG}{{namespace="m"}}': "0x60"}, "5m", "10m"
+    ),
     "SlateMQRoutingLag": Fault(
         {
             'slatemq_router_lag_seconds{instance="r0"}': "1x8 0+15x40",
@@ -66,6 +120,15 @@ FAULTS = {
             f'{LEASES}{{slatemq_attempt_outcome="lease_expired"}}': "0x40 0+10x100",
             f'{LEASES}{{slatemq_attempt_outcome="nacked"}}': "0+50x140",
             "slatemq_queue_claimed_messages_total": "0+100x140",
+        },
+        "18m",
+        "28m",
+    ),
+    "SlateMQLeasesEnd, of one instance of two": Fault(
+        {
+            f'{LEASES}{{slatemq_attempt_outcome="lease_expired",namespace="n"}}': "0x40 0+10x100",
+            'slatemq_queue_claimed_messages_total{namespace="n"}': "0+100x140",
+            'slatemq_queue_claimed_messages_total{namespace="m"}': "0+900x140",
         },
         "18m",
         "28m",
@@ -110,9 +173,23 @@ FAULTS = {
     "SlateMQEventsLate": Fault({"slatemq_queue_lag_ms": "0+15000x40"}, "3m", "7m"),
     "SlateMQEventsLost": Fault({"slatemq_queue_lost": "0x8 3x8"}, "2m", "3m"),
     "SlateMQJanitorFailed": Fault(
-        {'slatemq_janitor_runs_total{slatemq_run_state="failed"}': "0x8 1x8"}, "2m", "3m"
+        {f'{RUNS}{{slatemq_run_state="failed"}}': "0x8 1x8"}, "2m", "3m"
+    ),
+    "SlateMQJanitorFailed, as its successor finds": Fault(
+        {
+            f'{RUNS}{{slatemq_run_state="interrupted",instance="old"}}': "0x8 stale",
+            f'{RUNS}{{slatemq_run_state="interrupted",instance="new"}}': "_x12 1x60",
+            f'{RUNS}{{slatemq_run_state="done",instance="new"}}': "_x12 1x60",
+        },
+        "2m",
+        "4m",
     ),
 }  # fmt: skip
+
+
+def alert_of(fault: str) -> str:
+    """The alert of a fault, whose name says behind a comma which of several it is."""
+    return fault.partition(",")[0]
 
 
 def alerts() -> dict[str, dict[str, Any]]:
@@ -144,17 +221,17 @@ def rule_tests() -> dict[str, Any]:
         "evaluation_interval": f"{INTERVAL_S}s",
         "tests": [
             {
-                "name": alert,
+                "name": name,
                 "interval": f"{INTERVAL_S}s",
                 "input_series": [
                     {"series": series, "values": values} for series, values in fault.series.items()
                 ],
                 "promql_expr_test": [
-                    _expected(alert, fault.quiet, count=0),
-                    _expected(alert, fault.firing, count=1),
+                    _expected(alert_of(name), fault.quiet, count=0),
+                    _expected(alert_of(name), fault.firing, count=fault.alerts_count),
                 ],
             }
-            for alert, fault in FAULTS.items()
+            for name, fault in FAULTS.items()
         ],
     }
 

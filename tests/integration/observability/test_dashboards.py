@@ -1,16 +1,23 @@
-"""The dashboards are those of their catalogue, and name metrics that there are."""
+"""Dashboards and rules are those of their catalogues, and name metrics that there are."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import yaml
 
-from tests.dashboards import FOLDER, files, panels
-from tests.integration.observability.alert_rules import FAULTS, REPOSITORY, alerts, recordings
+from tests.dashboards import FOLDER, RULE, files, panels
+from tests.integration.observability.alert_rules import (
+    FAULTS,
+    REPOSITORY,
+    RULES,
+    alerts,
+    recordings,
+)
 from tests.unit.test_metrics import instruments
 
-METRIC = re.compile(r"\b(?:slatemq|messaging|rpc|process)_[a-z_]+")
+METRIC = re.compile(r"\b(?:slatemq|messaging|rpc|process|http)_[a-z_]+")
 NOT_METRICS = re.compile(r"\{[^}]*\}|\b(?:by|on|without|ignoring)\s*\([^)]*\)")
 
 SUFFIXES = re.compile(r"(_(seconds|milliseconds|bytes))?(_(total|bucket|sum|count))?$")
@@ -21,10 +28,29 @@ def metrics_in(expression: str) -> set[str]:
     return set(METRIC.findall(NOT_METRICS.sub("", expression)))
 
 
-def test_the_dashboards_are_those_of_the_catalogue() -> None:
+def test_dashboards_and_rules_are_those_of_their_catalogues() -> None:
     for path, text in files():
         assert path.read_text(encoding="utf-8") == text, "run python -m tests.dashboards"
-    assert {path for path, _ in files()} == set((FOLDER / "dashboards").iterdir())
+    assert {path for path, _ in files()} == {RULE, *(FOLDER / "dashboards").iterdir()}
+    rule = yaml.safe_load(RULE.read_text(encoding="utf-8"))
+    assert rule["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
+
+
+def test_each_panel_asks_the_prometheus_that_is_chosen_on_the_page() -> None:
+    for path in (FOLDER / "dashboards").iterdir():
+        dashboard = json.loads(path.read_text(encoding="utf-8"))
+        variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+        assert variables["datasource"]["type"] == "datasource"
+        assert variables["datasource"]["query"] == "prometheus"
+        sources = re.findall(r'"uid": "([^"]+)"', path.read_text(encoding="utf-8"))
+        assert set(sources) == {dashboard["uid"], "${datasource}"}
+
+
+def test_a_curve_with_labels_has_a_nameless_zero_only_where_it_has_nothing_else() -> None:
+    for _, panel in panels():
+        for legend, expression in panel["curves"].items():
+            if "{{" in legend:
+                assert not re.search(r"\bor vector\(", expression), legend
 
 
 def test_panels_and_alerts_name_metrics_that_there_are() -> None:
