@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from libs.serving.limits import PAYLOAD_BYTES_MAX
 from services.broker.config import BrokerConfig
+from services.console import guard, payloads
 from services.ingest.config import IngestConfig
 from services.ingest.read.blob_reads import BYTES_MAX
 from services.router.config import RouterConfig
@@ -44,10 +46,16 @@ def _router() -> int:
     return RouterConfig(root="memory:///").buffers_bytes_max
 
 
+def _console() -> int:
+    read = payloads.READS_MAX * payloads.READ_COPIES + payloads.DOWNLOADS_MAX
+    # One character that is not Latin makes four bytes of each.
+    return read * PAYLOAD_BYTES_MAX + guard.BODIES_MAX * 4 * guard.BODY_BYTES_MAX
+
+
 STATED: Final = {
     name: PROCESS + REQUESTS + own()
     for name, own in (("ingest", _ingest), ("broker", _broker), ("router", _router))
-}
+} | {"console": PROCESS + _console()}
 
 
 def bytes_of(limit: str) -> int:

@@ -9,6 +9,7 @@ the token of the person who looks. It may be stopped and started at any instant.
 `sessions`  who is logged in: sealed cookies, and the tokens of forms
 `measures`  what the console measures of itself
 `clients`   a client of the instance for each token
+`payloads`  places for payloads, of which few are in memory at once
 `live`      what a page shows of the instance, sampled while anyone looks
 `guard`     what every request passes: hosts, bounds, sessions, forms, security headers
 `rendering` templates, and errors as pages that say what to do
@@ -17,6 +18,6 @@ the token of the person who looks. It may be stopped and started at any instant.
 `connections` those of browsers, and which make room for others
 `service`   the process: its listener, TLS, start and end
 
-Imports go down only: service → connections, app → pages → rendering → guard → live → clients →
-sessions → formats, charts, measures, config.
+Imports go down only: service → connections, app → pages → rendering → guard → live, payloads →
+clients → sessions → formats, charts, measures, config.
 """

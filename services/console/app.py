@@ -28,6 +28,7 @@ from services.console.pages import (
     queue_forms,
     queues,
 )
+from services.console.payloads import Payloads
 from services.console.rendering import Console, Problem, render, show_error
 from services.console.sessions import SessionSeal
 from slatemq.errors import SlateMQError
@@ -95,7 +96,7 @@ def build_app(config: ConsoleConfig, telemetry: Telemetry) -> Starlette:
             405: show_not_found,
         },
     )
-    app.state.console = Console(config, seal, clients, watches, measures)
+    app.state.console = Console(config, seal, clients, watches, Payloads(), measures)
     return app
 
 

@@ -19,6 +19,7 @@ from services.console.config import ConsoleConfig
 from services.console.guard import cookie_of, session_cookie
 from services.console.live import Watches, depth
 from services.console.measures import Measures
+from services.console.payloads import Payloads
 from services.console.sessions import NOTICE_S, Session, SessionSeal
 from slatemq.cli.parameters import format_time
 from slatemq.client import Client
@@ -59,6 +60,7 @@ class Console(NamedTuple):
     Attributes:
         clients: By token.
         watches: The history that each person sees.
+        payloads: The places for them.
         measures: What the console counts of itself.
     """
 
@@ -66,6 +68,7 @@ class Console(NamedTuple):
     seal: SessionSeal
     clients: Clients
     watches: Watches
+    payloads: Payloads
     measures: Measures
 
 

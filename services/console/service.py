@@ -32,6 +32,7 @@ from services.console.config import ConsoleConfig
 from slatemq._file_status import FilesValue
 from slatemq._rpc.endpoints import addresses_of
 from slatemq.errors import InvalidArgument
+from slatemq.variables import unknown_variables
 
 if TYPE_CHECKING:
     from libs.serving.http.server import Exposition, HttpServer
@@ -50,6 +51,8 @@ END_S: Final = 2
 def run(config: ConsoleConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     logs.configure("console", config.log_level, config.log_format)
+    if unknown := unknown_variables(os.environ):
+        log.warning("%s", unknown)
     for name in ("uvicorn.error", "uvicorn.asgi"):
         logging.getLogger(name).setLevel(logging.WARNING)
     allow_open_files()

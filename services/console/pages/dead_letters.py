@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.console import formats
-from services.console.pages.messages import entry_of
+from services.console.pages.messages import full_entry, is_encrypted
 from services.console.pages.queues import headers_of, whole_number
 from services.console.rendering import client_of, done, field_of, form_of, link, render
 from slatemq._admin.entry_models import EntryState, EntryView
 from slatemq._admin.redrives import Redrive, RedriveState
 from slatemq._admin.settling import DropDeadLetter, RedriveDeadLetter, ReplaceDeadLetter
+from slatemq.encryption import KEY_HEADER
 from slatemq.errors import InvalidArgument
 
 PAGE_SIZE: Final = 50
@@ -86,31 +87,39 @@ async def settle(request: Request) -> Response:
 
 
 async def show_editor(request: Request) -> Response:
-    entry = await entry_of(request)
-    payload = entry.message.payload if entry.message is not None else b""
-    form, text = _editable(payload)
-    headers = dict(entry.message.headers) if entry.message is not None else {}
-    return render(
-        request,
-        "dead_letter.html",
-        entry=entry,
-        payload=payload,
-        is_too_large=len(payload) > EDITED_BYTES_MAX,
-        form=form,
-        text=text,
-        headers=json.dumps(headers, indent=2, ensure_ascii=False),
-        request_id=str(uuid4()),
-    )
+    async with full_entry(request) as entry:
+        payload = entry.message.payload if entry.message is not None else b""
+        is_too_large = len(payload) > EDITED_BYTES_MAX
+        form, text = ("", "") if is_too_large else _editable(payload)
+        headers = dict(entry.message.headers) if entry.message is not None else {}
+        return render(
+            request,
+            "dead_letter.html",
+            entry=entry,
+            payload=payload,
+            is_encrypted=is_encrypted(entry),
+            is_too_large=is_too_large,
+            form=form,
+            text=text,
+            headers=json.dumps(headers, indent=2, ensure_ascii=False),
+            request_id=str(uuid4()),
+        )
 
 
 async def replace(request: Request) -> Response:
     """Put a new message in the place of a dead letter."""
-    queue_id = field_of(request, "queue")
+    queue_id, headers = field_of(request, "queue"), headers_of(field_of(request, "headers"))
+    if KEY_HEADER in headers:
+        raise InvalidArgument(
+            f"headers[{KEY_HEADER!r}]",
+            "says that the payload is encrypted, but the console has no keys: edit it with "
+            "`slatemq failed edit`",
+        )
     client = await client_of(request)
     replacement = ReplaceDeadLetter(
         field_of(request, "handle"),
         _payload_of(field_of(request, "payload"), field_of(request, "form")),
-        headers_of(field_of(request, "headers")),
+        headers,
     )
     await client.settle_dead_letters(
         [replacement], request_id=field_of(request, "request_id"), consumer_id=CONSUMER

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.console import formats
-from services.console.rendering import client_of, done, field_of, link, render
+from services.console.payloads import Download
+from services.console.rendering import client_of, console_of, done, field_of, link, render
 from slatemq._admin.entry_models import Entry, EntryState, EntryView
 from slatemq.encryption import KEY_HEADER
 from slatemq.errors import InvalidArgument, NotFound
@@ -48,36 +51,36 @@ async def list_messages(request: Request) -> Response:
 
 async def show_message(request: Request) -> Response:
     """One message in one queue: its state, headers, attempts, and payload."""
-    entry = await entry_of(request)
     form = field_of(request, "form")
-    payload = entry.message.payload if entry.message is not None else b""
-    chosen = form if form in formats.FORMS else formats.best_form(payload)
-    text, note = formats.shown(payload, chosen)
-    name = "_payload.html" if request.headers.get("hx-request") else "message.html"
-    return render(
-        request,
-        name,
-        entry=entry,
-        payload=payload,
-        form=chosen,
-        forms=formats.FORMS,
-        text=text,
-        note=note,
-        is_encrypted=entry.message is not None and KEY_HEADER in entry.message.headers,
-    )
+    async with full_entry(request) as entry:
+        payload = entry.message.payload if entry.message is not None else b""
+        chosen = form if form in formats.FORMS else formats.best_form(payload)
+        text, note = formats.shown(payload, chosen)
+        name = "_payload.html" if request.headers.get("hx-request") else "message.html"
+        return render(
+            request,
+            name,
+            entry=entry,
+            payload=payload,
+            form=chosen,
+            forms=formats.FORMS,
+            text=text,
+            note=note,
+            is_encrypted=is_encrypted(entry),
+        )
 
 
 async def download_payload(request: Request) -> Response:
-    """The payload as a file that no browser opens by itself."""
-    entry = await entry_of(request)
-    if entry.message is None:
-        raise NotFound("message", str(entry.message_id), "the message is not stored any more")
-    disposition = f'attachment; filename="{entry.queue_id}-{entry.message_id}.bin"'
-    return Response(
-        entry.message.payload,
-        media_type="application/octet-stream",
-        headers={"Content-Disposition": disposition},
-    )
+    """The payload as a file."""
+    async with AsyncExitStack() as place:
+        await place.enter_async_context(console_of(request).payloads.place_of_download())
+        async with full_entry(request) as entry:
+            if entry.message is None:
+                raise NotFound(
+                    "message", str(entry.message_id), "the message is not stored any more"
+                )
+            filename = f"{entry.queue_id}-{entry.message_id}.bin"
+            return Download(entry.message.payload, filename, place.pop_all())
 
 
 async def cancel_message(request: Request) -> Response:
@@ -95,15 +98,26 @@ async def deliver_now(request: Request) -> Response:
     return done(request, link("/message", handle=entry.handle), "The message is available now.")
 
 
-async def entry_of(request: Request) -> Entry:
-    """The entry whose handle the request names, with its content; of an archived one, too."""
+@asynccontextmanager
+async def full_entry(request: Request) -> AsyncIterator[Entry]:
+    """The entry whose handle the request names, with its content; of an archived one, too.
+
+    A place is taken by those alone who may see it, and find it.
+    """
     handle = field_of(request, "handle")
     client = await client_of(request)
-    entry = await client.get_entry(handle)
-    if entry.archived is not None and entry.message is None:
+    entry = await client.get_entry(handle, view=EntryView.HEADERS)
+    async with console_of(request).payloads.place_to_read():
+        if entry.archived is None:
+            yield await client.get_entry(handle)
+            return
         async for archived in client.read_archived(entry.queue_id, handles=[handle]):
-            return archived
-    return entry
+            entry = archived
+        yield entry
+
+
+def is_encrypted(entry: Entry) -> bool:
+    return entry.message is not None and KEY_HEADER in entry.message.headers
 
 
 def _state(text: str) -> EntryState:

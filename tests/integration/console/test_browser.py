@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +10,10 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
+from starlette.routing import Route
 
+from services.console.app import routes
+from slatemq.encryption import KEY_HEADER
 from slatemq.errors import NotFound
 from tests.integration.console.looking import CONTRAST, DESK, PHONE, UNNAMED, Console, Scheme
 
@@ -155,6 +159,19 @@ def lift(_: Console, page: Page, queue: str) -> None:
     confirm(page, queue, "Lift the quarantine")
 
 
+def stopped_redrive(console: Console) -> str:
+    queue = slow_redrive(console)
+    (redrive,) = console.client.list_redrives(queue)
+    console.client.cancel_redrive(redrive.redrive_id)
+    assert is_cancelled(console, queue)
+    return queue
+
+
+def resume_redrive(_: Console, page: Page, queue: str) -> None:
+    page.goto(f"/dead-letters?queue={queue}")
+    page.get_by_role("button", name="Resume").click()
+
+
 def cancel_redrive(_: Console, page: Page, queue: str) -> None:
     page.goto(f"/dead-letters?queue={queue}")
     page.get_by_role("button", name="Cancel").click()
@@ -255,6 +272,12 @@ ACTIONS = {
         ),
     ),
     "cancel redrive": Action(slow_redrive, cancel_redrive, "is cancelled", is_cancelled),
+    "resume redrive": Action(
+        stopped_redrive,
+        resume_redrive,
+        "runs again",
+        lambda console, queue: not is_cancelled(console, queue),
+    ),
     "retry tasks": Action(
         Console.failed_task,
         retry_tasks,
@@ -386,6 +409,86 @@ def test_a_login_leads_to_where_the_person_was_going_and_nowhere_else(console: C
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     assert console.outside == []
+
+
+def test_a_link_from_another_site_finds_the_person_logged_in(console: Console) -> None:
+    queue = console.queue()
+    other_site = "http://elsewhere.example/"
+    html = f"""
+        <a href="{console.address}/queue?queue={queue}">queue</a>
+        <form method="post" action="{console.address}/queue/do/pause?queue={queue}">
+        <input name="confirmation" value="{queue}"><button>win</button></form>"""
+
+    with console.page("ops") as page:
+        page.route(other_site, lambda route: route.fulfill(body=html, content_type="text/html"))
+        page.goto(other_site)
+        page.get_by_role("button", name="win").click()
+        expect(page.get_by_text("from the console's own pages alone")).to_be_visible()
+        for _ in range(2):
+            page.goto(other_site)
+            page.get_by_role("link", name="queue").click()
+            expect(page.get_by_role("heading", name=queue)).to_be_visible()
+            expect(page.get_by_role("button", name="Log out")).to_be_visible()
+    assert not console.client.get_queue(queue).paused
+    assert set(console.outside) <= {other_site, f"{other_site}favicon.ico"}
+    console.outside.clear()
+    assert all("status of 40" in problem for problem in console.take_problems())
+
+
+def test_no_request_breaks_a_page(console: Console) -> None:
+    queue = console.dead_letters()
+    console.message(queue, b'{"a": "\\ud800"}')
+    handle = console.entry(queue, "available").handle
+    names = (
+        "queue", "state", "after", "handle", "form", "run", "task", "find", "back", "payload",
+        "headers", "payload_bytes", "rate", "filter", "redrive", "request_id", "states", "handles",
+        "queue_id", "with_queue", "start_from", "etag", "job", "token", "lease", "max_attempts",
+        "backoff", "confirmation", "action", "into", "priority", "fallback_priority",
+    )  # fmt: skip
+    texts = ("\0", "9" * 18, "9" * 5000, "-1e400s", '{"a": "\\ud800"}', "[" * 5000, "٣")
+    with console.page("ops") as page:
+        token = form_token(page)
+        for route in routes():
+            if not isinstance(route, Route) or route.path.startswith(("/live/", "/logout")):
+                continue
+            path = route.path.replace("{action}", "purge")
+            for text in texts:
+                fields = dict.fromkeys(names, text)
+                known = {"queue": queue, "handle": handle, "confirmation": queue}
+                for given in (fields, {**fields, **known}):
+                    if "POST" in (route.methods or ()):
+                        form: Form = {"form_token": token, **given}
+                        answer = page.request.post(path, form=form, max_redirects=0)
+                    else:
+                        query: Form = {name: given[name][:100] for name in names[:9]}
+                        answer = page.request.get(path, params=query, max_redirects=0)
+                    assert answer.status < 500, (path, text, answer.text())
+                    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    console.take_problems()
+
+
+def test_a_dead_letter_of_which_the_console_has_no_key_is_not_edited(console: Console) -> None:
+    queue = console.queue(max_attempts=1)
+    console.message(queue, b"sealed", **{KEY_HEADER: "2026"})
+    (claimed,) = console.client.claim(queue, wait=30)
+    claimed.nack()
+    handle = console.entry(queue, "failed").handle
+
+    with console.page("ops") as page:
+        page.goto(f"/dead-letter?handle={quote(handle, safe='')}")
+        expect(page.get_by_text("does not have the key")).to_contain_text("failed edit")
+        expect(page.get_by_label("Payload")).to_have_count(0)
+        expect(page.get_by_role("button", name="Redrive unchanged")).to_be_visible()
+        form: Form = {
+            "form_token": form_token(page),
+            "queue": queue,
+            "handle": handle,
+            "payload": "in the clear",
+            "headers": json.dumps({KEY_HEADER: "2026"}),
+        }
+        answer = page.request.post("/dead-letter", form=form)
+        assert (answer.status, KEY_HEADER in answer.text()) == (400, True)
+    assert console.client.get_queue(queue).counts.failed_count == 1
 
 
 def test_who_has_no_role_sees_why_nothing_is_shown(console: Console) -> None:

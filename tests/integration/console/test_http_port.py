@@ -92,3 +92,14 @@ async def test_a_port_that_is_taken_ends_the_start_and_is_named() -> None:
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in errors.decode()
+
+
+async def test_it_names_variables_that_nothing_reads() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command("--tls-cert", "cert"),
+        env={**os.environ, "SLATEMQ_SESION_S": "60"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert "SLATEMQ_SESION_S (did you mean SLATEMQ_SESSION_S?)" in errors.decode()
