@@ -62,10 +62,11 @@ test: setup ## Run every test, proofs in their short form; one after the other w
 
 # All that `make test` leaves out, and what tries a number of examples once more with all of them.
 # Hypothesis marks its own tests; a worker's name and what is done stand before each. The longest
-# take minutes on an idle machine.
-proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples
+# take minutes on an idle machine. Some of it alone (ARGS) plants no bugs.
+proofs: setup ## Run what `make test` has the short forms of: every kill, long histories, many examples, planted bugs
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest tests -m '(proof or repeated or hypothesis) and not compose' \
 	  $(FILES_AT_ONCE) --timeout 1800 -v $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.planted)
 
 lint: setup ## Check style, import contracts and protos
 	$(BIN)/ruff check .

@@ -6,7 +6,8 @@ simulation, or a test file::
     An ack is answered before its commit is durable.
     Caught-by: simulation, world 1
 
-`python -m tests.planted` applies each to a copy of the tree, and runs that.
+`python -m tests.planted` applies each to a copy of the tree, and runs that. Without the bug it must
+find nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parent.parent
 SIMULATION: Final = "simulation, world "
-COPIED: Final = ("services", "libs", "slatemq", "tests", "protos", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def _read(path: Path) -> Planted:
 
 
 def copy_tree(into: Path) -> None:
-    """Copy what runs, so that a patch changes the copy alone."""
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, into / name)
-        else:
-            shutil.copy2(source, into / name)
+    """Copy all that git has or would add, so that a patch changes the copy alone."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    for name in listed.split("\0"):
+        if (ROOT / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name)
 
 
 def apply(planted: Planted, tree: Path) -> None:

@@ -48,15 +48,24 @@ def main() -> None:
     parser.add_argument("--without", default="", help="Mishaps to leave out, such as 3,8.")
     parser.add_argument("--story", action="store_true", help="Print what happened.")
     parser.add_argument("--trace", type=Path, help="Write each step to this file.")
-    parser.add_argument("--log", default="CRITICAL", help="Level of the services' logs.")
+    parser.add_argument("--log", default="CRITICAL", help="Level of the logs to print.")
     options = parser.parse_args()
     settings = Settings(options.messages, options.mishaps)
     if options.seed is None:
         seeds = range(options.first, options.first + (options.seeds or 1))
         sys.exit(run_seeds([str(seed) for seed in seeds], settings, options.at_once))
-    logging.basicConfig(level=options.log, format="%(name)s %(message)s")
+    _log(options.log)
     without = [int(number) for number in options.without.split(",") if number]
     _run(options.seed, settings, without, is_told=options.story, trace=options.trace)
+
+
+def _log(level: str) -> None:
+    """Print what is at this level; errors reach the world's judge whatever it is."""
+    shown = logging.StreamHandler()
+    shown.setLevel(level)
+    logging.basicConfig(
+        level=min(shown.level, logging.ERROR), format="%(name)s %(message)s", handlers=[shown]
+    )
 
 
 def _run(

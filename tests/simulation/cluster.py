@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from libs.serving.process import ownership
 from libs.serving.process.config import ServingConfig
-from libs.serving.process.exits import EXIT_FENCED
+from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_AWAY
 from libs.serving.process.instance import StatedSetting, join_instance
 from libs.serving.server import run_service
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
+from libs.storage.errors import StorageError
 from libs.storage.objects.instance_records import InstanceRecords
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 GRACE_S: Final = 1
 """For how long something must have been over before it is removed."""
+
+STORE_FAILURES: Final = ("writing to ", "making a commit of ", "the database is closed: ")
+"""How the message of an owner begins that could not store something, and must be started again."""
 
 RESTART_S: Final = 0.5
 """Between the end of a process and its next life, in the mean."""
@@ -132,14 +136,17 @@ class Cluster:
         config: Any = config_type(root=stores.ADDRESS.url, port=process.port, shard=process.shard)
         try:
             instance = await join_instance(InstanceRecords(root.objects), self._settings())
-        except Exception as error:
+        except StorageError as error:
             self.tell(f"{process.name} could not join: {error}")
-            return 1
+            return EXIT_STORE_AWAY
         config = replace(config, instance=instance.settings, instance_number=instance.number)
         telemetry = Telemetry()
         process.service = build(config, telemetry, root)
         cause = await run_service(process.service, config, telemetry)
         self.tell(f"{process.name} ends: {cause.event}: {cause.message}")
+        is_of_store = cause.code == EXIT_FAILED and cause.message.startswith(STORE_FAILURES)
+        if cause.code not in (EXIT_FENCED, EXIT_STORE_AWAY) and not is_of_store:
+            self.loop.faults.append(f"{process.name} ends: {cause.event}: {cause.message}")
         return cause.code
 
     def _settings(self) -> list[StatedSetting]:
@@ -157,7 +164,7 @@ class Cluster:
         error = done.exception()
         if error is not None:
             self.loop.faults.append(f"{machine.name} raised {error!r}")
-        process.exits.append(1 if error is not None else done.result())
+        process.exits.append(EXIT_FAILED if error is not None else done.result())
         machine.crash()
         self.network.machine_ended(machine)
         if process.exits[-1] == EXIT_FENCED and self._others(process):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from services.broker.core.shard import Shard
 from services.broker.core.waiting.bucket import Bucket
@@ -11,14 +10,8 @@ from services.broker.core.waiting.lane import Lane
 from tests.simulation.judge import Violated
 
 
-def check_service(name: str, service: Any) -> None:
-    """Raises Violated where the state of a broker contradicts itself; others have none to check."""
-    broker = getattr(service, "broker", None)
-    if broker is not None:
-        check_shard(name, broker.owner.shard)
-
-
 def check_shard(name: str, shard: Shard) -> None:
+    """Raises Violated where the state of a broker contradicts itself."""
     in_flight = 0
     for queue in shard.queues.values():
         where = f"{name}: {queue.queue_id}"

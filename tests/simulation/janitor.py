@@ -35,8 +35,9 @@ from slatemq.v1 import purge_pb2, snapshot_pb2
 from slatemq.v1.purge_pb2_grpc import PurgeServiceStub
 from slatemq.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from tests.simulation.cluster import GRACE_S, Cluster
+from tests.simulation.judge import Violated
 from tests.simulation.store import Rows, SimulatedRoot
-from tests.simulation.workload import now_ms
+from tests.simulation.workload import BUGS, now_ms
 
 SHARDS: Final = (0, 1)
 CALL_S: Final = 10.0
@@ -66,6 +67,8 @@ class Janitor:
                 with raising_slatemq_errors():
                     await self._purge(channels)
             except (SlateMQError, StorageError) as error:
+                if isinstance(error, BUGS):
+                    raise Violated(f"the janitor: {error!r}") from error
                 self._cluster.tell(f"the janitor: {error}")
 
     async def _purge(self, channels: Channels) -> None:

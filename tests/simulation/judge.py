@@ -9,8 +9,9 @@ after another for certain where it began after the other was answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 NEVER = 1 << 62
 """A moment that is not reached."""
@@ -29,11 +30,23 @@ class Span:
 
 
 @dataclass
+class Loss(Span):
+    """A purge of all, or a deletion, of a queue.
+
+    Attributes:
+        listed: The IDs of messages that a client saw in the queue before it.
+    """
+
+    listed: frozenset[int] = frozenset()
+
+
+@dataclass
 class _Lease:
     token: str
     deadline_ms: int
     attempt: int
     given: int
+    given_ms: int
     is_ended: bool = False
 
 
@@ -42,16 +55,25 @@ class _Copy:
     """A message in one queue.
 
     Attributes:
+        maybe_dropped: It may have ended without an ack.
+        maybe_acked_by: The leases of acks that may have counted.
         finished_by: The one thing that finished it, such as the payload that was pushed with it.
-        not_before_ms: From when on it may come again.
+        nacked_ms: When its last nack began.
+        not_before_ms: From when on it may come again after that.
     """
 
     leases: list[_Lease] = field(default_factory=list)
     acked: bool = False
-    maybe_acked: bool = False
+    maybe_dropped: bool = False
+    maybe_acked_by: set[str] = field(default_factory=set)
     finished_by: str = ""
+    nacked_ms: int = 0
     not_before_ms: int = 0
     ids: set[int] = field(default_factory=set)
+
+    @property
+    def maybe_ended(self) -> bool:
+        return self.acked or self.maybe_dropped or bool(self.maybe_acked_by)
 
 
 @dataclass
@@ -93,6 +115,7 @@ class _Queue:
     Attributes:
         losses: Purges and deletions: what was in it then is gone.
         pauses: From the answer of each pause to the beginning of its end.
+        redrives: Of its dead letters, whose attempts count from 1 again.
         attempts_max: Of one message, until it is a dead letter.
         fed_from: The queue whose messages move here; no other message comes here.
         since_ms: What was published before may not be there; 0: all is.
@@ -100,8 +123,9 @@ class _Queue:
 
     made: Span
     filters: list[_Filter] = field(default_factory=list)
-    losses: list[Span] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
+    redrives: list[Span] = field(default_factory=list)
     attempts_max: int = 0
     fed_from: str = ""
     is_replayed: bool = False
@@ -109,15 +133,29 @@ class _Queue:
     moves_in: dict[bytes, bool] = field(default_factory=dict)
 
 
+class Apart(NamedTuple):
+    """By how much a clock was ahead of that of clients, in milliseconds: the least and the most."""
+
+    least_ms: int = 0
+    most_ms: int = 0
+
+
+def together(queue: str, since_ms: int) -> Apart:
+    """Of clocks that agree with those of clients."""
+    return Apart()
+
+
 class Judge:
     """Judges each thing that a client sees, when it sees it.
 
     Attributes:
-        slack_ms: How far the clocks of services may be apart from those of clients.
+        slack_ms: How far the clocks of ingests may be apart from those of clients.
+        apart: How far the clock of a queue's broker was since a time by a client's clock.
     """
 
-    def __init__(self, slack_ms: int = 0) -> None:
+    def __init__(self, slack_ms: int = 0, apart: Callable[[str, int], Apart] = together) -> None:
         self.slack_ms = slack_ms
+        self.apart = apart
         self.queues: dict[str, _Queue] = {}
         self.sent: dict[bytes, _Sent] = {}
         self.copies: dict[tuple[str, bytes], _Copy] = {}
@@ -170,9 +208,12 @@ class Judge:
         self.queues[name].filters.append(change)
         return change
 
-    def losing(self, name: str) -> Span:
-        """A purge of all, or a deletion, is about to happen: its leases may end from now on."""
-        loss = Span(self.now())
+    def losing(self, name: str, listed: Iterable[int] = ()) -> Loss:
+        """A purge of all, or a deletion, is about to happen: its leases may end from now on.
+
+        `listed` are the IDs of messages that a client saw in the queue before.
+        """
+        loss = Loss(self.now(), listed=frozenset(listed))
         self.queues[name].losses.append(loss)
         for (queue, _), copy in self.copies.items():
             if queue == name:
@@ -182,6 +223,12 @@ class Judge:
 
     def done(self, span: Span) -> None:
         span.answered = self.now()
+
+    def redriving(self, name: str) -> Span:
+        """Dead letters of a queue may come again from now on; `done` tells that all have."""
+        redrive = Span(self.now())
+        self.queues[name].redrives.append(redrive)
+        return redrive
 
     def paused(self, name: str) -> Span:
         """A pause was answered; `done` tells that its end begins."""
@@ -225,19 +272,23 @@ class Judge:
             raise Violated(f"{queue} delivers {key!r} with other headers: {dict(headers)}")
         self._may_be_there(queue, key, sent, message_id)
         copy = self.copies.setdefault((queue, key), _Copy())
-        earliest_ms = max(sent.visible_at_ms, copy.not_before_ms) - self.slack_ms
+        earliest_ms = sent.visible_at_ms - self.apart(queue, sent.began_ms).most_ms
+        if copy.not_before_ms:
+            # By one clock, which may have stepped since the nack.
+            apart = self.apart(queue, copy.nacked_ms)
+            earliest_ms = max(earliest_ms, copy.not_before_ms - (apart.most_ms - apart.least_ms))
         if now_ms < earliest_ms:
             raise Violated(f"{queue} delivers {key!r} {earliest_ms - now_ms} ms before its time")
         if copy.acked:
             raise Violated(f"{queue} delivers {key!r} again after an answered ack")
-        self._is_not_lost(queue, key, copy, claimed)
+        self._is_not_lost(queue, key, copy, message_id, claimed)
         for pause in self.queues[queue].pauses:
             if pause.began < claimed and self._moment < pause.answered:
                 raise Violated(f"{queue} delivers {key!r} while it is paused")
         self._may_be_leased(queue, key, copy, token, attempt, now_ms)
         if copy.leases:
             self.redelivered += 1
-        copy.leases.append(_Lease(token, deadline_ms, attempt, self.now()))
+        copy.leases.append(_Lease(token, deadline_ms, attempt, self.now(), now_ms))
 
     def _may_be_there(self, queue: str, key: bytes, sent: _Sent, message_id: int) -> None:
         if sent.is_refused:
@@ -269,12 +320,17 @@ class Judge:
         if copy.finished_by not in ("", what):
             raise Violated(f"{source} was finished by both {copy.finished_by} and {what}")
         copy.finished_by = what
-        copy.acked = copy.maybe_acked = True
+        copy.acked = True
 
-    def _is_not_lost(self, queue: str, key: bytes, copy: _Copy, claimed: int) -> None:
-        """What a client had from the queue before a purge does not come again after it."""
+    def _is_not_lost(
+        self, queue: str, key: bytes, copy: _Copy, message_id: int, claimed: int
+    ) -> None:
+        """What a client had from the queue, or saw in it, before a purge does not come after it."""
         for loss in self.queues[queue].losses:
-            if loss.answered < claimed and any(one.given < loss.began for one in copy.leases):
+            was_there = message_id in loss.listed or any(
+                one.given < loss.began for one in copy.leases
+            )
+            if loss.answered < claimed and was_there:
                 raise Violated(f"{queue} delivers {key!r}, which was purged or deleted with it")
 
     def _may_be_leased(
@@ -286,35 +342,49 @@ class Judge:
         for lease in copy.leases:
             if lease.token == token:
                 raise Violated(f"{queue} gives one lease of {key!r} twice")
-            if not lease.is_ended and now_ms < lease.deadline_ms - self.slack_ms:
+            ahead_ms = self.apart(queue, lease.given_ms).most_ms
+            if not lease.is_ended and now_ms < lease.deadline_ms - ahead_ms:
                 raise Violated(
                     f"{queue} leases {key!r} again {lease.deadline_ms - now_ms} ms before the "
                     f"end of attempt {lease.attempt}"
                 )
-            # Only a redrive begins to count again.
-            if attempt <= lease.attempt and not lease.is_ended and not attempts_max:
-                raise Violated(f"{queue} delivers {key!r} as attempt {attempt} after a later one")
+            if attempt <= lease.attempt and not self._counts_again(queue, lease):
+                raise Violated(
+                    f"{queue} delivers {key!r} as attempt {attempt} after attempt {lease.attempt}"
+                )
+
+    def _counts_again(self, queue: str, lease: _Lease) -> bool:
+        """Whether attempts may begin at 1 again after this one: it was redriven, or lost."""
+        known = self.queues[queue]
+        return any(one.answered > lease.given for one in (*known.redrives, *known.losses))
 
     def ending(
         self, queue: str, key: bytes, token: str, *, is_ack: bool, not_before_ms: int = 0
     ) -> None:
         """A client is about to ack or nack: from now on the lease may have ended."""
         copy = self.copies[queue, key]
-        copy.maybe_acked |= is_ack
+        if is_ack:
+            copy.maybe_acked_by.add(token)
         for lease in copy.leases:
             if lease.token == token:
                 lease.is_ended = True
 
-    def nacked(self, queue: str, key: bytes, token: str, not_before_ms: int) -> None:
-        """A nack was answered: the message comes again, at this time the earliest."""
+    def nacked(
+        self, queue: str, key: bytes, token: str, nacked_ms: int, not_before_ms: int
+    ) -> None:
+        """A nack, begun at `nacked_ms`, was answered: the message comes again, not before then."""
         copy = self.copies[queue, key]
         if copy.leases[-1].token == token:
-            copy.not_before_ms = not_before_ms
+            copy.nacked_ms, copy.not_before_ms = nacked_ms, not_before_ms
 
     def extended(self, queue: str, key: bytes, token: str, deadline_ms: int) -> None:
         for lease in self.copies[queue, key].leases:
             if lease.token == token:
                 lease.deadline_ms = deadline_ms
+
+    def ack_refused(self, queue: str, key: bytes, token: str) -> None:
+        """The lease had ended before the ack came, so that did not end the message."""
+        self.copies[queue, key].maybe_acked_by.discard(token)
 
     def acked_by(self, queue: str, key: bytes) -> None:
         """An ack was answered: the message never comes again."""
@@ -338,12 +408,14 @@ class Judge:
         sent.answered = True
         self._finishes(sent.source, pushed.decode())
 
-    def refused(self, pushed: bytes) -> None:
+    def refused(self, pushed: bytes, token: str) -> None:
         """The commands were refused, so nothing of them may have happened."""
         sent = self.sent[pushed]
         if sent.ids:
             raise Violated(f"{pushed!r} was delivered, and its commands were refused")
         sent.is_refused = True
+        assert sent.source is not None, "pushed by commands"
+        self.ack_refused(*sent.source, token)
 
     def moving(self, key: bytes, into: str) -> None:
         """A message may move to a queue from now on."""
@@ -357,7 +429,7 @@ class Judge:
 
     def dropping(self, queue: str, key: bytes) -> None:
         """An entry is about to be cancelled or dropped: it may not come any more."""
-        self.copies.setdefault((queue, key), _Copy()).maybe_acked = True
+        self.copies.setdefault((queue, key), _Copy()).maybe_dropped = True
 
     def dropped(self, queue: str, key: bytes) -> None:
         self.copies[queue, key].acked = True
@@ -371,14 +443,14 @@ class Judge:
             for name, queue in self.queues.items()
             for key, sent in self.sent.items()
             if self._must_be_there(name, queue, key, sent)
-            and not ((copy := self.copies.get((name, key))) and copy.maybe_acked)
+            and not ((copy := self.copies.get((name, key))) and copy.maybe_ended)
             and not self._has_moved(name, key)
         ]
 
     def _has_moved(self, name: str, key: bytes) -> bool:
         """Whether a client tried to ack it in the queue that it may have moved to."""
         return any(
-            queue.fed_from == name and (copy := self.copies.get((into, key))) and copy.maybe_acked
+            queue.fed_from == name and (copy := self.copies.get((into, key))) and copy.maybe_ended
             for into, queue in self.queues.items()
         )
 

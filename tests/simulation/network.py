@@ -288,6 +288,8 @@ class Call:
         if self._status is not None:
             return
         self._status = status
+        if status.code is not grpc.StatusCode.OK:
+            self.client.failed_calls += 1
         if self._timer is not None:
             self._timer.cancel()
         if not self._begun.done():

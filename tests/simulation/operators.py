@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import uuid4
 
+from slatemq._admin.entry_models import StateName
 from slatemq._admin.redrives import RedriveState
 from slatemq._admin.settling import DropDeadLetter
 from slatemq.client import Client
@@ -94,7 +95,7 @@ class Operators:
         name = "moved"
         while not self.stopping:
             await asyncio.sleep(chance.choice((1.0, 5.0, 10.0)))
-            loss = self._judge.losing(name)
+            loss = self._judge.losing(name, await self._listed(client, name))
             if chance.random() < 0.5:
                 self._cluster.tell(f"{name} is purged")
                 await self._workload.insist(
@@ -108,6 +109,19 @@ class Operators:
                 await self._workload.create_queue(client, name)
                 self._cluster.tell(f"{name} is there again")
 
+    async def _listed(self, client: Client, name: str) -> list[int]:
+        """The messages that are in a queue now; others come and go meanwhile."""
+        states: tuple[StateName, ...] = ("available", "delayed", "in_flight")
+
+        async def list_all() -> list[int]:
+            return [
+                entry.message_id
+                for state in states
+                async for entry in client.list_entries(name, state)
+            ]
+
+        return await self._workload.insist(list_all) or []
+
     # --- Dead letters -------------------------------------------------------
 
     async def _redrive(self, client: Client, chance: random.Random) -> None:
@@ -120,13 +134,15 @@ class Operators:
                     continue
                 into = "rescue" if chance.random() < 0.5 else ""
                 name = str(uuid4())
+                redriving = self._judge.redriving("flaky")
                 redrive = await client.start_redrive("flaky", into=into, request_id=name)
                 while redrive.state is RedriveState.RUNNING:
                     await asyncio.sleep(0.1)
                     redrive = await client.get_redrive(redrive)
+                self._judge.done(redriving)
                 self._cluster.tell(f"redrive into {into or 'flaky'}: {redrive.state}")
             except SlateMQError as error:
-                self._cluster.tell(f"redriving: {error}")
+                self._workload.note_error("redriving", error)
 
     async def _drop(self, client: Client, chance: random.Random) -> None:
         page = await client.entry_page("flaky", "failed", page_size=10, view="full")

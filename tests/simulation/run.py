@@ -13,19 +13,26 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Final, TextIO
 
+from libs.storage.errors import StorageError
+from services.broker.service import BrokerService
+from slatemq.errors import SlateMQError
+from tests.simulation.broker_clocks import BrokerClocks
 from tests.simulation.cluster import Cluster, Process
-from tests.simulation.invariants import check_service
+from tests.simulation.invariants import check_shard
 from tests.simulation.janitor import Janitor
-from tests.simulation.judge import Judge, Violated
-from tests.simulation.loop import Machine
-from tests.simulation.operators import Operators
-from tests.simulation.workload import DELAY_MAX_S, INGESTS, Workload, failed
+from tests.simulation.judge import Apart, Judge, Violated
+from tests.simulation.loop import Machine, Stalled
+from tests.simulation.operators import LATE, Operators
+from tests.simulation.workload import BUGS, DELAY_MAX_S, INGESTS, QUEUES, Workload, failed
 
 DRAIN_S: Final = 180.0
 """How long all that was published may take to be consumed once nothing is at fault."""
 
 TROUBLED_S: Final = 1800.0
 """How long clients may need for their publishes while there are mishaps."""
+
+STEPS_MAX: Final = 100_000
+"""Steps of a world for each message of a producer; twenty times as many as it takes."""
 
 PRODUCERS: Final = 3
 
@@ -34,6 +41,12 @@ WINDOW_S: Final = 5
 
 CLOCK_APART_MS: Final = 500
 """By how much more than its steps a clock may be apart where clocks step: owners follow slowly."""
+
+DISPATCHER: Final = "services.broker.delivery.dispatcher"
+"""It logs with its traceback whatever keeps it from serving a queue."""
+
+GUARD: Final = "libs.serving.requests.guard"
+"""It logs what it answers as Internal or DataLoss."""
 
 CHECK_EVERY: Final = 32
 """After so many steps of brokers the state of one is looked at as a whole."""
@@ -46,6 +59,7 @@ class Verdict:
     Attributes:
         violation: The rule that was broken; empty: none.
         trace: A hash over all steps: two runs of a seed have the same.
+        checks: How often the state of a broker was compared with itself.
         purged: Messages that the janitor had deleted.
         queues: The kinds of queues that it had.
         mishaps: The numbers of those that happened.
@@ -59,6 +73,7 @@ class Verdict:
     published: int
     delivered: int
     redelivered: int
+    checks: int
     purged: int
     queues: list[str]
     crashes: int
@@ -92,8 +107,10 @@ class World:
         self._clock_steps = shape.choice(((), (), (-0.8, -0.2, 0.3, 0.8), (-3.0, 0.5, 2.0, 15.0)))
         self._late = shape.choice((0.0, 0.01, 0.05))
         self.cluster = Cluster(seed, window_s=WINDOW_S if self._has_janitor else 0)
-        slack_s = max(map(abs, self._clock_steps), default=0.0)
-        self.judge = Judge(int(slack_s * 1000) + (CLOCK_APART_MS if slack_s else 0))
+        steps_ms = [int(step_s * 1000) for step_s in self._clock_steps]
+        slack_ms = max(map(abs, steps_ms)) + CLOCK_APART_MS if steps_ms else 0
+        self.clocks = BrokerClocks(min(steps_ms, default=0), max(steps_ms, default=0))
+        self.judge = Judge(slack_ms, self._apart)
         self.workload = Workload(self.cluster, self.judge, seed)
         self.operators = Operators(self.cluster, self.judge, self.workload, seed)
         self.janitor = Janitor(self.cluster, seed)
@@ -105,7 +122,8 @@ class World:
         self._mishaps = mishaps
         self._without = without
         self._hash = hashlib.blake2b(digest_size=16)
-        self._seen = 0
+        self._broker_steps = 0
+        self._checks = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self) -> Verdict:
@@ -116,7 +134,7 @@ class World:
         violation = ""
         try:
             loop.run_until_complete(loop.world.run(self._run(), "world"))
-        except Violated as error:
+        except (Violated, Stalled) as error:
             violation = str(error)
         except TimeoutError:
             violation = f"the queues are not created after {TROUBLED_S:.0f} s"
@@ -129,6 +147,7 @@ class World:
             sum(sent.answered for sent in self.judge.sent.values()),
             self.judge.delivered,
             self.judge.redelivered,
+            self._checks,
             self.janitor.purged,
             self.workload.names,
             self.crashes,
@@ -137,17 +156,33 @@ class World:
             self.cluster.story,
         )
 
+    def _apart(self, queue: str, since_ms: int) -> Apart:
+        # Any broker may have the queue that is created without another.
+        shard = None if queue == LATE else QUEUES[queue].shard
+        return self.clocks.apart(shard, since_ms)
+
     def _note_step(self, machine: Machine, handle: Any) -> None:
-        step = f"{self.cluster.loop.time():.9f} {machine.name}"
+        loop = self.cluster.loop
+        if loop.steps > STEPS_MAX * self._messages:
+            raise Stalled(f"the world is not over after {loop.steps:,} steps")
+        step = f"{loop.time():.9f} {machine.name}"
         self._hash.update(f"{step}\n".encode())
         if self.trace is not None:
             self.trace.write(f"{step} {_place(handle)}\n")
         if machine.name.startswith("broker"):
-            self._seen += 1
-            if self._seen % CHECK_EVERY == 0:
-                for process in self.cluster.processes:
-                    if process.machine is machine:
-                        check_service(machine.name, process.service)
+            self.clocks.look(machine, self.cluster.processes)
+            self._broker_steps += 1
+            if self._broker_steps % CHECK_EVERY == 0:
+                self._check_broker(machine)
+
+    def _check_broker(self, machine: Machine) -> None:
+        for process in self.cluster.processes:
+            if process.machine is not machine or not isinstance(process.service, BrokerService):
+                continue
+            broker = process.service.broker
+            if broker is not None:  # It has opened its shard.
+                self._checks += 1
+                check_shard(machine.name, broker.owner.shard)
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
@@ -170,6 +205,7 @@ class World:
         self._make_peace()
         await self._drain()
         workload.stopping = True
+        self._check_faults()
 
     async def _drain(self) -> None:
         """Nothing is at fault any more: all that was answered must come to its end."""
@@ -202,6 +238,10 @@ class World:
 
     async def _go_on(self) -> None:
         await asyncio.sleep(0.5)
+        self._check_faults()
+
+    def _check_faults(self) -> None:
+        """Raise what broke a rule, or was not expected, wherever that was."""
         if self.cluster.loop.faults:
             raise Violated(self.cluster.loop.faults[0])
         workload = self.workload
@@ -213,8 +253,10 @@ class World:
                 *self._tasks,
             ]
         )
-        if error is not None:
+        if isinstance(error, Violated):
             raise error
+        if error is not None:
+            raise Violated(f"a client ended: {error!r}") from error
 
     # --- Mishaps ------------------------------------------------------------
 
@@ -319,13 +361,24 @@ def _place(handle: Any) -> str:
 
 
 class _Tracebacks(logging.Handler):
-    """Takes an error that a service has not expected, which it logs with its traceback, as one."""
+    """Takes what a service logs of a fault of its own: a traceback, or damaged data."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(logging.ERROR)
         self._faults = faults
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
-            text = "".join(traceback.format_exception(record.exc_info[1]))
-            self._faults.append(f"{record.getMessage()}: {text}")
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            if record.name == GUARD:
+                self._faults.append(record.getMessage())
+            return
+        if record.name == DISPATCHER and _is_expected(error):
+            return
+        text = "".join(traceback.format_exception(error))
+        self._faults.append(f"{record.getMessage()}: {text}")
+
+
+def _is_expected(error: BaseException) -> bool:
+    """Whether a store that is away, or another owner, explains that a queue cannot be served."""
+    return isinstance(error, StorageError | SlateMQError) and not isinstance(error, BUGS)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-LIMIT_S: Final = 600
-"""How long one world may take."""
+LIMIT_S: Final = 3600
+"""After this a world hangs within one step: it ends by itself after too many steps."""
 
 
 class Settings(NamedTuple):
@@ -23,8 +25,8 @@ class Settings(NamedTuple):
     mishaps: float
 
 
-_NOTHING: Final = {"steps": 0, "mishaps": [], "story": []}
-"""Of a world that did not come to a verdict."""
+class NoVerdict(Exception):
+    """A world broke or hung, which says nothing of the rules."""
 
 
 def command_of(seed: str, settings: Settings, without: Iterable[int] = ()) -> list[str]:
@@ -44,7 +46,7 @@ def run_seed(
     options: Sequence[str] = (),
     tree: Path | None = None,
 ) -> dict[str, Any]:
-    """The facts of one world, as `Verdict.line` prints them; `violation` where it did not end.
+    """The facts of one world, as `Verdict.line` prints them. Raises NoVerdict.
 
     `tree` has the code to run, in place of this one.
     """
@@ -59,18 +61,31 @@ def run_seed(
         )
         facts: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"seed": seed, "violation": f"not over after {LIMIT_S} s", **_NOTHING}
+        raise NoVerdict(f"seed {seed} hangs: it is not over after {LIMIT_S} s") from None
     except (IndexError, ValueError):
-        why = f"it broke: {ended.stderr.strip()[-2000:]}"
-        return {"seed": seed, "violation": why, **_NOTHING}
+        raise NoVerdict(f"seed {seed} broke: {ended.stderr.strip()[-2000:]}") from None
     return facts
+
+
+def rule_of(violation: str) -> str:
+    """What was broken, without the queue, message, time and counts with which it was."""
+    lines = violation.splitlines()
+    if len(lines) > 1:  # A fault with its traceback.
+        violation = f"{violation.partition(': ')[0]}: {lines[-1]}"
+    rule = re.sub(r"^\w+ (?=(delivers|leases|gives|has) )", "a queue ", violation)
+    rule = re.sub(r"^(broker-)[\d.]+: \w+", r"\1…", rule)
+    return re.sub(r"b'[^']*'|'[^']*'|[\[{(].*[\]})]|\d[\d.,]*", "…", rule)
 
 
 def run_seeds(seeds: Sequence[str], settings: Settings, at_once: int) -> int:
     """Run all worlds, `at_once` at a time, and shrink what fails; returns the exit code."""
-    began_s, steps, broken = time.monotonic(), 0, []
+    began_s, steps, broken, unjudged = time.monotonic(), 0, [], 0
     with ThreadPoolExecutor(at_once) as threads:
-        for facts in threads.map(partial(run_seed, settings=settings), seeds):
+        for facts in threads.map(partial(_facts_of, settings=settings), seeds):
+            if isinstance(facts, NoVerdict):
+                unjudged += 1
+                print(facts, flush=True)
+                continue
             steps += facts["steps"]
             if facts["violation"]:
                 broken.append(facts)
@@ -79,13 +94,21 @@ def run_seeds(seeds: Sequence[str], settings: Settings, at_once: int) -> int:
     for facts in broken:
         tell_least(facts, settings)
     seconds = time.monotonic() - began_s
-    print(f"{len(seeds)} worlds, {steps:,} steps, {len(broken)} broken, {seconds:.0f} s")
-    return 1 if broken else 0
+    counts = f"{len(broken)} broken, {unjudged} without a verdict"
+    print(f"{len(seeds)} worlds, {steps:,} steps, {counts}, {seconds:.0f} s")
+    return 1 if broken or unjudged else 0
+
+
+def _facts_of(seed: str, settings: Settings) -> dict[str, Any] | NoVerdict:
+    try:
+        return run_seed(seed, settings)
+    except NoVerdict as error:
+        return error
 
 
 def tell_least(facts: dict[str, Any], settings: Settings) -> None:
-    """Print the story of the world with as few mishaps as still break a rule."""
-    without = shrunk(facts["seed"], settings, facts["mishaps"])
+    """Print the story of the world with as few mishaps as still break that rule."""
+    without = shrunk(facts, settings)
     if without:
         facts = run_seed(facts["seed"], settings, without)
     command = command_of(facts["seed"], settings, without)
@@ -94,15 +117,17 @@ def tell_least(facts: dict[str, Any], settings: Settings) -> None:
     print(facts["violation"])
 
 
-def shrunk(seed: str, settings: Settings, mishaps: Sequence[int]) -> list[int]:
-    """The mishaps without which the world still breaks a rule: halves first, then one by one."""
+def shrunk(facts: Mapping[str, Any], settings: Settings) -> list[int]:
+    """The mishaps without which a world still breaks its rule: halves first, then one by one."""
+    seed, mishaps, rule = facts["seed"], facts["mishaps"], rule_of(facts["violation"])
     without: list[int] = []
     size = len(mishaps)
     while size:
         left = [number for number in mishaps if number not in without]
         for begin in range(0, len(left), size):
             tried = without + left[begin : begin + size]
-            if run_seed(seed, settings, tried)["violation"]:
-                without = tried
+            with suppress(NoVerdict):  # Another fault than the one that is looked for.
+                if rule_of(run_seed(seed, settings, tried)["violation"]) == rule:
+                    without = tried
         size //= 2
     return sorted(without)

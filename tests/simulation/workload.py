@@ -17,7 +17,9 @@ from slatemq import Backoff, Complete, Push, Transfer, connect
 from slatemq.client import Client
 from slatemq.errors import (
     AlreadyExists,
+    DataLoss,
     FailedPrecondition,
+    Internal,
     InvalidArgument,
     NotFound,
     SlateMQError,
@@ -26,7 +28,8 @@ from slatemq.models import OutgoingMessage
 from slatemq.v1 import queue_pb2
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 from tests.simulation.cluster import Cluster
-from tests.simulation.judge import Judge
+from tests.simulation.judge import Judge, Violated
+from tests.simulation.loop import MACHINE
 
 T = TypeVar("T")
 
@@ -46,6 +49,13 @@ CLAIM_S: Final = 1.0
 
 DELAY_MAX_S: Final = 5
 """How long a message may be delayed by its producer."""
+
+
+LEASE_OVER: Final = ("LEASE_ENDED", "LEASE_UNKNOWN")
+"""Why an ack is refused whose lease had ended."""
+
+BUGS: Final = (Internal, DataLoss)
+"""What no mishap excuses as an answer."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +180,14 @@ class Workload:
             except (InvalidArgument, NotFound):
                 raise
             except SlateMQError as error:
-                self._cluster.tell(f"again: {error}")
+                self.note_error("again", error)
                 await asyncio.sleep(pause_s)
+
+    def note_error(self, what: str, error: SlateMQError) -> None:
+        """Tell of an error that clients must expect. Raises Violated for a bug."""
+        if isinstance(error, BUGS):
+            raise Violated(f"{what}: {error!r}")
+        self._cluster.tell(f"{what}: {error}")
 
     def begin(self, producers: int, messages: int) -> None:
         for number in range(producers):
@@ -232,7 +248,7 @@ class Workload:
         try:
             done = await client.publish_many(batch)
         except SlateMQError as error:
-            self._cluster.tell(f"publishing {[one.payload for one in batch]}: {error}")
+            self.note_error(f"publishing {[one.payload for one in batch]}", error)
             return
         for message, published in zip(batch, done, strict=True):
             self._judge.published(message.payload, published.message_id)
@@ -250,7 +266,7 @@ class Workload:
                 try:
                     messages = await client.claim(queue, most, wait=CLAIM_S, consumer_id=name)
                 except SlateMQError as error:
-                    self._cluster.tell(f"{name} claims: {error}")
+                    self.note_error(f"{name} claims", error)
                     await asyncio.sleep(0.2)
                     continue
                 for message in messages:
@@ -271,7 +287,7 @@ class Workload:
                     try:
                         await self._finish(client, queue, message, chance)
                     except SlateMQError as error:
-                        self._cluster.tell(f"finishing {message.payload!r}: {error}")
+                        self.note_error(f"finishing {message.payload!r}", error)
 
     async def _finish(
         self, client: Client, queue: str, message: Any, chance: random.Random
@@ -288,16 +304,27 @@ class Workload:
             [deadline] = await client.extend([token], LEASE_S + 1)
             if isinstance(deadline, int):
                 self._judge.extended(queue, key, token, deadline)
+            else:
+                self.note_error(f"extending {key!r}", deadline)
             await asyncio.sleep(chance.random())
         if queue == "first":
             await self._push(client, queue, key, token)
         elif queue == "second":
             await self._transfer(client, queue, key, token)
         else:
-            self._judge.ending(queue, key, token, is_ack=True)
-            [problem] = await client.ack([token])
-            if problem is None:
-                self._judge.acked_by(queue, key)
+            await self._ack(client, queue, key, token)
+
+    async def _ack(self, client: Client, queue: str, key: bytes, token: str) -> None:
+        failed_calls = MACHINE.get().failed_calls
+        self._judge.ending(queue, key, token, is_ack=True)
+        [problem] = await client.ack([token])
+        if problem is None:
+            self._judge.acked_by(queue, key)
+            return
+        self.note_error(f"acking {key!r}", problem)
+        # The client tries again by itself; a try that was not answered may have counted.
+        if problem.reason in LEASE_OVER and MACHINE.get().failed_calls == failed_calls:
+            self._judge.ack_refused(queue, key, token)
 
     async def _nack(
         self, client: Client, queue: str, key: bytes, token: str, chance: random.Random
@@ -305,12 +332,13 @@ class Workload:
         is_delayed = chance.random() < 0.5
         delay_s = chance.random() if is_delayed else None
         wait_ms = int(delay_s * 1000) if delay_s is not None else NACK_WAIT_MS
-        not_before_ms = now_ms() + wait_ms
+        nacked_ms = now_ms()
         self._judge.ending(queue, key, token, is_ack=False)
         [problem] = await client.nack([token], "a bad day", delay=delay_s)
-        # A redrive may have it available before that time.
-        if problem is None and not QUEUES[queue].attempts_max:
-            self._judge.nacked(queue, key, token, not_before_ms)
+        if problem is not None:
+            self.note_error(f"nacking {key!r}", problem)
+        elif not QUEUES[queue].attempts_max:  # A redrive may have it available earlier.
+            self._judge.nacked(queue, key, token, nacked_ms, nacked_ms + wait_ms)
 
     async def _push(self, client: Client, queue: str, key: bytes, token: str) -> None:
         """End a message, and push another to the other broker: both or none."""
@@ -319,7 +347,7 @@ class Workload:
         try:
             await client.execute([Complete(token), Push("second", pushed)])
         except (FailedPrecondition, NotFound):
-            self._judge.refused(pushed)
+            self._judge.refused(pushed, token)
         else:
             self._judge.executed(pushed)
 
@@ -339,7 +367,7 @@ class Workload:
                 if len(await client._peers.ingest_shards()) == INGESTS:
                     return client
             except SlateMQError as error:
-                self._cluster.tell(f"connecting: {error}")
+                self.note_error("connecting", error)
             await client.close()
             await asyncio.sleep(0.2)
 

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.planted import ROOT, SIMULATION, Planted, all_planted
-from tests.planted.__main__ import BEGIN, END, Caught, write_table
+from tests.planted.__main__ import (
+    BEGIN,
+    END,
+    Caught,
+    Control,
+    catch_by_test,
+    catch_by_world,
+    write_table,
+)
 
 PLANTED = all_planted()
 PAGE = ROOT / "docs" / "reliability.md"
@@ -41,6 +49,22 @@ def test_the_page_has_every_planted_bug_and_what_caught_it() -> None:
     assert "| nothing |" not in table
 
 
+def test_what_fails_without_the_bug_or_breaks_has_caught_nothing(tmp_path: Path) -> None:
+    # Given a test that fails in the tree without a bug, and a tree whose worlds do not run
+    control = Control(tmp_path)
+    failing = "tests/unit/test_failing.py"
+    (tmp_path / failing).write_text("def test_it():\n    assert False\n")
+    (tmp_path / "tests" / "simulation" / "run.py").write_text("import nothing_of_this_name\n")
+
+    # When they are to catch a bug, then they have not
+    by, said = catch_by_test(tmp_path, failing, control)
+    assert (by, said) == ("", f"{failing} fails without the bug")
+    by, said = catch_by_world(tmp_path, [1], control)
+    assert by == ""
+    assert "seed 1 broke" in said
+    assert not control.passes(f"{SIMULATION}1")
+
+
 def test_the_table_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
@@ -48,6 +72,6 @@ def test_the_table_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith(f"{END}\nafter\n")
-    row = f"| `{PLANTED[0].name}` | {PLANTED[0].breaks} | simulation, world 2 | 3 |"
+    row = f"| `{PLANTED[0].name}` | {PLANTED[0].breaks} | simulation, world 2 | said | 3 |"
     assert row in text
     assert "old" not in text
