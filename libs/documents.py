@@ -15,6 +15,9 @@ T = TypeVar("T")
 
 DOCUMENT_BYTES_MAX = 4 << 20
 
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError)
+"""What the library raises; the last two for a value that its tag does not fit: `!!bool maybe`."""
+
 
 class Document:
     """A parsed file.
@@ -39,11 +42,12 @@ class Document:
         """
         self._name = name
         self._lines: dict[str, int] = {}
+        self._seen: set[yaml.Node] = set()
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             self._collect(node, "")
             values = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+        except NOT_YAML as error:
             problem = " ".join(str(error).split())
             raise InvalidArgument(field, f"{name} is not YAML: {problem}") from error
         if values is None and may_be_empty:
@@ -88,11 +92,15 @@ class Document:
         """An error in the value at `path`, with the line of the innermost part that has one."""
         place = path
         while place and place not in self._lines:
-            place = re.sub(r"(\.[^.\[\]]*|\[[^\[\]]*\])$|^[^.\[\]]*$", "", place)
+            outer = re.sub(r"(\.[^.\[\]]*|\[[^\[\]]*\])$|^[^.\[\]]*$", "", place)
+            place = outer if outer != place else ""  # a key may have a bracket itself
         line = f"line {self._lines[place]} of " if place else ""
         return InvalidArgument(path, f"{problem} ({line}{self._name})")
 
     def _collect(self, node: yaml.Node | None, path: str) -> None:
+        if not isinstance(node, yaml.CollectionNode) or node in self._seen:
+            return  # an alias: its content has its lines already, and may be any number of values
+        self._seen.add(node)
         if isinstance(node, yaml.SequenceNode):
             for number, part in enumerate(node.value):
                 self._lines[f"{path}[{number}]"] = part.start_mark.line + 1

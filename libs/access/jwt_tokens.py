@@ -188,7 +188,7 @@ class IssuerKeys:
             self._tried_s = now
             try:
                 keys = await asyncio.to_thread(fetch_keys, self._issuer)
-            except (OSError, ValueError, HTTPException, jwt.PyJWTError) as error:
+            except (OSError, ValueError, HTTPException, jwt.PyJWTError, RecursionError) as error:
                 log.warning("cannot read the keys of an issuer", extra=_facts(self._issuer, error))
                 return
             self._keys, self._fetched_s = keys, time.monotonic()
@@ -200,7 +200,7 @@ def fetch_keys(issuer: Issuer) -> dict[str, jwt.PyJWK]:
     Raises:
         OSError: They cannot be read.
         HTTPException: The answer breaks off, or is not HTTP.
-        ValueError: What was read is not a set of keys.
+        ValueError, RecursionError: What was read is not a set of keys.
     """
     context = ssl.create_default_context(cafile=issuer.ca_file)
     url = issuer.jwks_url
@@ -246,7 +246,10 @@ class _PrivateRedirects(urllib.request.HTTPRedirectHandler):
 
 def _is_private(url: str) -> bool:
     """Whether what it gives cannot be read or changed on the way."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # as for https://[
+        return False
     return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from libs.documents import Document
+from libs.documents import NOT_YAML, Document
 from slatemq.errors import InvalidArgument
 
 Backend = Literal["slatemq", "redis", "rabbitmq", "activemq", "kafka"]
@@ -231,7 +231,7 @@ def _value_of(key: str, text: str) -> object:
         return text
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except NOT_YAML:
         return text
     return value if isinstance(value, bool | int) else text
 

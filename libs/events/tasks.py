@@ -35,6 +35,13 @@ ERROR_BYTES_MAX: Final = 4_096
 """Of an error as it is stored. RabbitMQ takes 128 KiB of headers, Kafka 1 MiB per record."""
 
 
+LAST_DATE_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+
+TIME_DIGITS_MAX: Final = 15
+"""Of a time in ms that a message says: the year 33658, and no number that is slow to read."""
+
+
 def now_ms() -> int:
     """The wall clock, which servers and other clients share."""
     return time.time_ns() // 1_000_000
@@ -175,6 +182,18 @@ def read_dead_letter(
         error=error or f"a dead letter of the kind {kind!r}",
         failed_at=str(properties.get("failed_at") or format_timestamp(now_ms())),
     )
+
+
+def read_due_ms(stamp: object) -> int:
+    """When a delayed task is due, by a property of its message; 0, so now, where it has none."""
+    text = stamp.decode(errors="replace") if isinstance(stamp, bytes) else str(stamp)
+    is_time = len(text) <= TIME_DIGITS_MAX and text.isascii() and text.isdecimal()
+    return int(text) if is_time else 0
+
+
+def format_server_time(at_ms: object) -> str:
+    """A time by a server, which may have taken it from a client: of no date, as 1970."""
+    return format_timestamp(at_ms if isinstance(at_ms, int) and 0 <= at_ms <= LAST_DATE_MS else 0)
 
 
 class HeldTasks(Generic[D]):

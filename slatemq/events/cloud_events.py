@@ -29,6 +29,16 @@ TYPE_PREFIX = "io.slatemq."
 SOURCE_PREFIX = "/slatemq/"
 CONTENT_TYPE = "application/cloudevents+json"
 
+_NO_CLOUD_EVENT = (
+    BaseCloudEventException,
+    ValueError,
+    TypeError,
+    RecursionError,
+    KeyError,
+    AttributeError,
+)
+"""What the library raises; the last two for JSON that is not an object."""
+
 
 def encode_cloud_event(event: Event) -> bytes:
     """The event as a CloudEvent in structured JSON."""
@@ -52,8 +62,7 @@ def decode_cloud_event(encoded: bytes) -> Event:
     """The event in a CloudEvent that SlateMQ encoded. Raises InvalidArgument."""
     try:
         cloud = JSONFormat().read(CloudEvent, encoded)
-    except (BaseCloudEventException, ValueError, TypeError, KeyError, AttributeError) as error:
-        # The last two are what the library raises for JSON that is not an object.
+    except _NO_CLOUD_EVENT as error:
         raise InvalidArgument("event", f"is not a CloudEvent in JSON: {error}") from error
     kind, source, time = cloud.get_type(), cloud.get_source(), cloud.get_time()
     if not kind.startswith(TYPE_PREFIX) or not source.startswith(SOURCE_PREFIX) or time is None:

@@ -75,7 +75,7 @@ def decode_struct(encoded: bytes | str, kind: type[T], name: str) -> T:
     """A struct from its JSON. Raises InvalidArgument that names the field below `name`."""
     try:
         return msgspec.json.decode(encoded, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(*_field_of(name, str(error))) from error
 
 

@@ -114,7 +114,7 @@ def read_notifications(document: bytes | str) -> Notifications:
         value = msgspec.json.decode(document)
         if isinstance(value, dict) and isinstance(value.get("Message"), str):
             value = msgspec.json.decode(value["Message"])  # SNS
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument("notification", f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidArgument("notification", "must be a JSON object")

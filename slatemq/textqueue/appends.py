@@ -130,12 +130,16 @@ def _find(log: int) -> tuple[int, Intent | None] | None:
     line = tail[place:]
     if not line.startswith(BEGINS):
         return None
+    return start + place, _intent(line[1:])
+
+
+def _intent(content: bytes) -> Intent | None:
+    """None for a line that is truncated, or was edited."""
     try:
-        fields = json.loads(line[1:])
-        intent = Intent(int(fields["first"]), int(fields["end"]), bytes.fromhex(fields["head"]))
-    except (ValueError, TypeError, KeyError):
-        return start + place, None
-    return start + place, intent
+        fields = json.loads(content)
+        return Intent(int(fields["first"]), int(fields["end"]), bytes.fromhex(fields["head"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
 
 
 LOG_BYTES_MAX = 1 << 16
@@ -409,7 +413,7 @@ def _newest_first(content: bytes) -> Iterator[Append]:
     for line in reversed(content.splitlines()):
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         kinds = [type(one) for one in fields] if isinstance(fields, list) else []
         if kinds == [int, str, int, int, str]:

@@ -118,7 +118,7 @@ def _read_slot(content: bytes) -> Holder | None:
         fields = json.loads(content)
         holder = Holder(**fields)
         whole = all(isinstance(fields[name], kind) for name, kind in _KINDS.items())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         # Truncated by a power failure, or edited: it holds no message.
         return None
     return holder if whole else None

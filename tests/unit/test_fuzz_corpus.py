@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Iterator
 
 import pytest
 
 from libs.storage.layout.keys import RecordType
 from libs.storage.records.catalogue import KINDS
 from tests.fuzz.__main__ import CORPUS, TARGETS
-from tests.fuzz.targets import ENCODERS, SEVERAL_FORMS
+from tests.fuzz.records import ENCODERS, SEVERAL_FORMS
 from tests.fuzz.targets import TARGETS as FUNCTIONS
 
 MUTATIONS = 6
 """Of each input: bits flipped, ends cut, two inputs spliced."""
+
+
+@pytest.fixture(autouse=True)
+def _without_logs() -> Iterator[None]:
+    """Without the logs of what is refused, which take most of the time."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("target", TARGETS)

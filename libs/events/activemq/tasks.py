@@ -20,6 +20,7 @@ from libs.events.tasks import (
     encode_task,
     now_ms,
     read_dead_letter,
+    read_due_ms,
 )
 from slatemq.events.envelope import format_timestamp
 
@@ -181,4 +182,4 @@ class Tasks:
 
 
 def _due_ms(message: Received) -> int:
-    return int(message.properties["not_before"])
+    return read_due_ms(message.properties.get("not_before"))

@@ -18,9 +18,9 @@ from libs.events.tasks import (
     cut_error,
     decode_failed_task,
     encode_failed_task,
+    format_server_time,
 )
 from slatemq.errors import InvalidArgument
-from slatemq.events.envelope import format_timestamp
 
 KIND: Final = "kind"
 UNREADABLE: Final = b"unreadable"
@@ -152,5 +152,5 @@ def _dead_letter_of(record: Any) -> FailedTask | UnreadableTask:
         return UnreadableTask(
             place=f"offset {record.offset} of partition {record.partition} of {record.topic}",
             error=error.decode(errors="replace") or cut_error(str(wrong)),
-            failed_at=format_timestamp(record.timestamp),
+            failed_at=format_server_time(record.timestamp),
         )

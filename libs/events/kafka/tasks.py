@@ -23,6 +23,7 @@ from libs.events.tasks import (
     cut_error,
     encode_task,
     now_ms,
+    read_due_ms,
     read_task,
 )
 from slatemq.errors import FailedPrecondition, Unavailable
@@ -133,8 +134,7 @@ class Tasks:
         if place[0].topic == self._topic:
             self._ready.append((task, place))
             return
-        stamps = (value for name, value in headers if name == NOT_BEFORE and value.isdigit())
-        not_before_ms = int(next(stamps, b"0"))
+        not_before_ms = read_due_ms(dict(headers).get(NOT_BEFORE))
         heapq.heappush(self._delayed, (not_before_ms, next(self._numbers), task, place))
 
     def _take_due(self) -> WriteTask | None:

@@ -12,9 +12,9 @@ from libs.events.tasks import (
     UnreadableTask,
     WriteTask,
     encode_failed_task,
+    format_server_time,
     read_dead_letter,
 )
-from slatemq.events.envelope import format_timestamp
 
 _PAGE = 16
 """Entries of one read: a task with a body of 512 KiB takes about 700 KB."""
@@ -80,7 +80,7 @@ class DeadLetters:
     def _read(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> FailedTask | UnreadableTask:
         name = entry_id.decode()
         properties = {
-            "failed_at": format_timestamp(int(name.partition("-")[0])),
+            "failed_at": format_server_time(int(name.partition("-")[0])),
             "kind": fields.get(b"kind", b"").decode(errors="replace"),
             "error": fields.get(b"error", b"").decode(errors="replace"),
         }

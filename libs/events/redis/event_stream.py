@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis import asyncio as aioredis
@@ -62,7 +62,7 @@ class EventStream:
     async def _deliver(
         self, delivery: Delivery, types: frozenset[str], handler: Handler, waiting: set[bytes]
     ) -> None:
-        if types and delivery.fields.get(b"type", b"").decode() not in types:
+        if not is_of(types, delivery.fields):
             await self._finish(delivery.entry_id)
             return
         encoded = delivery.fields.get(b"data", b"")
@@ -111,6 +111,11 @@ class EventStream:
             firsts.append(first)
         if firsts:
             await self._client.xtrim(self._key, minid=min(firsts, key=_order), approximate=False)
+
+
+def is_of(types: frozenset[str], fields: Mapping[bytes, bytes]) -> bool:
+    """Whether the fields of an entry say that it is an event of these types; none: of any."""
+    return not types or fields.get(b"type", b"").decode(errors="replace") in types
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

@@ -185,7 +185,7 @@ class _Refusal(asyncio.Protocol):
 
 
 async def _read(request: web.Request, bytes_max: int) -> bytes:
-    """The body. Raises HTTPException where it is too large, or does not arrive in time."""
+    """The body. Raises HTTPException: it is too large, damaged, or does not arrive in time."""
     parts: list[bytes] = []
     size = request.content_length or 0
     try:
@@ -198,6 +198,8 @@ async def _read(request: web.Request, bytes_max: int) -> bytes:
                 size = max(size, sum(map(len, parts)))
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
+    except web.RequestPayloadError as error:  # what it says is its encoding, it is not
+        raise web.HTTPBadRequest from error
     raise web.HTTPRequestEntityTooLarge(bytes_max, size)
 
 

@@ -29,6 +29,7 @@ from functools import cached_property
 from typing import Any
 
 from libs.storage.errors import ObjectNotFound, StorageError
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 from libs.storage.objects.topology_entries import FOLDER, entry_path
 from slatemq.v1 import topology_pb2, topology_pb2_grpc
@@ -116,6 +117,24 @@ class Topology:
         for peer in sorted(self.peers):
             found.setdefault(peer.service, {})[peer.shard] = peer
         return found
+
+
+def decode_peer(data: bytes) -> Peer:
+    """The process that an object of the topology announces. Raises ValueError for any other."""
+    try:
+        fields = load_json(data)
+        peer = Peer(
+            str(fields["service"]),
+            int(fields["shard"]),
+            str(fields["address"]),
+            str(fields.get("peer_address", "")),
+            int(fields.get("payload_bytes_max", 0)),
+        )
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(repr(error)) from error
+    # All that is answered of it, so that one bad object does not fail the answer.
+    topology_pb2.Endpoint(shard=peer.shard, address=peer.address)
+    return peer
 
 
 class TopologyDirectory:
@@ -224,17 +243,10 @@ class TopologyDirectory:
 
     async def _read_one(self, path: str) -> Peer | None:
         try:
-            fields = json.loads(await self._objects.get(path))
-            return Peer(
-                str(fields["service"]),
-                int(fields["shard"]),
-                str(fields["address"]),
-                str(fields.get("peer_address", "")),
-                int(fields.get("payload_bytes_max", 0)),
-            )
+            return decode_peer(await self._objects.get(path))
         except ObjectNotFound:
             return None  # Withdrawn since it was listed.
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             # One bad object, put there by hand perhaps, must not cut everybody off.
             log.warning("ignoring a damaged topology object: %r", error, extra={"path": path})
             return None

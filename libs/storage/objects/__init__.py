@@ -5,6 +5,7 @@ In reading order; a file imports only files above it:
 `durability`       Syncs that make finished writes survive a power failure
 `requests`         Counts the requests for small objects
 `small_objects`    Small objects below a root: blobs, topology, probes
+`json_objects`     Objects of JSON, read with one kind of error
 `task_folders`     Where the bodies of write tasks are
 `topology_entries` Where a process notes what it serves
 `instance_records` The settings of the instance: numbered objects, the highest of which is valid

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 
 FOLDER: Final = "instance"
@@ -62,7 +63,7 @@ def _path(number: int) -> str:
 
 def _decode(path: str, data: bytes) -> InstanceRecord:
     try:
-        content = json.loads(data)
+        content = load_json(data)
         record = InstanceRecord(
             content["number"], content["written_at_ms"], dict(content["settings"])
         )

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord, ObjectNotFound
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 
 FOLDER: Final = "queue-names"
@@ -76,7 +77,7 @@ class QueueNames:
     async def _read(self, path: str) -> tuple[str, NameClaim] | CorruptRecord | None:
         try:
             data = await self._objects.get(path)
-            queue_id = str(json.loads(data)["queue_id"])
+            queue_id = str(load_json(data)["queue_id"])
             if not path.startswith(f"{_folder(queue_id)}/"):
                 raise ValueError(f"it is about {queue_id!r}, whose claims are elsewhere")
             return queue_id, _decode(queue_id, path, data)
@@ -120,7 +121,7 @@ class QueueNames:
 
 def _decode(queue_id: str, path: str, data: bytes) -> NameClaim:
     try:
-        content = json.loads(data)
+        content = load_json(data)
         shard = content["broker_shard"]
         if content["queue_id"] != queue_id or not isinstance(shard, int | None):
             raise ValueError(f"it is about {content['queue_id']!r} on {shard!r}")

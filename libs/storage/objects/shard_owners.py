@@ -23,6 +23,7 @@ import secrets
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord, Fenced, ObjectNotFound
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 
 FOLDER: Final = "shard-owners"
@@ -109,7 +110,7 @@ class ShardOwners:
 
 def _decode(path: str, data: bytes) -> OwnerRecord:
     try:
-        content = json.loads(data)
+        content = load_json(data)
         number = int(path.rpartition("/")[2].removesuffix(".json"))
         record = OwnerRecord(number, content["owner"], tuple(content["replaced"]))
         if not all(type(name) is str for name in (record.owner, *record.replaced)):

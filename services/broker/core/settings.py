@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
+from libs.storage.errors import CorruptRecord
 from libs.storage.records.configs import QueueConfigRecord
 
 MAX_LEASE_MS = 43_200_000
@@ -163,11 +164,15 @@ class QueueSettings:
 
     @classmethod
     def from_record(cls, record: QueueConfigRecord) -> QueueSettings:
-        known = {
-            name: parse(record.settings[name])
-            for name, parse in _STORED.items()
-            if name in record.settings
-        }
+        """The settings of their stored form. Raises CorruptRecord."""
+        try:
+            known = {
+                name: parse(record.settings[name])
+                for name, parse in _STORED.items()
+                if name in record.settings
+            }
+        except ValueError as error:
+            raise CorruptRecord("config value", f"a setting is damaged: {error}") from error
         others = tuple((key, value) for key, value in record.settings.items() if key not in _STORED)
         return cls(
             filter=record.filter,

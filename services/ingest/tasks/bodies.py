@@ -9,7 +9,6 @@ removes them later (services.janitor.jobs.task_bodies).
 
 from __future__ import annotations
 
-import binascii
 import logging
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
@@ -62,7 +61,7 @@ class TaskBodies:
             return await self._objects.get(path)
         try:
             return b64decode(str(payload["body"]), validate=True)
-        except (KeyError, binascii.Error) as error:
+        except (KeyError, ValueError) as error:
             raise InvalidArgument("payload.body", f"must be base 64: {error}") from error
 
     def path_of(self, payload: Mapping[str, Any]) -> str | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from libs.storage.database.formats import FORMAT
 from libs.storage.errors import ObjectNotFound
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from services.janitor.jobs.archive import FOLDER as ARCHIVE_FOLDER
 from slatemq.errors import FailedPrecondition, NotFound
@@ -135,11 +137,12 @@ class Catalogue:
             raise NotFound("backup", found[0]) from None
 
     async def stored(self, backup: Backup) -> list[StoredObject]:
-        """All objects that the backup needs."""
+        """All objects that the backup needs. Raises FailedPrecondition for a damaged list."""
         return [
             one
             for name in _LISTS
-            for one in _decode_list(await self.objects.get(f"{backup.folder}/{name}.gz"))
+            for path in (f"{backup.folder}/{name}.gz",)
+            for one in _decode_list(path, await self.objects.get(path))
         ]
 
     async def add(
@@ -177,10 +180,10 @@ def _encode(backup: Backup) -> bytes:
 
 def _decode(path: str, data: bytes) -> Backup:
     try:
-        values: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = load_json(data)
         databases = tuple(SavedDatabase(**one) for one in values.pop("databases"))
         return Backup(databases=databases, **values)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FailedPrecondition(
             "BACKUP_DAMAGED", f"{path} is not the record of a backup: {error!r}"
         ) from error
@@ -191,5 +194,11 @@ def _encode_list(objects: Iterable[StoredObject]) -> bytes:
     return gzip.compress(text.encode(), compresslevel=1)
 
 
-def _decode_list(data: bytes) -> list[StoredObject]:
-    return [StoredObject(*json.loads(line)) for line in gzip.decompress(data).splitlines()]
+def _decode_list(path: str, data: bytes) -> list[StoredObject]:
+    try:
+        lines = gzip.decompress(data).splitlines()
+        return [StoredObject(*load_json(line)) for line in lines]
+    except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
+        raise FailedPrecondition(
+            "BACKUP_DAMAGED", f"{path} is not a list of the objects of a backup: {error!r}"
+        ) from error

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from libs.storage.errors import ObjectNotFound
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs.contract import JOBS, Progress
 
@@ -273,7 +274,7 @@ def _encode(run: Run) -> bytes:
 
 def _decode(run_id: str, data: bytes) -> Run:
     try:
-        values: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = load_json(data)
         known = {one.name for one in fields(Run)}
         kept = {name: _frozen(value) for name, value in values.items() if name in known}
         ask = {name: _frozen(value) for name, value in values["ask"].items() if name in _ASKED}

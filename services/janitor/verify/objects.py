@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,6 +18,7 @@ from libs.storage.errors import (
     StorageError,
 )
 from libs.storage.objects.instance_records import InstanceRecords
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.shard_owners import ShardOwners
@@ -270,7 +270,7 @@ class ObjectCheck:
 
     async def _json(self, path: str, record: str) -> dict[str, Any] | None:
         try:
-            fields = json.loads(await self.root.objects.get(path))
+            fields = load_json(await self.root.objects.get(path))
             if not isinstance(fields, dict):
                 raise ValueError("it is not an object of JSON")
         except ObjectNotFound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -195,10 +196,33 @@ def test_a_bad_policy_is_refused_with_its_key_and_line(text: str, field: str, li
     )
 
 
-@pytest.mark.parametrize("text", ["", "- a", "a: [", "\0", "a: !!python/object:x {}", "[" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- a",
+        "a: [",
+        "\0",
+        "a: !!python/object:x {}",
+        "[" * 5000,
+        "a: !!bool x",
+        "a: !!int ''",
+        "a: !!timestamp x",
+    ],
+)
 def test_what_is_not_a_mapping_in_yaml_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"policy\.yaml"):
         rights(SHOP, text)
+
+
+def test_a_policy_of_aliases_of_aliases_and_of_keys_with_brackets_is_refused_at_once() -> None:
+    lists = [
+        "a: &a [0]",
+        *(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefgh")),
+    ]
+    for text in ("\n".join(lists), 'roles:\n  <<: {"a]": 5}\n'):
+        with pytest.raises(InvalidArgument):
+            rights(SHOP, text)
 
 
 def test_an_unknown_verb_is_answered_with_those_that_there_are() -> None:

@@ -160,6 +160,16 @@ async def test_a_body_that_is_too_large_is_not_taken_however_it_is_sent() -> Non
     assert seen == []
 
 
+async def test_a_body_that_is_not_in_the_encoding_that_it_states_is_the_callers_error() -> None:
+    async with (
+        served(Health([]), echo(FINE)) as session,
+        session.post(
+            "/echo", data=b"not gzip", headers={**RIGHT, "Content-Encoding": "gzip"}
+        ) as answer,
+    ):
+        assert (answer.status, await answer.json()) == (400, {"error": "Bad Request"})
+
+
 async def test_what_is_refused_by_its_headers_is_not_read() -> None:
     seen: list[bytes] = []
     async with (

@@ -3,10 +3,17 @@ import json
 
 import pytest
 
-from libs.serving.peers.topology import CACHE_MS, LIST_MS, Peer, TopologyDirectory
+from libs.serving.peers.topology import (
+    CACHE_MS,
+    LIST_MS,
+    Peer,
+    TopologyDirectory,
+    TopologyServicer,
+)
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.small_objects import Objects
+from slatemq.v1.topology_pb2 import GetTopologyRequest
 
 
 class Clock:
@@ -104,13 +111,27 @@ async def test_an_old_reading_is_renewed_behind_the_caller(objects: Objects) -> 
     await reader.close()
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b"\xff", b'{"service": "broker"}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"service": "broker"}',
+        b"[" * 100_000,
+        b'{"service": "broker", "shard": Infinity, "address": "a"}',
+        b'{"service": "broker", "shard": 99999999999, "address": "a"}',
+        b'{"service": "broker", "shard": 1, "address": "\\ud800"}',
+    ],
+)
 async def test_a_damaged_entry_hides_no_other(objects: Objects, damage: bytes) -> None:
     directory = TopologyDirectory(objects)
     await directory.announce(Peer("broker", 0, "b:0"))
     await objects.put("topology/broker-1.json", damage)
 
     assert dict((await directory.read()).brokers) == {0: "b:0"}
+    answer = await TopologyServicer(directory).GetTopology(GetTopologyRequest(), None)
+    assert [one.address for one in answer.brokers] == ["b:0"]
 
 
 class _Counted(Objects):
