@@ -13,6 +13,8 @@ from libs.storage.database.settings import Kind
 from libs.storage.errors import DamagedStore
 from tests.faults.rot import (
     FOLDERS,
+    LOST_FOLDERS,
+    Damage,
     Outcome,
     damage_of,
     files_of,
@@ -41,7 +43,10 @@ def test_each_kind_of_file_that_is_damaged_in_each_way_is_named_and_not_served(
             damage = damage_of(store / "data", names[0], what, chance)
             outcomes.append(asyncio.run(suffer(store, stored, damage)))
 
-    assert [fault for outcome in outcomes for fault in outcome.faults] == []
+    lost = [asyncio.run(suffer(store, stored, Damage(path, "lose"))) for path in LOST_FOLDERS]
+
+    assert [fault for outcome in outcomes + lost for fault in outcome.faults] == []
+    assert [outcome.word for outcome in lost] == ["refused, named"] * len(lost)
     # A manifest has no checksum: what an owner cannot notice there is named all the same.
     flipped = [one for one in outcomes if one.damage.what == "flip" and not one.silent]
     assert len(flipped) == len(FOLDERS) - 1

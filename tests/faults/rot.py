@@ -1,8 +1,9 @@
 """Bit rot: bits flipped, files cut, emptied, deleted or exchanged, in the store of an instance.
 
-In a stopped store one file is damaged, and then three things are asked. Does
-verification name it? Does a reader, or an owner that opens the database, ever return a row or a
-payload that is not what was stored? Is what the damage did not touch still there?
+In a stopped store one file is damaged, or a whole folder of a database is gone, and then three
+things are asked. Does verification name it? Does a reader, or an owner that opens the database,
+ever return a row or a payload that is not what was stored? Is what the damage did not touch still
+there?
 
 Some kinds of damage leave nothing by which an owner could notice: see `silence_of`.
 """
@@ -41,9 +42,15 @@ TURNS: Final = 2
 Rows = Mapping[bytes, bytes]
 
 
+LOST_FOLDERS: Final = tuple(
+    f"{database}{folder}" for database in DATABASES for folder in ("", "/manifest", "/wal")
+)
+"""What is deleted as a whole."""
+
+
 @dataclass(frozen=True)
 class Damage:
-    """One file, damaged. `other` is exchanged with it."""
+    """One file, damaged, or a folder that is deleted. `other` is exchanged with it."""
 
     path: str
     what: str
@@ -53,10 +60,15 @@ class Damage:
     @property
     def folder(self) -> str:
         parts = Path(self.path).parts
+        if self.path in DATABASES:
+            return "database"
         return parts[2] if parts[0] in ("ingest", "broker") else parts[0]
 
     def do(self, data: Path) -> None:
         file = data / self.path
+        if self.what == "lose":
+            shutil.rmtree(file)
+            return
         stored = file.read_bytes()
         if self.what == "flip":
             at = self.place // 8 % len(stored)
@@ -133,6 +145,8 @@ def silence_of(damage: Damage, data: Path) -> str:
     - "shape": two whole files of one shape are each valid in the place of the other;
     - "sum": a manifest has no checksum.
     """
+    if damage.what == "lose":
+        return ""
     if damage.folder == "manifest":
         return "sum"
     if damage.what == "exchange" and damage.folder in ("wal", "compacted"):
@@ -207,12 +221,18 @@ def damages(data: Path, seed: int) -> Iterator[Damage]:
     chance = random.Random(seed)
     files = files_of(data)
     while True:
+        if chance.randrange(LOSSES_ONE_IN) == 0:
+            yield Damage(chance.choice(LOST_FOLDERS), "lose")
+            continue
         folder = chance.choice([one for one in FOLDERS if files[one]])
         path = chance.choice(files[folder])
         yield damage_of(data, path, chance.choice(WAYS), chance)
 
 
 WAYS: Final = ("flip", "flip", "cut", "empty", "delete", "exchange")
+
+LOSSES_ONE_IN: Final = 20
+"""One damage of so many is a folder that is gone."""
 
 
 def files_of(data: Path) -> dict[str, list[str]]:

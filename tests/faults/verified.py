@@ -22,6 +22,11 @@ def faults_of(root: str, kinds: Collection[Kind] = frozenset(Kind)) -> list[str]
 
 
 def faults_below(folder: Path) -> list[str]:
-    """The faults of the instances whose data are in this folder."""
-    roots = sorted({path.parent for path in folder.rglob("broker") if (path / "0").is_dir()})
+    """The faults of the instances whose data are in this folder; raises where there is none."""
+    services = ("ingest", "broker")
+    roots = sorted(
+        {path.parent for one in services for path in folder.rglob(one) if (path / "0").is_dir()}
+    )
+    if not roots:
+        raise FileNotFoundError(f"no instance to verify below {folder}")
     return [fault for root in roots for fault in faults_of(root.as_uri())]

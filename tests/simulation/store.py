@@ -495,7 +495,9 @@ class SimulatedRoot(Root):
         super().__init__(ADDRESS, none, Objects(own, None, no_sync), no_sync, 10.0)
         self._simulated = store
 
-    async def database(self, name: str, kind: Kind, tuning: Tuning | None = None) -> Database:
+    async def database(
+        self, name: str, kind: Kind, tuning: Tuning | None = None, *, is_restored: bool = False
+    ) -> Database:
         """As of Root: takes the database over from whoever has it."""
         log = self._simulated.log_of(name)
 

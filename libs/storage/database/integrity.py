@@ -26,6 +26,7 @@ from libs.storage.database.files import manifests_folder, tables_folder
 from libs.storage.database.slate import bounded
 from libs.storage.errors import DamagedStore, ObjectNotFound, readable
 from libs.storage.objects.small_objects import ObjectInfo, Objects
+from libs.storage.objects.topology_entries import entry_path
 
 WAL: Final = "wal"
 
@@ -126,36 +127,100 @@ async def read_wal(
 
 
 def wal_path(database: str, number: int) -> str:
-    return f"{database}/{WAL}/{number:020}.sst"
+    return f"{database}/{WAL}/{_wal_name(number)}"
 
 
-async def refuse_wal_gaps(admin: Admin, objects: Objects, database: str) -> int:
+def _wal_name(number: int) -> str:
+    return f"{number:020}.sst"
+
+
+async def refuse_losses(
+    admin: Admin, objects: Objects, database: str, *, is_restored: bool = False
+) -> int:
     """How many files of the WAL a replay reads.
 
-    Raises DamagedStore where a file is gone that it would pass over in silence. The last file, once
-    gone, is not missed: nothing says that there was one. Costs two requests.
+    Raises DamagedStore where an opening would pass over a loss in silence: where a file of the WAL
+    is gone, or all are; where there is no manifest, and anything shows that there was a database,
+    which would begin with ID 1 again. The last file, once gone, is not missed: nothing says that
+    there was one. A database that `is_restored` has no WAL. Costs two requests, and two more for a
+    new one.
     """
-    first = await _newest_manifest(admin, database)
-    if first is None:
-        return 0  # a new database
-    found = await _wal_after(objects, database, int(first.replay_after_wal_id))
-    if not _wal_gaps(database, int(first.replay_after_wal_id), found):
-        return len(found)
-    # An owner that still goes on may have had files removed since, whose rows are in tables now.
-    replay_after = int((await _read_manifest(admin, database)).replay_after_wal_id)
-    found = await _wal_after(objects, database, replay_after)
-    if gaps := _wal_gaps(database, replay_after, found):
+    count, loss = await _find_loss(admin, objects, database, is_restored)
+    if loss:
+        # An owner that still goes on may have begun the database, or had files removed, since.
+        count, loss = await _find_loss(admin, objects, database, is_restored)
+    if loss:
+        raise DamagedStore(loss)
+    return count
+
+
+async def _find_loss(
+    admin: Admin, objects: Objects, database: str, is_restored: bool
+) -> tuple[int, str]:
+    """How many files of the WAL there are to replay; what is lost and what to do, "" if nothing."""
+    manifest = await _newest_manifest(admin, database)
+    if manifest is None:
+        return 0, await _lost_manifests(objects, database)
+    replay_after = int(manifest.replay_after_wal_id)
+    listed = await objects.describe_after(f"{database}/{WAL}", _wal_name(max(replay_after - 1, 0)))
+    if not is_restored and (fault := await _lost_wal(objects, database, replay_after, listed)):
+        return 0, f"{fault.path}: {fault.wrong}: {_RESTORE}. {_GO_ON}"
+    numbers = _numbers_after(replay_after, listed)
+    if gaps := _wal_gaps(database, replay_after, numbers):
         more = f", and there are {len(gaps) - 1} more gaps" if len(gaps) > 1 else ""
-        raise DamagedStore(
-            f"{gaps[0].path}: {gaps[0].wrong}{more}: restore it from the store's versions or a "
-            "copy. To go on without those commits, put an empty object in its place; then verify"
+        return 0, f"{gaps[0].path}: {gaps[0].wrong}{more}: {_RESTORE}. {_GO_ON}"
+    return len(numbers), ""
+
+
+_RESTORE: Final = "restore it from the store's versions or a copy, or mount what holds it"
+_GO_ON: Final = "To go on without those commits, put an empty object in its place; then verify"
+
+
+async def _lost_manifests(objects: Objects, database: str) -> str:
+    """What shows that a database without a manifest is not a new one, and what to do."""
+    folders = (f"{database}/{WAL}/", f"{tables_folder(database)}/")
+    stored = [path for path in await objects.list(database) if path.startswith(folders)]
+    if stored:
+        return f"{database} has no manifest, and {len(stored)} other files: {_RESTORE}"
+    if await _is_announced(objects, database):
+        return (
+            f"{database} is gone, and {_entry_of(database)} says that it was there: {_RESTORE}. To "
+            "do without it for ever, see `Give a shard up` of docs/how-to/repair.md"
         )
-    return len(found)
+    return ""
 
 
-async def _wal_after(objects: Objects, database: str, number: int) -> list[int]:
-    found = await objects.describe_after(f"{database}/{WAL}", f"{number:020}.sst")
-    return sorted(one for one in map(_wal_number, found) if one > number)
+async def _lost_wal(
+    objects: Objects, database: str, replay_after: int, listed: Sequence[ObjectInfo]
+) -> FileFault | None:
+    """Whether the WAL is gone as a whole; `listed` has those of its files that must be there.
+
+    An opening writes the first one, and SlateDB keeps the last one whose rows are all in tables.
+    """
+    if listed or not (replay_after or await _is_announced(objects, database)):
+        return None
+    if not await objects.list(manifests_folder(database)):
+        return None  # of memory:///, where SlateDB's files are not among the objects
+    wrong = "it was there, and so may have been later ones, and the WAL has no file"
+    return FileFault(wal_path(database, max(replay_after, 1)), wrong)
+
+
+def _entry_of(database: str) -> str:
+    service, _, shard = database.partition("/")
+    return entry_path(service, int(shard))
+
+
+async def _is_announced(objects: Objects, database: str) -> bool:
+    """Whether the topology has the shard: its owner writes that after its first commit."""
+    try:
+        await objects.size(_entry_of(database))
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def _numbers_after(replay_after: int, listed: Sequence[ObjectInfo]) -> list[int]:
+    return sorted(number for number in map(_wal_number, listed) if number > replay_after)
 
 
 async def look_at_files(
@@ -175,12 +240,14 @@ async def look_at_files(
     found_tables = {one.path: one._replace(size_bytes=sizes.get(one.path, 0)) for one in tables}
     tables = sorted(found_tables.values())
     replay_after = int(manifest.replay_after_wal_id)
-    numbers = sorted(number for number in map(_wal_number, wal_files) if number > replay_after)
+    numbers = _numbers_after(replay_after, wal_files)
     last_seq = int(manifest.last_l0_seq)
     faults = [
         *(fault for table in tables if (fault := _fault_of(table, table_files.get(table.path)))),
         *_wal_gaps(database, replay_after, numbers),
     ]
+    if (lost := await _lost_wal(objects, database, replay_after, wal_files)) is not None:
+        faults.append(lost)
     path = f"{manifests_folder(database)}/{int(manifest.id):020}.manifest"
     return DatabaseFiles(path, tables, replay_after, last_seq, numbers, faults)
 

@@ -41,7 +41,7 @@ from libs.storage.database.integrity import (
     FileFault,
     look_at_files,
     read_wal,
-    refuse_wal_gaps,
+    refuse_losses,
 )
 from libs.storage.database.opening import Opening
 from libs.storage.database.settings import Kind, Tuning, slatedb_settings, tuning_of
@@ -172,12 +172,14 @@ class Root:
     def url(self) -> str:
         return self.address.url
 
-    async def database(self, name: str, kind: Kind, tuning: Tuning | None = None) -> Database:
+    async def database(
+        self, name: str, kind: Kind, tuning: Tuning | None = None, *, is_restored: bool = False
+    ) -> Database:
         """Open the database `name` (such as `ingest/0`) for writing; fences an older writer.
 
         Takes as long as the replay needs. Raises StoreUnavailable when the store does not respond
-        within the root's timeout, DamagedStore when SlateDB cannot read its own files, and
-        OtherFormat.
+        within the root's timeout, DamagedStore when SlateDB cannot read its own files or they are
+        lost, and OtherFormat. `is_restored`: it has been copied from a snapshot, without a WAL.
         """
         chosen = tuning or tuning_of(kind, self.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
@@ -188,7 +190,7 @@ class Root:
         with translated(f"opening {name} below {self.url}"):
             await self.objects.check(self._timeout_s)
             db = await opening.build(
-                lambda: refuse_wal_gaps(admin, self.objects, name),
+                lambda: refuse_losses(admin, self.objects, name, is_restored=is_restored),
                 self._timeout_s,
                 lambda: self.objects.check(self._timeout_s),
             )

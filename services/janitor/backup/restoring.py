@@ -179,7 +179,8 @@ class Restoring:
     async def _opened(self, one: SavedDatabase) -> AsyncIterator[Database]:
         # Those of the instance's jobs, whose manifests were not copied.
         await self.target.forget_snapshots(one.database)
-        database = await self.target.database(one.database, KINDS[one.service])
+        kind = KINDS[one.service]
+        database = await self.target.database(one.database, kind, is_restored=True)
         try:
             await wait_for_clock(database)
             yield database

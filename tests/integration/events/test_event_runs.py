@@ -8,6 +8,7 @@ import pytest
 
 from libs.events.settings import Consistency
 from tests.faults.event_runs import BACKEND, INGEST, run_events, victims_of
+from tests.faults.verified import faults_below
 from tests.forms import proof
 
 pytestmark = pytest.mark.slow  # Processes are killed and started again.
@@ -25,7 +26,7 @@ def test_kills_lose_and_double_nothing(
     mode: Consistency, victims: tuple[str, ...], tmp_path: Path
 ) -> None:
     run = run_events(tmp_path, mode, "redis", 400, victims, away_s=1)
-    assert run.faults() == []
+    assert [*run.faults(), *faults_below(tmp_path)] == []
     assert run.failed_calls or mode == "write-through"
 
 
@@ -36,4 +37,9 @@ def test_many_kills_lose_and_double_nothing(
     mode: Consistency, backend: str, tmp_path: Path
 ) -> None:
     run = run_events(tmp_path, mode, backend, 2_000, victims_of(3, seed=1), away_s=5)
-    assert run.faults() == []
+    assert [*run.faults(), *faults_below(tmp_path)] == []
+
+
+def test_a_run_that_left_no_instance_is_not_taken_for_one_without_faults(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        faults_below(tmp_path)
