@@ -79,6 +79,7 @@ class JanitorProcess(Service[JanitorConfig]):
             self._relay = relays.JanitorRelay(
                 config.queue, telemetry, self._store, objects, config.shard
             )
+        self._measures = RunMeasures(telemetry, _now_ms)
         self.runner = Runner(
             self._store,
             config.shard,
@@ -90,7 +91,7 @@ class JanitorProcess(Service[JanitorConfig]):
             self._check_job,
             telemetry.tracer,
             self._relay.events if self._relay is not None else RunEvents(),
-            RunMeasures(telemetry).ended,
+            self._measures.ended,
         )
         shared = config.instance
         ages = Ages(shared.replay_window_s, config.dead_letters_older_than_s, shared.purge_grace_s)
@@ -118,6 +119,8 @@ class JanitorProcess(Service[JanitorConfig]):
         peer = Peer("janitor", self._config.shard, address, peer_address)
         self.announcement = Announcement(self.directory, peer, tls=self.probe_tls)
         await self.runner.take_over()
+        for stored in await self._store.latest("backup"):
+            self._measures.note_backup(stored.run)
         await self.announcement.announce()
         works = (self.runner.work(), self._timetable.keep())
         self._works = [asyncio.create_task(work) for work in works]

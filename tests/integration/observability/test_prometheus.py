@@ -43,10 +43,11 @@ SMALL_DISK_MIB = 256
 ELSEWHERE = {
     "overview, Refused ranges and replays, refused ranges",  # two routers that compete
     "processes, Events, failed",  # a backend that is down
+    "processes, Age of the newest backup, {{namespace}}",  # a janitor with a place for them
     "processes, Duration of runs, {{slatemq_job}}",  # a job of Spark
     "processes, Logins, refused {{slatemq_login_refused}}",  # an instance with a policy
 }
-"""Curves of what does not happen here. They are zero where they have no data."""
+"""Curves of what does not happen here."""
 
 BOUND = re.compile(r"\s(>|<|==)\s[\d.e]+$")
 """What an alert compares with: behind its expression."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -76,7 +77,7 @@ async def test_a_run_whose_janitor_died_is_counted_by_its_successor() -> None:
     store = new_store()
     await runner_of(store).begin(RunRequest("backup"), Trigger.SCHEDULE)
     reader = InMemoryMetricReader()
-    measures = RunMeasures(Telemetry(meters=MeterProvider([reader])))
+    measures = RunMeasures(Telemetry(meters=MeterProvider([reader])), lambda: NOW_MS)
     assert counts(reader)["backup", "interrupted"] == 0
 
     # When the next one of its number starts, twice
@@ -87,6 +88,47 @@ async def test_a_run_whose_janitor_died_is_counted_by_its_successor() -> None:
     assert {end: count for end, count in counts(reader).items() if count} == {
         ("backup", "interrupted"): 1
     }
+
+
+def test_the_age_of_the_newest_backup_is_that_of_one_that_was_made() -> None:
+    reader = InMemoryMetricReader()
+    measures = RunMeasures(Telemetry(meters=MeterProvider([reader])), lambda: NOW_MS)
+    assert backup_age_s(reader) is None
+
+    # Given a backup, an older one, and runs after it that made none
+    made = Run(
+        run_id="",
+        ask=RunRequest("backup"),
+        trigger=Trigger.SCHEDULE,
+        state=State.DONE,
+        janitor=0,
+        process="",
+        created_at_ms=0,
+        started_at_ms=NOW_MS - 90_000,
+        ended_at_ms=NOW_MS,
+    )
+    measures.ended(made)
+    measures.note_backup(replace(made, started_at_ms=NOW_MS - 500_000))
+    later = replace(made, started_at_ms=NOW_MS)
+    measures.ended(replace(later, state=State.FAILED))
+    measures.ended(replace(later, ask=RunRequest("backup", dry_run=True)))
+    measures.ended(replace(later, ask=RunRequest("report")))
+
+    assert backup_age_s(reader) == 90
+
+
+def backup_age_s(reader: InMemoryMetricReader) -> float | None:
+    data = reader.get_metrics_data()
+    ages = [
+        point.value
+        for resource in (data.resource_metrics if data is not None else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "slatemq.janitor.backup.age"
+        for point in metric.data.data_points
+        if isinstance(point, NumberDataPoint)
+    ]
+    return ages[0] if ages else None
 
 
 def counts(reader: InMemoryMetricReader) -> dict[tuple[str, str], float]:
