@@ -77,8 +77,9 @@ async def renumber_ingest(ingest: Database, shard: int, pushes: PushNumbers, age
     async for rows in ingest.scan(*outbox_progress_range()):
         for key, value in rows:
             broker_shard = parse_outbox_progress_key(key)
-            stored, made = decode_outbox_progress(value), pushes.get((broker_shard, shard))
-            if made is not None and made < stored:
+            # A broker without a counter has made none by its copy, and begins with number 1.
+            stored, made = decode_outbox_progress(value), pushes.get((broker_shard, shard), 0)
+            if made < stored:
                 batch.put(outbox_progress_key(broker_shard), encode_outbox_progress(made))
     await _commit(ingest, batch)
 
