@@ -22,10 +22,10 @@ from tests.simulation.seeds import NoVerdict, Settings, rule_of, run_seed, shrun
 
 SHORT = Settings(messages=20, mishaps=1.0)
 BUSY = Settings(messages=20, mishaps=2.0)
-"""Six of these worlds take some 30 s of a processor."""
+"""Five of these worlds take some 25 s of a processor."""
 
 
-@pytest.mark.parametrize("seed", [str(seed) for seed in range(11, 17)])
+@pytest.mark.parametrize("seed", [str(seed) for seed in range(11, 16)])
 def test_a_world_with_mishaps_breaks_no_rule(seed: str) -> None:
     facts = run_seed(seed, BUSY)
     assert facts["violation"] == ""
@@ -34,9 +34,8 @@ def test_a_world_with_mishaps_breaks_no_rule(seed: str) -> None:
 
 
 def test_a_mishap_can_be_left_out() -> None:
-    few = BUSY._replace(messages=5)
-    whole = run_seed("5", few)["mishaps"]
-    left = run_seed("5", few, whole[:1])["mishaps"]
+    whole = run_seed("5", BUSY)["mishaps"]
+    left = run_seed("5", BUSY, whole[:1])["mishaps"]
     assert whole[:2] == [0, 1]
     assert left[0] == 1
 
