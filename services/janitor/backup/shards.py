@@ -22,6 +22,8 @@ from libs.serving.process.shards import open_owned, wait_for_clock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
+from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
+from libs.storage.objects.topology_entries import database_of
 from services.janitor.snapshots import taken_snapshots
 from slatemq.errors import FailedPrecondition, Unavailable
 
@@ -53,13 +55,15 @@ class ShardSnapshots:
 
 
 async def databases_of(root: Root) -> list[str]:
-    """The names of all databases below a root, the brokers' first."""
-    return [
+    """The names of all databases below a root, also of those that are lost, the brokers' first."""
+    found = {
         f"{service}/{shard}"
         for service in ORDER
         for folder in await root.objects.folders(service)
         if (shard := folder.rpartition("/")[2]).isdigit()
-    ]
+    }
+    announced = map(database_of, await root.objects.list(TOPOLOGY))
+    return sorted(found.union(name for name in announced if name is not None))
 
 
 @asynccontextmanager
@@ -92,7 +96,8 @@ async def snapshots_of_stopped(root: Root, now_ms: int) -> AsyncIterator[ShardSn
     """Snapshots of an instance whose processes are stopped; owns its shards meanwhile.
 
     A process that runs on is fenced: it answers nothing that the snapshots lack. Raises
-    FailedPrecondition below an empty root, Fenced, and the errors of `Root.database`.
+    FailedPrecondition below an empty root, Fenced, and the errors of `Root.database`: DamagedStore
+    where a shard has lost its database, which a backup must not leave out.
     """
     owner_name = f"backup-{secrets.token_hex(8)}"
     names = await databases_of(root)

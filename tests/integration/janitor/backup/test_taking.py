@@ -17,11 +17,13 @@ from libs.storage.database.blobs import Blobs
 from libs.storage.database.roots import Root, open_root, overlap, parse_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
+from libs.storage.errors import DamagedStore
 from libs.storage.layout.ids import SeqBlock, decode_seq_block, encode_seq_block
 from libs.storage.layout.keys import config_key
 from libs.storage.layout.own_keys import CLOCK_KEY, ID_BLOCK_KEY
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.small_objects import ObjectInfo, Objects
+from libs.storage.objects.topology_entries import entry_path
 from libs.storage.records.configs import QueueConfigRecord, encode_config
 from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.renumbering import LEFT_OUT_MIN
@@ -89,6 +91,18 @@ async def restored(backups: Root, fresh: Root, backup: Backup | None = None) -> 
     restoring = Restoring(catalogue, backup or await catalogue.get(), fresh)
     await restoring.restore()
     return restoring
+
+
+async def test_a_backup_of_a_stopped_instance_leaves_out_no_shard_whose_database_is_lost(
+    root: Root, backups: Root
+) -> None:
+    await write(root, b"first")
+    first = await taking(root, backups).take()
+    await root.objects.put(entry_path("ingest", 1), b"{}")  # a shard whose database is gone
+
+    with pytest.raises(DamagedStore, match=r"ingest/1 is gone"):
+        await taking(root, backups).take()
+    assert await Catalogue(backups.objects).get() == first
 
 
 async def test_each_backup_copies_only_what_is_new_and_can_be_restored_by_itself(
