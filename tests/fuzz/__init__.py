@@ -1,8 +1,10 @@
-"""Inputs that no person wrote: coverage-guided fuzzing of everything that reads bytes of others.
+"""Inputs that no person wrote: coverage-guided fuzzing of what reads bytes of others.
 
-`compare`  What is wrong with a target that returns
-`records`  What stores give back
-`requests` What callers send, by gRPC and by HTTP, and the answers that clients get
+`compare`  What targets share
+`records`  What databases give back
+`objects`  What stores give back beside databases, and files like that
+`requests` What callers send by gRPC, the errors that clients get, texts that callers keep
+`http`     What callers send by HTTP
 `events`   What backends of event queues give back, and notifications of S3 stores
 `files`    What people write, and encrypted payloads
 `targets`  What is fuzzed, and which errors each may raise

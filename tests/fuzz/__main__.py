@@ -171,6 +171,7 @@ def _fuzz(target: str, command: list[str]) -> int:
     atheris: Any = import_module("atheris")
     with atheris.instrument_imports(include=["libs", "services", "slatemq"]):
         function = import_module("tests.fuzz.targets").TARGETS[target]
+        function.run  # noqa: B018 - loads it, to be instrumented
     atheris.Setup(command, function)
     atheris.Fuzz()
     return 0

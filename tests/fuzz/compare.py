@@ -1,8 +1,11 @@
-"""What is wrong with a target that returns: two results that should be equal, or none refused."""
+"""What targets share: what is wrong with a result, and coroutines that end by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
 class Wrong(AssertionError):
@@ -22,3 +25,12 @@ def refused(read: Callable[[], object], error: type[Exception], what: str) -> No
     except error:
         return
     raise Wrong(f"{what}: {found!r}")
+
+
+def ended(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing but its turn."""
+    try:
+        while True:
+            coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)

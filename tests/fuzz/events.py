@@ -31,8 +31,7 @@ from slatemq.events.envelope import decode_event, encode_event
 from slatemq.events.messages import message_of
 from slatemq.events.s3 import read_notifications
 from slatemq.v1.ingest_pb2 import PublishRequest
-from tests.fuzz.compare import Wrong, same
-from tests.fuzz.requests import ended
+from tests.fuzz.compare import Wrong, ended, same
 
 
 def event(data: bytes) -> None:

@@ -13,7 +13,7 @@ from libs.access.policy import Policy
 from libs.access.principals import Principal
 from libs.access.token_file import TokenFile
 from libs.documents import Document
-from libs.events.settings import read_settings
+from libs.events.settings import read_settings, variable_of
 from libs.filters.allowance import TooSlow
 from libs.filters.expressions import Filter, Priority, context
 from libs.filters.index import RuleSet, facts
@@ -81,7 +81,8 @@ def _issuers(data: bytes) -> None:
 
 
 def _settings(data: bytes) -> None:
-    read_settings(_file(data), {"SLATEMQ_QUEUE_REDIS_MAX_RETRIES": data[:8].decode("latin-1")})
+    variable = variable_of("queue.redis.max_retries")
+    read_settings(_file(data), {variable: data[:10].decode("latin-1")})
 
 
 def _keys(data: bytes) -> None:

@@ -1,20 +1,16 @@
-"""What stores give back: keys and values, log entries, packs, lists as columns, objects of JSON."""
+"""What databases give back: keys and values, log entries, packs, lists as columns."""
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
-from libs.serving.peers.topology import Topology, decode_peer
-from libs.serving.process.instance import settings_of_record
 from libs.storage.arrow.queues import Place, active_batches, done_batch, failed_batch
 from libs.storage.errors import CorruptRecord
 from libs.storage.layout.ids import encode_seq_block
 from libs.storage.layout.keys import RecordType, active_key, done_key, failed_key
-from libs.storage.objects import instance_records, queue_names, shard_owners
 from libs.storage.records.archived_records import encode_archived
 from libs.storage.records.catalogue import KINDS, kind_of_key
 from libs.storage.records.configs import encode_config
@@ -71,9 +67,6 @@ from libs.storage.records.states import (
 )
 from libs.storage.records.task_records import encode_task_record
 from services.broker.core.settings import QueueSettings
-from services.janitor.backup import catalogue
-from services.janitor.runs import history
-from slatemq.textqueue import appends, holders
 from tests.fuzz.compare import refused, same
 
 _TYPES: Final = sorted(KINDS)
@@ -241,47 +234,3 @@ def arrow(data: bytes) -> None:
     same(columns(), len(found[0]) + len(found[1]) if kind == 0 else len(found), "rows")
     if kind == 1:
         same(decode_done_heads(value), [tuple(one[:3]) for one in found], "heads")
-
-
-_NUMBER: Final = f"{1:020}.json"
-
-
-def stored_object(data: bytes) -> None:
-    """A small object of an instance, of the kind that the first byte chooses."""
-    if data:
-        _OBJECTS[data[0] % len(_OBJECTS)](data[1:])
-
-
-def _peer(data: bytes) -> None:
-    try:
-        peer = decode_peer(data)
-    except ValueError:  # what is not a peer is logged, and passed over
-        return
-    Topology((peer,)).advertised(peer.service)
-
-
-def _run(data: bytes) -> None:
-    try:
-        history._decode("run", data)
-    except ValueError:  # as a run
-        return
-
-
-def _instance(data: bytes) -> None:
-    record = instance_records._decode(f"{instance_records.FOLDER}/{_NUMBER}", data)
-    settings_of_record(record)
-
-
-_OBJECTS: Final[tuple[Callable[[bytes], object], ...]] = (
-    _peer,
-    lambda data: shard_owners._decode(_NUMBER, data),
-    lambda data: queue_names._decode("q", _NUMBER, data),
-    _instance,
-    _run,
-    lambda data: catalogue._decode("record", data),
-    lambda data: catalogue._decode_list("list", data),
-    lambda data: catalogue._decode_list("list", gzip.compress(data, 1)),
-    holders._read_slot,
-    lambda data: list(appends._newest_first(data)),
-    appends._intent,
-)
