@@ -153,6 +153,7 @@ async def test_a_body_that_went_since_its_task_was_applied_is_not_missing(root: 
             lambda one: encode_task_record(AppliedTask(1, 0, 1, 0, ((0, one),))),
         ),
     ],
+    ids=["dedupe key", "applied task", "task with a duplicate"],  # not of the random key
 )
 async def test_what_names_a_message_names_none_behind_the_end_of_the_log(
     root: Root, name: str, key: bytes, value: object
