@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Final, TextIO
 
+from libs.serving.requests import guard
 from libs.storage.errors import StorageError
+from services.broker.delivery import dispatcher
 from services.broker.service import BrokerService
 from slatemq.errors import SlateMQError
 from tests.simulation.broker_clocks import BrokerClocks
@@ -42,10 +44,10 @@ WINDOW_S: Final = 5
 CLOCK_APART_MS: Final = 500
 """By how much more than its steps a clock may be apart where clocks step: owners follow slowly."""
 
-DISPATCHER: Final = "services.broker.delivery.dispatcher"
+DISPATCHER: Final = dispatcher.__name__
 """It logs with its traceback whatever keeps it from serving a queue."""
 
-GUARD: Final = "libs.serving.requests.guard"
+GUARD: Final = guard.__name__
 """It logs what it answers as Internal or DataLoss."""
 
 CHECK_EVERY: Final = 32
