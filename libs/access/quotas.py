@@ -87,7 +87,8 @@ class RateQuota:
         now_s = self._clock_s()
         self._left = min(self._per_s, self._left + (now_s - self._since_s) * self._per_s)
         self._since_s = now_s
-        return 0 if self._left > 0 else int(-self._left / self._per_s * 1000) + 1
+        # A millisecond more than that, which rounding may take away.
+        return 0 if self._left > 0 else math.ceil(-self._left / self._per_s * 1000) + 1
 
     def promise_ms(self) -> int:
         """How long one that is refused now is asked to wait, in place of `wait_ms`.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from libs.access.policy import Limits, Policy
@@ -58,6 +58,7 @@ def test_over_any_time_no_more_passes_than_the_rate_and_one_batch(
 
 
 @given(per_s=st.integers(1, 1000), count=st.integers(1, 100_000))
+@example(per_s=50, count=452)
 def test_after_the_named_time_it_passes_again(per_s: int, count: int) -> None:
     clock = Clock()
     quota = RateQuota(per_s, clock)
