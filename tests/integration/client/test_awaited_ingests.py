@@ -245,7 +245,7 @@ async def test_messages_that_wait_for_an_ingest_are_logged_though_others_come(
         await anext(consumer)
         line = await lines.first("not answered")
         assert line.startswith("an ingest that messages of queue 'q' wait for has not answered")
-        assert line.endswith("ingest 3 is away")
+        assert line.endswith("ingest 3 is away, or still reading payloads")
         # When it is back, that is said with the next answer
         instance.broker.awaited = []
         instance.broker.available.append((b"1", 0))
@@ -324,8 +324,9 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
         warned, ended = err.decode().splitlines()[:2]
         assert (consuming.returncode, out) == (3, b"")
         what = "an ingest that messages of queue 'q' wait for has not answered for"
-        assert warned == f"slatemq: {what} 5 s: ingest 0 is away"
-        assert re.fullmatch(f"slatemq: {what} \\d+ s: ingest 0 is away", ended)
+        away = "ingest 0 is away, or still reading payloads"
+        assert warned == f"slatemq: {what} 5 s: {away}"
+        assert re.fullmatch(f"slatemq: {what} \\d+ s: {away}", ended)
 
         # And a program that claims batches hears of it long before its claim ends
         monkeypatch.setattr(batches, "BATCH_WAIT_S", 60.0)

@@ -79,6 +79,8 @@ async def test_an_ingest_that_is_down_holds_up_no_first_queue_and_no_log_but_its
     url = tmp_path.as_uri()
     directory = TopologyDirectory(open_root(url).objects)
     # Given a new broker shard, and an ingest that announced itself and is down
+    async with serving(url, shard=5):
+        pass
     async with serving(url), running(tmp_path, ingest=REAL) as rig:
         await directory.announce(Peer("ingest", 5, "127.0.0.1:1"))
         # Then it gets its first queue, and messages of the others

@@ -61,7 +61,9 @@ class Silent(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def hung(root: Path, shard: int) -> AsyncIterator[list[str]]:
-    """Announces an ingest that hangs; gives the calls that it took."""
+    """Announces an ingest that hangs and has a database; gives the calls that it took."""
+    async with serving(root.as_uri(), shard=shard):
+        pass
     silent, server = Silent(), grpc.aio.server()
     server.add_generic_rpc_handlers((silent,))
     port = server.add_insecure_port("127.0.0.1:0")

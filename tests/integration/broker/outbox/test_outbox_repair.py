@@ -63,6 +63,12 @@ async def stored(ingest: Ingest) -> list[bytes]:
     return await ingest.payloads(*(entry.message_id for entry in log)) if log else []
 
 
+def give_up(root: Path, service: str) -> None:
+    """Puts the shard's database aside, and its entry of the topology, so that a new one begins."""
+    (root / service).rename(root / "elsewhere")
+    (root / "topology" / f"{service}-0.json").unlink()
+
+
 async def known(root: Path) -> None:
     """An ingest has announced itself, with the limits of before, and is away.
 
@@ -262,7 +268,7 @@ async def test_an_ingest_that_lost_rows_halts_the_outbox_until_it_has_them_again
             await execute(rig, push(payload=b"1"), push(payload=b"2"))
             await eventually(lambda: waiting(rig) == 0)
         # When it is away, and another one, which has none of them, stands at its place
-        (tmp_path / "ingest").rename(tmp_path / "elsewhere")
+        give_up(tmp_path, "ingest")
         await execute(rig, push(payload=b"3"))
         async with serving(tmp_path.as_uri()) as ingest:
             # Then that is told, and nothing is sent to it
@@ -297,7 +303,7 @@ async def test_a_halted_outbox_does_not_spin(
             await rig.create()
             await execute(rig, push())
             await eventually(lambda: waiting(rig) == 0)
-        (tmp_path / "ingest").rename(tmp_path / "elsewhere")
+        give_up(tmp_path, "ingest")
         await execute(rig, push())
         async with serving(tmp_path.as_uri()):
             await halted(rig)
@@ -319,7 +325,7 @@ async def test_what_an_ingest_has_lost_permanently_is_left_behind_when_people_sa
             await eventually(lambda: waiting(rig) == 0)
             refused = await refusal(resume(rig))
             assert refused[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "OUTBOX_NOT_HALTED")
-        (tmp_path / "ingest").rename(tmp_path / "elsewhere")
+        give_up(tmp_path, "ingest")
         await execute(rig, push(payload=b"3"), push(payload=b"4"))
         async with serving(tmp_path.as_uri()) as ingest:
             await halted(rig)
@@ -347,7 +353,7 @@ async def test_a_broker_that_starts_over_loses_no_push_to_an_ingest_that_goes_on
             await execute(rig, *(push(payload=b"old") for _ in range(3)))
             await eventually(lambda: waiting(rig) == 0)
         # When that broker begins anew, with an empty database
-        (tmp_path / "broker").rename(tmp_path / "elsewhere")
+        give_up(tmp_path, "broker")
         async with running(tmp_path, pushes=IngestPushes) as rig:
             await rig.create()
             await execute(rig, push(payload=b"1"), push(payload=b"2"))
