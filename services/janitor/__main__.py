@@ -18,11 +18,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
         sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
-    if sys.argv[1:2] == ["backup"]:
-        sys.exit(import_module("services.janitor.backup.command").main(sys.argv[1:], os.environ))
-    if sys.argv[1:2] == ["verify"]:
-        verified = import_module("services.janitor.verify.command").main(sys.argv[1:], os.environ)
+    if sys.argv[1:2] in (["backup"], ["verify"]):
+        command = import_module(f"services.janitor.{sys.argv[1]}.command")
+        code = command.main(sys.argv[1:], os.environ)
         sys.stdout.flush()
         # Threads of the store's clients outlive the event loop; an exit in order may abort in them.
-        os._exit(verified)
+        os._exit(code)
     main("janitor", JanitorConfig, JanitorProcess)

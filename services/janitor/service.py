@@ -113,7 +113,8 @@ class JanitorProcess(Service[JanitorConfig]):
     async def start(self, address: str, peer_address: str) -> None:
         """Take the place of an earlier process of this number, and begin."""
         if names := missing():
-            log.info("no job runs until these are installed: %s", ", ".join(names))
+            without, lacking = ", ".join(WITHOUT_SPARK), ", ".join(names)
+            log.info("only %s run until these are installed: %s", without, lacking)
         if (why := lacking_temporary_folder()) is not None:
             log.warning("no job runs until there is a folder for temporary files: %s", why)
         peer = Peer("janitor", self._config.shard, address, peer_address)

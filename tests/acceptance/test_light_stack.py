@@ -72,15 +72,19 @@ def test_a_stack_without_spark_serves_and_says_what_a_job_lacks(
     dev = {one.replace("-", "_") for one in pinned("dev.txt") - pinned("stack.txt")}
     (tmp_path / "sitecustomize.py").write_text(HIDING.format(hidden=sorted(dev)))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    monkeypatch.setenv("SLATEMQ_BACKUP_ROOT", (tmp_path / "backups").as_uri())
 
-    def slatemq(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "slatemq.cli", *words],
+            [sys.executable, "-m", *words],
             env={**os.environ, "SLATEMQ_ENDPOINT": stack.endpoint},
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def slatemq(*words: str) -> subprocess.CompletedProcess[str]:
+        return run("slatemq.cli", *words)
 
     with LocalStack(tmp_path / "stack") as stack:
         # Then messages come and go
@@ -92,9 +96,15 @@ def test_a_stack_without_spark_serves_and_says_what_a_job_lacks(
         # And a job says what it lacks
         ran = slatemq("janitor", "run", "retention")
 
+        # And a backup, which lacks nothing, is taken and listed
+        taken = slatemq("janitor", "run", "backup")
+        listed = run("services.janitor", "backup", "ls")
+
     assert ran.returncode == 1
     assert "this janitor lacks" in ran.stderr
     assert all(name in ran.stderr for name in HEAVY)
     assert "make spark" in ran.stderr
+    assert taken.returncode == 0, taken.stderr
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 1), listed.stderr
     assert "starting ingest and broker" in stack.said
     assert "starting router and janitor" in stack.said

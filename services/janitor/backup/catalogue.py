@@ -28,7 +28,7 @@ from libs.storage.database.formats import FORMAT
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-from services.janitor.jobs.archive import FOLDER as ARCHIVE_FOLDER
+from services.janitor.jobs.contract import ARCHIVE_FOLDER
 from slatemq.errors import FailedPrecondition, NotFound
 
 BACKUPS: Final = "backups"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from libs.storage.database.roots import Root, open_root, overlap
+from libs.storage.database.roots import Root, open_root, overlap, parse_root
 from libs.storage.errors import StorageError
 from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.restoring import Restoring
@@ -129,14 +129,20 @@ async def _create(given: argparse.Namespace) -> None:
 
 
 async def _list(given: argparse.Namespace) -> None:
-    catalogue = Catalogue(open_root(given.backups).objects)
-    for backup_id in await catalogue.ids():
+    _check_folder(given.backups)
+    backups = open_root(given.backups)
+    catalogue = Catalogue(backups.objects)
+    ids = await catalogue.ids()
+    if not ids:
+        sys.stderr.write(f"no backups in {backups.url}\n")
+    for backup_id in ids:
         fields = _fields(await catalogue.get(backup_id))
         line = "{backup_id}  {taken_at}  {objects_count:>9,} objects {objects_bytes:>17,} bytes"
         _show(given, fields, f"{line.format(**fields)}  {fields['source']}")
 
 
 async def _restore(given: argparse.Namespace) -> None:
+    _check_folder(given.backups)
     root, backups = _two_roots(given)
     catalogue = Catalogue(backups.objects)
     backup = await catalogue.get(given.backup_id)
@@ -155,6 +161,13 @@ async def _restore(given: argparse.Namespace) -> None:
     if given.prepare:
         said = f"{root.url} has the objects of {backup.backup_id}, and is no instance yet"
     _show(given, fields, said)
+
+
+def _check_folder(url: str) -> None:
+    """Raises ValueError where backups are to be read from a folder that is not there."""
+    folder = parse_root(url).folder
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")  # rather than make it
 
 
 def _two_roots(given: argparse.Namespace) -> tuple[Root, Root]:

@@ -41,8 +41,7 @@ from services.janitor.backup.catalogue import (
 )
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.shards import ShardSnapshots, databases_of
-from services.janitor.jobs.archive import FOLDER as ARCHIVE
-from services.janitor.jobs.contract import JobCancelled, Progress, Report
+from services.janitor.jobs.contract import ARCHIVE_FOLDER, JobCancelled, Progress, Report
 from services.janitor.runs.history import ENDED, RunStore, seen_now
 from slatemq.errors import FailedPrecondition, NotFound, Unavailable
 
@@ -160,7 +159,7 @@ class Taking:
         objects = self.source.root.objects
         return [
             StoredObject(info.path, stored_path(info), info.size_bytes)
-            for folder in (BLOBS, ARCHIVE, TASKS)
+            for folder in (BLOBS, ARCHIVE_FOLDER, TASKS)
             for info in await objects.describe(folder)
         ]
 

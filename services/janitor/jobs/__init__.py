@@ -5,12 +5,12 @@ and a `Work` in `run`, which reads the tables, sends what was found to its owner
 
 In reading order; a file imports only files above it:
 
+`contract`     What callers of jobs pass, and what jobs return
 `archive`      The archive of dead letters: Parquet below the root, by queue and day, in parts
 `batches`      Rows on their way to their owners: in order, in batches, and the results counted
 `owners`       The owners of the databases, for a task of Spark that sends them what it has found
 `contents`     The payloads of messages, read by ID from snapshots of the ingests
 `removing`     Tasks that ask owners to remove what a partition holds; each returns counts
-`contract`     What callers of jobs pass, and what jobs return
 `moments`      Times as the jobs compare them: milliseconds in Python, timestamps in Spark
 `leftovers`    Payload objects, and what names them: finds those that nothing names
 `task_bodies`  The bodies of write tasks that no task needs any more

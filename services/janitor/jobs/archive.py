@@ -31,8 +31,7 @@ import pyarrow.parquet as pq
 
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import ObjectInfo, Objects
-
-FOLDER: Final = "archive/dead-letters"
+from services.janitor.jobs.contract import ARCHIVE_FOLDER
 
 PART_BYTES: Final = 64 << 20
 """The size at which a part is added: readers open few files then, and a task holds one."""
@@ -233,7 +232,7 @@ def day_path(queue: str, day: date) -> str:
     if len(queue) > NAME_LENGTH_MAX:
         digest = hashlib.blake2b(queue.encode(), digest_size=16).hexdigest()
         queue = f"{queue[:NAME_KEPT]}~{digest}"
-    return f"{FOLDER}/queue={queue}/day={day.isoformat()}"
+    return f"{ARCHIVE_FOLDER}/queue={queue}/day={day.isoformat()}"
 
 
 def is_part(info: ObjectInfo) -> bool:

@@ -20,8 +20,14 @@ JOBS: Final = (
 )
 """The names of all jobs."""
 
-WITHOUT_SPARK: Final = ("verify", "repair")
-"""Those that read snapshots row by row, and run wherever a janitor does."""
+VERIFYING: Final = ("verify", "repair")
+"""Those that read snapshots row by row."""
+
+WITHOUT_SPARK: Final = (*VERIFYING, "backup")
+"""Those that run wherever a janitor does."""
+
+ARCHIVE_FOLDER: Final = "archive/dead-letters"
+"""Of archived dead letters, below the root."""
 
 FINDINGS_KEPT: Final = 200
 """Findings that a run keeps, faults first; its counts are of all."""

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from libs.storage.layout.ids import shard_of
-from services.janitor.jobs.archive import DEAD_LETTERS, FOLDER, PART_BYTES, DayFolder
+from services.janitor.jobs.archive import DEAD_LETTERS, PART_BYTES, DayFolder
 from services.janitor.jobs.batches import (
     BATCH_ROWS,
     counted,
@@ -30,6 +30,7 @@ from services.janitor.jobs.batches import (
     totals_by_queue,
 )
 from services.janitor.jobs.contents import Contents
+from services.janitor.jobs.contract import ARCHIVE_FOLDER
 from services.janitor.jobs.moments import at_ms, ms_of
 from services.janitor.jobs.owners import Owners, owners_of
 from services.janitor.jobs.removing import ENTRY_KEYS, failed_rows, remove_entries
@@ -71,7 +72,7 @@ def dead_letters(work: Work) -> Counter[str]:
         last_ids = asyncio.run(read_last_ids(work.root, names))
         task = DeadLetterArchive(work.url, names, last_ids, work.run)
         counts.update(counted(_in_days(dead_letters), task))
-        work.artifacts.append(FOLDER)
+        work.artifacts.append(ARCHIVE_FOLDER)
     return counts
 
 

@@ -16,7 +16,7 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.janitor.asking import asking, find_owner
 from services.janitor.config import U32_MAX
-from services.janitor.jobs.contract import JOBS, WITHOUT_SPARK
+from services.janitor.jobs.contract import JOBS, VERIFYING
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.runs.history import (
     Run,
@@ -54,9 +54,9 @@ def ask_of(request: janitor_pb2.RunJobRequest) -> RunRequest:
         raise InvalidArgument("queue_ids", "unreferenced is about messages of no queue")
     if job == "backup" and request.queue_ids:
         raise InvalidArgument("queue_ids", "a backup is of all queues")
-    if job in WITHOUT_SPARK and request.queue_ids:
+    if job in VERIFYING and request.queue_ids:
         raise InvalidArgument("queue_ids", f"{job} is about the whole instance: leave them out")
-    if request.sizes_only and job not in WITHOUT_SPARK:
+    if request.sizes_only and job not in VERIFYING:
         raise InvalidArgument("sizes_only", f"is for verify and repair, not for {job}")
     _check_count("queue_ids", len(request.queue_ids), QUEUES_MAX)
     for place, queue_id in enumerate(request.queue_ids):

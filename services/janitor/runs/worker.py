@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from libs.serving.process import logs
 from services.janitor.jobs.contract import (
-    WITHOUT_SPARK,
+    VERIFYING,
     JobCancelled,
     JobFailed,
     JobOptions,
@@ -123,7 +123,7 @@ class _JanitorPipe:
 
 def _run_job(job: str, root: str, options: JobOptions, report: Report) -> JobResult:
     """Do a job, with the module that does it: most bring Spark, which the others do without."""
-    name = "verifying" if job in WITHOUT_SPARK else "run"
+    name = "verifying" if job in VERIFYING else "run"
     result: JobResult = import_module(f"services.janitor.jobs.{name}").run_job(
         job, root, options, report
     )

@@ -18,7 +18,8 @@ import pytest
 from libs.storage.database.roots import open_root
 from libs.storage.objects.small_objects import Objects
 from services.janitor.jobs import archive
-from services.janitor.jobs.archive import DEAD_LETTERS, FOLDER, DayFolder, day_path
+from services.janitor.jobs.archive import DEAD_LETTERS, DayFolder, day_path
+from services.janitor.jobs.contract import ARCHIVE_FOLDER
 
 DAY = date(2026, 1, 2)
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -83,7 +84,7 @@ def test_a_queue_with_the_longest_name_has_a_folder_of_its_own_on_every_file_sys
         folder.add(dead_letters(1))
 
         assert folder.added == [f"{folder.path}/part-000001.parquet"]
-    assert day_path("x" * 240, DAY) == f"{FOLDER}/queue={'x' * 240}/day=2026-01-02"
+    assert day_path("x" * 240, DAY) == f"{ARCHIVE_FOLDER}/queue={'x' * 240}/day=2026-01-02"
 
 
 def folder_of(objects: Objects, waits: Waits | None = None) -> DayFolder:
@@ -92,12 +93,12 @@ def folder_of(objects: Objects, waits: Waits | None = None) -> DayFolder:
 
 def archived(folder: Path) -> list[int]:
     """What any reader of Parquet finds."""
-    table = pq.read_table(folder / FOLDER, partitioning="hive")
+    table = pq.read_table(folder / ARCHIVE_FOLDER, partitioning="hive")
     return sorted(table["message_id"].to_pylist())
 
 
 def parts(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / FOLDER).rglob("*.parquet"))
+    return sorted(path.name for path in (folder / ARCHIVE_FOLDER).rglob("*.parquet"))
 
 
 def test_a_dead_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
@@ -105,7 +106,7 @@ def test_a_dead_letter_is_read_back_as_it_was_with_queue_and_day_from_its_place(
 ) -> None:
     folder_of(objects).add(dead_letters(7, payload=b"\x00payload"))
 
-    (row,) = pq.read_table(tmp_path / FOLDER, partitioning="hive").to_pylist()
+    (row,) = pq.read_table(tmp_path / ARCHIVE_FOLDER, partitioning="hive").to_pylist()
     (again,) = folder_of(objects).rows_of(dead_letters(7), ("payload", "headers"))
 
     assert (row["queue"], row["day"]) == ("orders", DAY.isoformat())
@@ -137,7 +138,7 @@ def test_small_parts_are_put_together_and_large_ones_are_left(
         folder_of(objects).add(dead_letters(number, payload=noise.randbytes(3000)))
         filled = [
             path
-            for path in (tmp_path / FOLDER).rglob("*.parquet")
+            for path in (tmp_path / ARCHIVE_FOLDER).rglob("*.parquet")
             if pq.ParquetFile(path).metadata.num_rows
         ]
         sizes.append(sorted(path.stat().st_size for path in filled))
@@ -165,7 +166,7 @@ def test_an_emptied_part_keeps_its_number_for_a_day(objects: Objects, tmp_path: 
 
     late.add(dead_letters(0, 9))
     longer = time.time() - 2 * 24 * 3600
-    for path in (tmp_path / FOLDER).rglob("*.parquet"):
+    for path in (tmp_path / ARCHIVE_FOLDER).rglob("*.parquet"):
         os.utime(path, (longer, longer))
     folder_of(objects).add(dead_letters(10))
     folder_of(objects)

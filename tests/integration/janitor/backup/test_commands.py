@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,28 @@ async def test_a_wrong_backup_root_ends_the_janitor(
         await one.close()
 
 
+@pytest.mark.parametrize("command", [("ls",), ("restore", "--root", "{root}")])
+def test_a_folder_of_backups_that_is_not_there_is_named_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    folder, root = tmp_path / "bakcups", (tmp_path / "data").as_uri()
+    words = [word.format(root=root) for word in command]
+    assert main(["backup", *words, "--backups", folder.as_uri()], {}) == 1
+    assert capsys.readouterr().err == f"there is no folder {folder}\n"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_without_backups_is_said_to_have_none(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.janitor", "backup", "ls", "--backups", tmp_path.as_uri()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = f"no backups in {tmp_path.as_uri()}\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", said)
+
+
 async def test_an_instance_is_made_again_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +134,7 @@ def test_wrong_usage_is_named(
     code: int,
     said: str,
 ) -> None:
+    (tmp_path / "b").mkdir()
     urls = {"b": (tmp_path / "b").as_uri(), "r": (tmp_path / "r").as_uri()}
     command = ["backup", *(text.format(**urls) for text in arguments)]
     if code == 2:
