@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 import click
 
 from slatemq.cli.consume.claiming import message_fields
-from slatemq.cli.consume.programs import NOT_RUN, Outcome, check_syntax, run_program
+from slatemq.cli.consume.programs import (
+    NOT_RUN,
+    SIGPIPE_STATUS,
+    Outcome,
+    check_syntax,
+    has_reader_gone,
+    run_program,
+)
 from slatemq.cli.entry_output import note_encrypted
-from slatemq.cli.failures import EXIT_REFUSED, BadInput
+from slatemq.cli.failures import EXIT_REFUSED, BadInput, ReaderGone
 from slatemq.cli.output import json_line, note, write_bytes
 from slatemq.cli.parameters import DURATION, Number, consumer_option, queue_argument
 from slatemq.cli.session import Session, command, in_thread
@@ -56,8 +63,10 @@ cannot run CMD: if CMD ends so for three messages in a row, or for all that
 come, `consume` ends with exit code 2, and returns the messages without
 counting an attempt. Once CMD has ended in any other way, 126 and 127 of fewer
 messages in a row are failures like all others; CMD || exit 1 makes them so
-always. The environment has SLATEMQ_MESSAGE_ID, SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the
-first) and SLATEMQ_HEADERS (a JSON object; omitted over 100,000 bytes).
+always. When the reader of stdout is gone, and CMD ends by SIGPIPE, `consume`
+ends as on Ctrl-C, with exit code 141. The environment has SLATEMQ_MESSAGE_ID,
+SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the first) and SLATEMQ_HEADERS (a JSON
+object; omitted over 100,000 bytes).
 
 Without --exec each payload is written to stdout, followed by a newline, and
 acked once it is written. --json writes messages as `claim` does; with --exec
@@ -201,6 +210,8 @@ class _Executor(_Worker):
             outcome = await run_program(self._program, message, self._queue)
         except OSError as error:
             raise BadInput(f"--exec: the shell cannot be run: {error.strerror}") from None
+        if outcome.status == SIGPIPE_STATUS and has_reader_gone():
+            raise ReaderGone  # Not the message's fault: every other command would end so too.
         self._held.append((message, outcome))
         if outcome.status in NOT_RUN:
             # One message that comes again and again is at fault itself: it is counted once.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import select
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -24,6 +25,9 @@ KILL_SECONDS = 5.0
 
 NOT_RUN = (126, 127)
 """The exit statuses of shells for a command that cannot be executed, or is not found."""
+
+SIGPIPE_STATUS = 128 + signal.SIGPIPE
+"""The exit status of a command that wrote to a pipe without a reader."""
 
 TAIL_BYTES = 4_096
 """The end of a program's stderr that is kept: it says why the program failed."""
@@ -89,6 +93,13 @@ async def run_program(command: str, message: Received, queue: str) -> Outcome:
         why = f"the command ended with exit status {status}"
     said = last_words(bytes(stderr.tail))
     return Outcome(status, f"{why}: {said}" if said else why)
+
+
+def has_reader_gone() -> bool:
+    """Whether stdout, which commands inherit, is a pipe or socket whose reader is gone."""
+    stdout = select.poll()
+    stdout.register(1, 0)  # Errors and hang-ups are always reported.
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in stdout.poll(0))
 
 
 def last_words(stderr: bytes) -> str:

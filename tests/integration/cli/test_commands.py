@@ -344,6 +344,37 @@ def test_a_reader_that_goes_away_ends_it_quietly(cli: Cli, queue: str) -> None:
     assert sum(counts.values()) == 200
 
 
+def test_a_reader_that_goes_away_from_a_program_costs_no_message_an_attempt(
+    cli: Cli, queue: str
+) -> None:
+    # Given a program that writes more messages than the reader takes
+    for text in ("a", "b", "c"):
+        cli.ok("publish", "--to", queue, text)
+    consumer = cli.start("consume", queue, "--exec", "cat; echo", "--wait", "60s")
+    assert consumer.stdout is not None
+
+    # When the reader goes away
+    consumer.stdout.close()
+    consumer.stdout = None
+    _, err = consumer.communicate(timeout=50)
+
+    # Then it ends, and the messages are there as if nothing had been
+    assert (consumer.returncode, b"0 acked, 0 nacked" in err) == (141, True), err
+    assert cli.counts(queue)["done_count"] == 0
+    waiting = cli.ok("message", "ls", queue, "--json").objects
+    assert [one["attempts_count"] for one in waiting] == [0, 0, 0]
+
+
+def test_a_program_that_ends_by_sigpipe_of_its_own_is_a_failure_like_others(
+    cli: Cli, queue: str
+) -> None:
+    cli.ok("publish", "--to", queue, "x")
+
+    done = cli.run("consume", queue, "--exec", "kill -PIPE $$", "--max", "1")
+
+    assert (done.code, "signal 13" in done.err) == (1, True), done.err
+
+
 def test_messages_come_for_programs_as_claim_shows_them(cli: Cli, queue: str) -> None:
     cli.ok("publish", "--to", queue, "x")
 
