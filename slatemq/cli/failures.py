@@ -112,6 +112,8 @@ def advice(error: SlateMQError) -> str:
             return ""  # The error says whether waiting helps, and what else does.
         case ResourceExhausted():
             return "retry in a moment, or send less in one call"
+        case Unavailable(reason="BACKEND_DOWN"):
+            return "retry; `slatemq events status` shows whether the event backend answers"
         case Unavailable():
             return "retry; `slatemq status` shows which service is down"
         case DeadlineExceeded():

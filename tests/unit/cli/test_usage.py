@@ -9,6 +9,8 @@ import click
 import pytest
 
 from slatemq.cli.app import invoke, slatemq
+from slatemq.cli.failures import sentence
+from slatemq.errors import Unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -232,3 +234,15 @@ def test_what_asks_no_server_takes_no_endpoint(
 ) -> None:
     assert invoke([*line.split(), "--help"]) == 0
     assert "--endpoint" not in capsys.readouterr().out
+
+
+def test_a_command_that_is_misspelt_is_named_though_it_is_not_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["cliam"]) == 2
+    assert "No such command 'cliam'. Did you mean 'claim'?" in capsys.readouterr().err
+
+
+def test_where_the_event_backend_is_down_the_advice_names_what_shows_it() -> None:
+    down = Unavailable("redis cannot be reached yet", reason="BACKEND_DOWN")
+    assert "`slatemq events status`" in sentence(down)
