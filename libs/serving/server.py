@@ -49,7 +49,14 @@ from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls
 from libs.storage.database.roots import parse_root
-from libs.storage.errors import Fenced, OtherFormat, StorageError, StoreUnavailable, UnsafeStore
+from libs.storage.errors import (
+    Fenced,
+    LostDatabase,
+    OtherFormat,
+    StorageError,
+    StoreUnavailable,
+    UnsafeStore,
+)
 from libs.storage.objects.durability import full_disk
 from slatemq.v1.access_check_pb2_grpc import add_AccessServiceServicer_to_server
 
@@ -350,6 +357,8 @@ def cause_of(error: BaseException) -> ExitCause:
         return ExitCause.fenced(f"another process owns the shard now: {error}")
     if isinstance(error, UnsafeStore | OtherFormat):
         return ExitCause.usage(str(error))
+    if isinstance(error, LostDatabase):
+        return ExitCause.lost(str(error))
     if isinstance(error, StoreUnavailable):
         return ExitCause.store_away(str(error))
     if isinstance(error, StorageError):

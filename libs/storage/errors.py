@@ -76,6 +76,13 @@ class DamagedStore(StorageError):
     """SlateDB found its own files missing or damaged. Stop; restore or inspect them."""
 
 
+class LostDatabase(DamagedStore):
+    """A database is gone that the topology has. Opening it again cannot help until it is restored.
+
+    The message says what to do.
+    """
+
+
 class OtherFormat(StorageError):
     """A database was written in a format that this version does not read.
 

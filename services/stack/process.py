@@ -5,7 +5,7 @@
     starting ──health SERVING──► serving ──┐
        ▲                                   │ died
        └────── wait (backoff) ◄────────────┤
-                                           └─► refused: fenced, a setting is wrong, or it has
+                                           └─► refused: fenced, exit code 2, or it has
                                                never served in STARTS_MAX lives, those aside
                                                that the store was away in
 """
@@ -257,5 +257,5 @@ def _end_of(code: int) -> str:
     if code == EXIT_STORE_AWAY:
         return f"cannot use its store (exit {code})"
     if code == EXIT_USAGE:
-        return f"refused its settings (exit {code})"
+        return f"refused to start (exit {code})"
     return f"ended (exit {code})"

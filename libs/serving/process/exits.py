@@ -18,7 +18,8 @@ EXIT_FAILED = 1
 """Something broke (a commit failed, say): start it again, it recovers from disk."""
 
 EXIT_USAGE = 2
-"""A setting is wrong: starting it again cannot help until the setting is changed."""
+"""A setting is wrong, or the shard's database is gone: starting it again cannot help until that is
+changed."""
 
 EXIT_STORE_AWAY = 75
 """The store cannot be used now: start it again for as long as that lasts, at intervals. 75 is
@@ -60,6 +61,11 @@ class ExitCause:
     def usage(cls, message: str) -> ExitCause:
         """A setting is wrong, which shows only in use."""
         return cls(EXIT_USAGE, "wrong_setting", message)
+
+    @classmethod
+    def lost(cls, message: str) -> ExitCause:
+        """The shard's database is gone: it does not come back by starting again."""
+        return cls(EXIT_USAGE, "lost_database", message)
 
 
 class FatalError(Exception):

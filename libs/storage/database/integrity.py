@@ -24,7 +24,7 @@ from slatedb.uniffi import (
 
 from libs.storage.database.files import manifests_folder, tables_folder
 from libs.storage.database.slate import bounded
-from libs.storage.errors import DamagedStore, ObjectNotFound, readable
+from libs.storage.errors import DamagedStore, LostDatabase, ObjectNotFound, readable
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path
 
@@ -141,53 +141,55 @@ async def refuse_losses(
 
     Raises DamagedStore where an opening would pass over a loss in silence: where a file of the WAL
     is gone, or all are; where there is no manifest, and anything shows that there was a database,
-    which would begin with ID 1 again. The last file, once gone, is not missed: nothing says that
-    there was one. A database that `is_restored` has no WAL. Costs two requests, and two more for a
-    new one.
+    which would begin with ID 1 again (LostDatabase where only the topology shows it). The last
+    file, once gone, is not missed: nothing says that there was one. A database that `is_restored`
+    has no WAL. Costs two requests, and two more for a new one.
     """
     count, loss = await _find_loss(admin, objects, database, is_restored)
-    if loss:
+    if loss is not None:
         # An owner that still goes on may have begun the database, or had files removed, since.
         count, loss = await _find_loss(admin, objects, database, is_restored)
-    if loss:
-        raise DamagedStore(loss)
+    if loss is not None:
+        raise loss
     return count
 
 
 async def _find_loss(
     admin: Admin, objects: Objects, database: str, is_restored: bool
-) -> tuple[int, str]:
-    """How many files of the WAL there are to replay; what is lost and what to do, "" if nothing."""
+) -> tuple[int, DamagedStore | None]:
+    """How many files of the WAL there are to replay; what is lost, and what to do."""
     manifest = await _newest_manifest(admin, database)
     if manifest is None:
         return 0, await _lost_manifests(objects, database)
     replay_after = int(manifest.replay_after_wal_id)
     listed = await objects.describe_after(f"{database}/{WAL}", _wal_name(max(replay_after - 1, 0)))
     if not is_restored and (fault := await _lost_wal(objects, database, replay_after, listed)):
-        return 0, f"{fault.path}: {fault.wrong}: {_RESTORE}. {_GO_ON}"
+        return 0, DamagedStore(f"{fault.path}: {fault.wrong}: {_RESTORE}. {_GO_ON}")
     numbers = _numbers_after(replay_after, listed)
     if gaps := _wal_gaps(database, replay_after, numbers):
         more = f", and there are {len(gaps) - 1} more gaps" if len(gaps) > 1 else ""
-        return 0, f"{gaps[0].path}: {gaps[0].wrong}{more}: {_RESTORE}. {_GO_ON}"
-    return len(numbers), ""
+        wrong = f"{gaps[0].wrong}{more}"
+        return 0, DamagedStore(f"{gaps[0].path}: {wrong}: {_RESTORE}. {_GO_ON}")
+    return len(numbers), None
 
 
 _RESTORE: Final = "restore it from the store's versions or a copy, or mount what holds it"
 _GO_ON: Final = "To go on without those commits, put an empty object in its place; then verify"
 
 
-async def _lost_manifests(objects: Objects, database: str) -> str:
+async def _lost_manifests(objects: Objects, database: str) -> DamagedStore | None:
     """What shows that a database without a manifest is not a new one, and what to do."""
     folders = (f"{database}/{WAL}/", f"{tables_folder(database)}/")
     stored = [path for path in await objects.list(database) if path.startswith(folders)]
     if stored:
-        return f"{database} has no manifest, and {len(stored)} other files: {_RESTORE}"
+        files = f"{len(stored)} other files"
+        return DamagedStore(f"{database} has no manifest, and {files}: {_RESTORE}")
     if await _is_announced(objects, database):
-        return (
+        return LostDatabase(
             f"{database} is gone, and {_entry_of(database)} says that it was there: {_RESTORE}. To "
             "do without it for ever, see `Give a shard up` of docs/how-to/repair.md"
         )
-    return ""
+    return None
 
 
 async def _lost_wal(

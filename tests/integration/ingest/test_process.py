@@ -1,6 +1,7 @@
 """One ingest as a process of its own: killed, fenced, stopped."""
 
 import asyncio
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -106,6 +107,22 @@ async def test_asked_to_stop_it_commits_what_it_accepted_and_ends_cleanly(tmp_pa
     async with process(root, ready) as (_, address), open_channel(address) as channel:
         in_log = {message.message_id for message in await Ingest(channel).log()}
         assert set(answered) <= in_log
+
+
+async def test_a_lost_database_ends_the_process_so_that_nobody_starts_it_again(
+    tmp_path: Path,
+) -> None:
+    root = (tmp_path / "data").as_uri()
+    async with process(root, tmp_path / "ready"):
+        pass
+    shutil.rmtree(tmp_path / "data" / "ingest" / "0")
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.ingest", "--root", root, "--port", "0",
+        cwd=Path(__file__).parents[3], stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, result = await started.communicate()
+    assert started.returncode == EXIT_USAGE
+    assert b"ingest/0 is gone" in result
 
 
 async def test_a_root_that_means_nothing_is_a_wrong_setting(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ async def test_a_process_that_has_served_is_started_again_however_often_it_ends(
 
 
 @pytest.mark.parametrize(
-    ("code", "why"), [(EXIT_FENCED, "was fenced"), (EXIT_USAGE, "refused its settings")]
+    ("code", "why"), [(EXIT_FENCED, "was fenced"), (EXIT_USAGE, "refused to start")]
 )
 async def test_a_fenced_or_misconfigured_process_is_never_started_again(
     code: int, why: str, watch: Callable[[str], Watched]
