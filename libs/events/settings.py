@@ -29,6 +29,9 @@ Url = Annotated[str, msgspec.Meta(min_length=1)]
 
 ENVIRONMENT_PREFIX = "SLATEMQ_"
 
+LIKENESS = 0.5
+"""Of a name that is suggested for an unknown one, at least; `prefx` and `stream_prefix`: 0.56."""
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the file; a key that it does not have is an error."""
@@ -253,15 +256,24 @@ def _kind_of(path: str) -> Any:
     return kind
 
 
+def _nearest(section: str, name: str) -> str:
+    """The name in a section, such as `queue.redis.`, that is the most like this one, or none."""
+    names = {
+        key.removeprefix(section).partition(".")[0] for key in keys() if key.startswith(section)
+    }
+    return next(iter(difflib.get_close_matches(name, sorted(names), 1, LIKENESS)), "")
+
+
 def _explained(
     path: str, description: str, document: Document, overridden: Mapping[str, object]
 ) -> InvalidArgument:
     """The error at a key: where it was set, and what it may be."""
     unknown = description.partition("unknown field `")[2].rstrip("`")
     if unknown:
-        path = f"{path}.{unknown}".lstrip(".")
-        close = difflib.get_close_matches(path, keys(), n=1)
-        description = "is not a setting" + (f"; did you mean {close[0]}?" if close else "")
+        section = f"{path}." if path else ""
+        path = f"{section}{unknown}"
+        close = _nearest(section, unknown)
+        description = "is not a setting" + (f"; did you mean {section}{close}?" if close else "")
     if description.startswith("Invalid enum value"):
         description = f"must be one of {', '.join(map(str, get_args(_kind_of(path))))}"
     place = path.partition("[")[0]

@@ -143,6 +143,12 @@ def test_each_key_has_a_variable_of_its_own() -> None:
     [
         ("queue:\n  redis:\n    strem_prefix: x\n", "queue.redis.strem_prefix", "line 3"),
         ("queue:\n  redis:\n    strem_prefix: x\n", "queue.redis.strem_prefix", "stream_prefix?"),
+        (
+            "queue:\n  redis:\n    prefx: x\n",
+            "queue.redis.prefx",
+            "did you mean queue.redis.stream_prefix?",
+        ),
+        ("queue:\n  rediss: {}\n", "queue.rediss", "did you mean queue.redis?"),
         ("queue:\n  enabled: maybe\n", "queue.enabled", "line 2"),
         ("queue:\n  backend: mongo\n", "queue.backend", "redis, rabbitmq"),
         ("queue:\n  consistency: eventual\n", "queue.consistency", "write-through, sync, async"),
@@ -152,6 +158,7 @@ def test_each_key_has_a_variable_of_its_own() -> None:
         ("queue:\n  kafka:\n    acks: 2\n", "queue.kafka.acks", "all, 1, 0"),
         ("queue: on\n", "queue", "line 1"),
         ("qeue: {}\n", "qeue", "line 1"),
+        ("qeue: {}\n", "qeue", "did you mean queue?"),
         ("queue: {}\nqueue: {}\n", "queue", "lines 1 and 2"),
         ("- queue\n", "config", "mapping"),
         ("queue: [\n", "config", "not YAML"),
