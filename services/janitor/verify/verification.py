@@ -268,25 +268,33 @@ class Verification:
 
     def _compare_messages(self, name: str, needed: NeededMessages) -> None:
         missing: list[int] = []
+        shardless: list[int] = []
         for one in needed.ids:
             shard = shard_of(one)
             if f"ingest/{shard}" in self.findings.unreadable:
                 continue
             ingest = self._ingests.get(shard)
-            if ingest is None or (one not in ingest.messages and one <= ingest.end):
+            if ingest is None:
+                shardless.append(one)
+            elif one not in ingest.messages and one <= ingest.end:
                 missing.append(one)
         self.findings.counts["entries"] += len(needed.ids)
-        if missing:
-            missing.sort()
-            self.findings.add(
-                Kind.MESSAGE,
-                name,
-                needed.record,
-                f"queue {needed.queue}",
-                f"{len(missing)} messages are needed and in no log: {named_ids(missing)}",
-                queue_id=needed.queue,
-                message_ids=missing[:IDS_NAMED],
-            )
+        for ids, where, advice in (
+            (missing, "in no log", ""),
+            (shardless, "of ingests without a database", _GIVEN_UP),
+        ):
+            if ids:
+                ids.sort()
+                self.findings.add(
+                    Kind.MESSAGE,
+                    name,
+                    needed.record,
+                    f"queue {needed.queue}",
+                    f"{len(ids)} messages are needed and {where}: {named_ids(ids)}",
+                    advice=advice,
+                    queue_id=needed.queue,
+                    message_ids=ids[:IDS_NAMED],
+                )
 
     def _end_of(self, shard: int) -> int | None:
         """The last message that the log of an ingest may have; None: it could not be read."""
@@ -315,9 +323,8 @@ class Verification:
     def _check_place(self, name: str, record: str, key: str, shard: int, place: int) -> None:
         end = self._end_of(shard)
         if shard not in self._ingests and f"ingest/{shard}" not in self.findings.unreadable:
-            self.findings.add(
-                Kind.REFERENCE, name, record, key, f"there is no database ingest/{shard}"
-            )
+            wrong = f"there is no database ingest/{shard}"
+            self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=_NO_SHARD)
         elif end is not None and place > end:
             wrong = f"it is at message {place}, and the log ends with {end}: its end was lost"
             self.findings.add(Kind.REFERENCE, name, record, key, wrong, advice=_LOST_END)
@@ -363,6 +370,16 @@ _LOST_BODY: Final = (
 _LOST_OUTBOX: Final = (
     "restore the broker's database from a copy that has its outbox. Do not push from that shard "
     "before: the ingest would take its next pushes for those that it has stored"
+)
+
+_GIVEN_UP: Final = (
+    "restore the ingest's database from a copy. If the shard was given up, these entries wait for "
+    "it for ever, and others overtake them: cancel or purge them, or let their retention end"
+)
+
+_NO_SHARD: Final = (
+    "restore the ingest's database from a copy. If the shard was given up, this is expected: leave "
+    "it, and never start a shard with that number"
 )
 
 _LOST_END: Final = (

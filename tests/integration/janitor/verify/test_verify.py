@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,6 +71,21 @@ async def found(root: Root) -> list[Finding]:
 
 def of(kind: RecordType) -> KeyRange:
     return KeyRange(key_head(kind), key_head(kind) + b"\xff")
+
+
+async def test_what_needs_a_shard_that_was_given_up_is_said_to_wait_for_ever(root: Root) -> None:
+    folder = root.address.folder
+    assert folder is not None
+    shutil.rmtree(folder / "ingest" / "0")
+    (folder / "topology" / "ingest-0.json").unlink(missing_ok=True)
+
+    faults = await found(root)
+
+    needed = [one for one in faults if one.kind is Kind.MESSAGE]
+    assert {one.queue_id for one in needed} >= {"orders-0", "orders-1"}
+    assert all("wait for it for ever" in one.what_to_do for one in needed)
+    (cursor,) = [one for one in faults if one.record == "routing cursor"]
+    assert "If the shard was given up, this is expected" in cursor.what_to_do
 
 
 async def test_an_instance_that_was_killed_has_no_faults_and_stays_as_it_is(root: Root) -> None:
