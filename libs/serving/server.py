@@ -40,6 +40,7 @@ from libs.serving.process.memory import collect_in_steps, keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.store_watch import StoreWatch
+from libs.serving.process.watchdog import uncounted
 from libs.serving.reflection import add_reflection
 from libs.serving.requests.auditing import Auditor
 from libs.serving.requests.doors import Door
@@ -260,7 +261,8 @@ class RunningService:
             await _cancel(asked)
 
     async def _announce(self) -> None:
-        keep_for_good()
+        with uncounted():
+            keep_for_good()
         self._keep_announced()
         self.gate.open()
         await self._health.serving()

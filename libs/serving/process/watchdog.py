@@ -12,7 +12,8 @@ other call, the commit loop, health. So no step may take long, and work that may
 What counts is the processor time of the loop's thread: a step that was only kept off the processor
 is no fault of the code. It is read after steps that were long by the wall clock, since reading it
 is a system call; against the reading before, which is at most `MARK_NS` older than the step. So a
-short step costs two looks at the clock: 0.6 µs, where a call costs some hundred.
+short step costs two looks at the clock: 0.6 µs, where a call costs some hundred. What a process
+does within `uncounted`, before it serves anyone, is no part of a step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
@@ -86,7 +88,8 @@ class Watchdog:
         """A watched loop of the type that `make` makes, for the calling thread. Call it once."""
         plain = make()
         plain.close()
-        loop: asyncio.AbstractEventLoop = _watched(type(plain), self._run, self._ended.set)()
+        kind = _watched(type(plain), self._run, self._ended.set, self._leave_out)
+        loop: asyncio.AbstractEventLoop = kind()
         self._thread_id = threading.get_ident()
         threading.Thread(target=self._look, name="watchdog", daemon=True).start()
         return loop
@@ -102,6 +105,9 @@ class Watchdog:
             self._began_ns = 0
             if time.perf_counter_ns() - began_ns > self._bound_ns:
                 self._took_long(callback, began_ns)
+
+    def _leave_out(self, cpu_ns: int) -> None:
+        self._mark_cpu_ns += cpu_ns
 
     def _took_long(self, callback: Callable[..., object], began_ns: int) -> None:
         cpu_ns = time.thread_time_ns() - self._mark_cpu_ns
@@ -140,6 +146,18 @@ class Watchdog:
                 self._seen = began_ns, _stack_of(frame)
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave what runs within out of the step of the running loop, if that is watched."""
+    leave_out = getattr(asyncio.get_running_loop(), "leave_out", None)
+    began_ns = time.thread_time_ns()
+    try:
+        yield
+    finally:
+        if leave_out is not None:
+            leave_out(time.thread_time_ns() - began_ns)
+
+
 def _stack_of(frame: FrameType) -> str:
     """The stack of a step, innermost last: its last `FRAMES_MAX` frames at most."""
     frames = traceback.extract_stack(frame)
@@ -157,8 +175,16 @@ def name_of(callback: Callable[..., object]) -> str:
     return str(getattr(callback, "__qualname__", type(callback).__qualname__))
 
 
-def _watched(kind: Any, run: Callable[..., None], closed: Callable[[], None]) -> Any:
-    """A type of loops whose steps are run by `run`, and which call `closed` when they close."""
+def _watched(
+    kind: Any,
+    run: Callable[..., None],
+    closed: Callable[[], None],
+    leave_out: Callable[[int], None],
+) -> Any:
+    """A type of loops whose steps are run by `run`, and which call `closed` when they close.
+
+    They pass `leave_out` the processor time that is no part of a step.
+    """
     soon, threadsafe = kind.call_soon, kind.call_soon_threadsafe
     later, at = kind.call_later, kind.call_at
     reader, writer = kind.add_reader, kind.add_writer
@@ -167,6 +193,9 @@ def _watched(kind: Any, run: Callable[..., None], closed: Callable[[], None]) ->
         def close(self) -> None:
             super().close()
             closed()
+
+        def leave_out(self, cpu_ns: int) -> None:
+            leave_out(cpu_ns)
 
         def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
             return soon(self, run, callback, *args, context=context)

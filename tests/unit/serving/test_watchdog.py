@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from libs.serving.process.watchdog import NAMES_MAX, OTHERS, SlowSteps, Watchdog
+from libs.serving.process.watchdog import NAMES_MAX, OTHERS, SlowSteps, Watchdog, uncounted
 
 BOUND_MS = 20
 Make = Callable[[], asyncio.AbstractEventLoop]
@@ -99,6 +99,26 @@ def test_functions_that_the_loop_calls_are_watched_too(make: Make, how: str) -> 
 
     (name,) = slow_steps(make, call())
     assert name.endswith("slow_call")
+
+
+@makers
+def test_what_is_left_out_is_no_part_of_a_step_and_the_rest_is(make: Make) -> None:
+    async def begin(processor_ms: int) -> None:
+        with uncounted():
+            work(3 * BOUND_MS)
+        work(processor_ms)
+
+    assert slow_steps(make, begin(0)) == {}
+    (steps,) = slow_steps(make, begin(2 * BOUND_MS)).values()
+    assert steps.worst_ms >= 2 * BOUND_MS
+
+
+def test_what_is_left_out_runs_on_a_loop_that_is_not_watched() -> None:
+    async def begin() -> bool:
+        with uncounted():
+            return True
+
+    assert asyncio.run(begin())
 
 
 @makers
