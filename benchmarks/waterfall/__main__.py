@@ -19,6 +19,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,6 +219,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="how long each rate is held")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="a picture of the medians, SVG")
     given = parser.parse_args()
+    if given.draw and find_spec("matplotlib") is None:
+        parser.error("--draw takes matplotlib: pip install -r requirements/bench.txt")
     rates = [float(rate) for rate in given.rates.split(",")]
     points = {rate: measure(rate, given.seconds) for rate in rates}
     write_table(points, commit_ms())
