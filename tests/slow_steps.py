@@ -21,8 +21,7 @@ FAILING_MS = 1_000
 of a payload of 64 MiB takes 350 on a machine that has nine times as much to do as it can."""
 
 OURS = re.compile(r'File "[^"]*/(?:services|libs)/')
-NOT_OURS = re.compile(r'File "[^"]*/tests/|importlib\._bootstrap|in keep_for_good$', re.MULTILINE)
-"""The last collects garbage when a service has started: here, among all objects of the tests."""
+NOT_OURS = re.compile(r'File "[^"]*/tests/|importlib\._bootstrap')
 
 PROPERTY = "slow step"
 """Of a test's report: reports also come from the processes that run tests side by side."""

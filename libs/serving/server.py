@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2_grpc
-from opentelemetry import metrics
 
 from libs.serving import limits
 from libs.serving.access import measure_usage, protection_of
@@ -38,6 +37,7 @@ from libs.serving.process.exits import EXIT_FAILED, EXIT_STORE_AWAY, ExitCause, 
 from libs.serving.process.health import Health
 from libs.serving.process.memory import collect_in_steps, keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
+from libs.serving.process.process_measures import measure_serving
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.store_watch import StoreWatch
 from libs.serving.process.watchdog import uncounted
@@ -139,11 +139,7 @@ class RunningService:
         self._config = config
         self._telemetry = telemetry
         self._health = Health(service.grpc_services, lambda: service.note)
-        telemetry.meter.create_observable_gauge(
-            "slatemq.serving",
-            callbacks=[lambda _: [metrics.Observation(int(self._health.is_serving))]],
-            description="1 while the health of the process says SERVING, else 0",
-        )
+        measure_serving(telemetry.meter, lambda: self._health.is_serving)
         service.measure_process()
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
@@ -219,13 +215,12 @@ class RunningService:
         server: HttpServer = module.HttpServer(
             self._health, self._render_metrics, self._service.http_parts
         )
-        self._http = server
         host, port = self._config.host, self._config.http_port
         try:
             self.http_address = await server.start(host, port)
         except OSError as error:
-            await server.stop()
             raise OSError(f"HTTP on {host}:{port}: {error}") from error
+        self._http = server
 
     @property
     def _addresses(self) -> dict[str, str]:

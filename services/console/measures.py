@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from opentelemetry.metrics import Counter, Histogram, Observation
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libs.serving.process.process_measures import measure_process
+from libs.serving.process.process_measures import measure_process, measure_serving
 from libs.serving.telemetry import Telemetry
 
 STREAMS: Final = "/live/"
@@ -43,11 +43,7 @@ class Measures(NamedTuple):
 def measures_of(telemetry: Telemetry) -> Measures:
     meter = telemetry.meter
     measure_process(meter)
-    meter.create_observable_gauge(
-        "slatemq.serving",
-        callbacks=[lambda _: [Observation(1)]],
-        description="1 while the health of the process says SERVING, else 0",
-    )
+    measure_serving(meter, lambda: True)
     return Measures(
         meter.create_histogram(
             "http.server.request.duration",

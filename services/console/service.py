@@ -176,11 +176,7 @@ async def _http_port(config: ConsoleConfig, exposition: Exposition) -> tuple[Htt
     server: HttpServer = import_module("libs.serving.http.server").HttpServer(
         health, exposition.render, HttpParts()
     )
-    try:
-        return server, await server.start(config.host, config.http_port)
-    except OSError:
-        await server.stop()
-        raise
+    return server, await server.start(config.host, config.http_port)
 
 
 class _Server(uvicorn.Server):

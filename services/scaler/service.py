@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
-from opentelemetry.metrics import Observation
 
 from libs.serving import limits, telemetry
 from libs.serving.access import revoked_certificates
@@ -23,7 +22,7 @@ from libs.serving.process import logs, parent
 from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_USAGE
 from libs.serving.process.health import Health
 from libs.serving.process.open_files import allow_open_files
-from libs.serving.process.process_measures import measure_process
+from libs.serving.process.process_measures import measure_process, measure_serving
 from libs.serving.process.ready_file import write_ready_file
 from libs.serving.process.settings import flag_of
 from libs.serving.requests.doors import ServiceDoor
@@ -43,7 +42,6 @@ from slatemq.variables import unknown_variables
 if TYPE_CHECKING:
     from libs.serving.http.server import Exposition, HttpServer
     from libs.serving.revocations import Revocations
-    from libs.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +121,8 @@ async def _serve(
     recorder = telemetry.configure("scaler", f"scaler-{os.getpid()}", readers=readers)
     scaler = Scaler(Readings(client))
     health = Health([SERVICE])
-    _measure(recorder, health)
+    measure_process(recorder.meter)
+    measure_serving(recorder.meter, lambda: health.is_serving)
     handlers = LateHandlers()
     health_pb2_grpc.add_HealthServicer_to_server(health, handlers.registry)
     add_ExternalScalerServicer_to_server(scaler, handlers.registry)
@@ -134,14 +133,13 @@ async def _serve(
     stopping = _stop_signals()
     facts = {"address": f"{config.host}:{port.bind(config.host, config.port)}"}
     http: HttpServer | None = None
-    if exposition is not None:
-        http = import_module("libs.serving.http.server").HttpServer(
-            health, exposition.render, HttpParts()
-        )
     watch = None if revoked is None else asyncio.create_task(revoked.watch())
     try:
-        if http is not None:
-            facts["http_address"] = await http.start(config.host, config.http_port)
+        if exposition is not None:
+            module = import_module("libs.serving.http.server")
+            opened: HttpServer = module.HttpServer(health, exposition.render, HttpParts())
+            facts["http_address"] = await opened.start(config.host, config.http_port)
+            http = opened
         await port.start()
         gate.open()
         await health.serving()
@@ -160,15 +158,6 @@ async def _serve(
         await asyncio.to_thread(recorder.shutdown)
     log.info("stopped")
     return EXIT_CLEAN
-
-
-def _measure(recorder: Telemetry, health: Health) -> None:
-    measure_process(recorder.meter)
-    recorder.meter.create_observable_gauge(
-        "slatemq.serving",
-        callbacks=[lambda _: [Observation(int(health.is_serving))]],
-        description="1 while the health of the process says SERVING, else 0",
-    )
 
 
 def _new_server(guard: CallGuard, handlers: LateHandlers) -> grpc.aio.Server:

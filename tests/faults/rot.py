@@ -232,7 +232,7 @@ def damages(data: Path, seed: int) -> Iterator[Damage]:
 WAYS: Final = ("flip", "flip", "cut", "empty", "delete", "exchange")
 
 LOSSES_ONE_IN: Final = 20
-"""One damage of so many is a folder that is gone."""
+"""The share of damages that delete a whole folder: one in this many."""
 
 
 def files_of(data: Path) -> dict[str, list[str]]:

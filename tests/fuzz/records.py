@@ -174,7 +174,7 @@ def log_entry(data: bytes) -> None:
 
 
 def _of_parts(entry: bytes, messages_max: int) -> list[MessageMetadata]:
-    """The messages of a log entry as a router reads them, whose parts have so many each."""
+    """The messages of a log entry as a router reads them: `messages_max` at a time."""
     found: list[MessageMetadata] = []
     for part in read_log_parts(entry, messages_max=messages_max, bytes_max=64 * messages_max):
         if part is not None:

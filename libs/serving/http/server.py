@@ -93,10 +93,14 @@ class HttpServer:
         )
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; returns `host:port`. Raises OSError."""
+        """Listen; returns `host:port`. Raises OSError, and then has nothing to stop."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._protocol, host, port)
+        try:
+            self._listener = await loop.create_server(self._protocol, host, port)
+        except OSError:
+            await self.stop()
+            raise
         return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     def _protocol(self) -> asyncio.Protocol:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from opentelemetry.metrics import Meter, Observation
 
@@ -22,4 +23,13 @@ def measure_process(meter: Meter) -> None:
         callbacks=[lambda _: [Observation(time.process_time())]],
         unit="s",
         description="Processor time that the process has taken",
+    )
+
+
+def measure_serving(meter: Meter, is_serving: Callable[[], bool]) -> None:
+    """Registers whether the process serves."""
+    meter.create_observable_gauge(
+        "slatemq.serving",
+        callbacks=[lambda _: [Observation(int(is_serving()))]],
+        description="1 while the health of the process says SERVING, else 0",
     )

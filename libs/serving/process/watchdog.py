@@ -12,8 +12,8 @@ other call, the commit loop, health. So no step may take long, and work that may
 What counts is the processor time of the loop's thread: a step that was only kept off the processor
 is no fault of the code. It is read after steps that were long by the wall clock, since reading it
 is a system call; against the reading before, which is at most `MARK_NS` older than the step. So a
-short step costs two looks at the clock: 0.6 µs, where a call costs some hundred. What a process
-does within `uncounted`, before it serves anyone, is no part of a step.
+short step costs two looks at the clock: 0.6 µs, where a call costs some hundred. `uncounted` leaves
+out what a process does before it serves anyone.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _watched(
 ) -> Any:
     """A type of loops whose steps are run by `run`, and which call `closed` when they close.
 
-    They pass `leave_out` the processor time that is no part of a step.
+    They pass `leave_out` the processor time that does not count.
     """
     soon, threadsafe = kind.call_soon, kind.call_soon_threadsafe
     later, at = kind.call_later, kind.call_at

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import re
 import socket
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
 
+from tests.integration.lone_service import refused, running
+
 pytestmark = pytest.mark.slow
-
-START_S = 60.0
-
-
-def command(*arguments: str) -> list[str]:
-    begin = [sys.executable, "-m", "services.console", "--endpoint", "127.0.0.1:1"]
-    return [*begin, "--parent-pid", str(os.getpid()), *arguments]
-
-
-@asynccontextmanager
-async def running(folder: Path, *arguments: str) -> AsyncIterator[dict[str, str]]:
-    """Its addresses."""
-    ready = folder / "ready"
-    process = await asyncio.create_subprocess_exec(*command("--ready-file", str(ready), *arguments))
-    try:
-        async with asyncio.timeout(START_S):
-            while not ready.exists():
-                assert process.returncode is None, "ended while starting"
-                await asyncio.sleep(0.01)
-        yield json.loads(ready.read_text())
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path) -> None:
-    async with running(tmp_path, "--http-port", "0") as addresses, ClientSession() as session:
+    async with (
+        running("console", tmp_path, "--http-port", "0") as addresses,
+        ClientSession() as session,
+    ):
         pages, http = (f"http://{addresses[name]}" for name in ("address", "http_address"))
         for path in ("/login", "/static/console.css", "/absent"):
             async with session.get(pages + path) as answer:
@@ -77,7 +53,7 @@ async def test_it_measures_its_pages_where_it_has_a_port_for_that(tmp_path: Path
 
 
 async def test_it_opens_no_such_port_unless_asked(tmp_path: Path) -> None:
-    async with running(tmp_path) as addresses:
+    async with running("console", tmp_path) as addresses:
         assert list(addresses) == ["address"]
 
 
@@ -86,20 +62,13 @@ async def test_a_port_that_is_taken_ends_the_start_and_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        process = await asyncio.create_subprocess_exec(
-            *command("--http-port", port), stderr=asyncio.subprocess.PIPE
-        )
-        _, errors = await process.communicate()
-    assert process.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in errors.decode()
+        code, errors = await refused("console", "--http-port", port)
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in errors
 
 
 async def test_it_names_variables_that_nothing_reads() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command("--tls-cert", "cert"),
-        env={**os.environ, "SLATEMQ_SESION_S": "60"},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, errors = await process.communicate()
-    assert process.returncode == 2
-    assert "SLATEMQ_SESION_S (did you mean SLATEMQ_SESSION_S?)" in errors.decode()
+    environ = {"SLATEMQ_SESION_S": "60"}
+    code, errors = await refused("console", "--tls-cert", "cert", environ=environ)
+    assert code == 2
+    assert "SLATEMQ_SESION_S (did you mean SLATEMQ_SESSION_S?)" in errors

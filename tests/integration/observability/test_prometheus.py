@@ -73,7 +73,7 @@ class Traffic(threading.Thread):
         async with slatemq.connect(self._endpoint) as client:
             await client.create_queue("orders")
             await client.create_queue("flaky", max_attempts=100, backoff=slatemq.Backoff.none())
-            # Of this one a priority cannot be told, and it begins with what is stored already.
+            # Its priority cannot be computed; it begins with what is stored already.
             await client.publish("x", {"queue": "orders"})
             await client.create_queue(
                 "replayed",

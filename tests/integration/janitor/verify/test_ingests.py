@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from libs.storage.database.roots import Root, open_root
-from libs.storage.database.settings import Kind as DatabaseKind
-from libs.storage.database.slate import Batch
 from libs.storage.layout.ids import SeqBlock, encode_seq_block, message_id
 from libs.storage.layout.keys import log_key, payload_key
 from libs.storage.layout.own_keys import (
-    CLOCK_KEY,
     ID_BLOCK_KEY,
     LOG_BOUNDS_KEY,
     dedupe_key,
@@ -28,13 +25,12 @@ from libs.storage.records.execution_records import OutboxCounter, encode_outbox_
 from libs.storage.records.log_bounds import LogBoundsRecord, encode_log_bounds
 from libs.storage.records.metadata import MessageMetadata, encode_log_entry
 from libs.storage.records.payloads import encode_inline, encode_uri
-from libs.storage.records.states import encode_clock, encode_outbox_progress
+from libs.storage.records.states import encode_outbox_progress
 from libs.storage.records.task_records import AppliedTask, WaitingTask, encode_task_record
 from services.janitor.verify.findings import Findings, Kind
 from services.janitor.verify.verification import StoppedDatabases, Verification
 from slatemq._admin.task_ids import TaskIds, parse_task_id
-
-Row = tuple[bytes, bytes | None]
+from tests.integration.janitor.verify.stored_rows import Row, write
 
 PAYLOAD = b"payload"
 LAST = message_id(0, 3)
@@ -50,14 +46,6 @@ def message_of(number: int, payload_bytes: int = len(PAYLOAD)) -> list[Row]:
         (log_key(one), encode_log_entry([metadata])),
         (payload_key(one), encode_inline(PAYLOAD)),
     ]
-
-
-async def write(root: Root, name: str, *rows: Row) -> None:
-    database = await root.database(name, DatabaseKind(name.partition("/")[0]))
-    batch = Batch()
-    batch.put_all([(CLOCK_KEY, encode_clock(1)), *rows])
-    await database.commit(batch)
-    await database.close()
 
 
 @pytest.fixture

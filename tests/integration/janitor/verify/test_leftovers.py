@@ -12,28 +12,17 @@ import pytest
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.storage.database.roots import Root, open_root
-from libs.storage.database.settings import Kind as DatabaseKind
-from libs.storage.database.slate import Batch
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import payload_key
-from libs.storage.layout.own_keys import CLOCK_KEY
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
 from libs.storage.records.payloads import encode_uri
-from libs.storage.records.states import encode_clock
 from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import ALIKE_MAX, Findings, Kind
 from services.janitor.verify.repairs import Repairs
 from services.janitor.verify.verification import StoppedDatabases, Verification
+from tests.integration.janitor.verify.stored_rows import write
 
 PATH = f"blobs/00/{'0' * 62}"
-
-
-async def write(root: Root, name: str, *rows: tuple[bytes, bytes]) -> None:
-    database = await root.database(name, DatabaseKind(name.partition("/")[0]))
-    batch = Batch()
-    batch.put_all([(CLOCK_KEY, encode_clock(1)), *rows])
-    await database.commit(batch)
-    await database.close()
 
 
 @pytest.fixture
