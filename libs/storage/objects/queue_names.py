@@ -1,8 +1,8 @@
-"""The broker shard that may use a queue's name: numbered objects, the highest of which is valid.
+"""The broker shards that may use a queue's name: numbered objects, the highest is valid.
 
     queue-names/<SHA-256 of the queue ID, hex>/<number, 20 digits>.json
-        {"queue_id": "orders", "broker_shard": 3, "nonce": "8f…"}     the shard has claimed the name
-        {"queue_id": "orders", "broker_shard": null, "nonce": "02…"}  the name is free again
+        {"queue_id": "orders", "broker_shards": [3], "nonce": "8f…"}  claimed for shard 3
+        {"queue_id": "orders", "broker_shards": [], "nonce": "02…"}   the name is free again
 
 An object is created only if it is absent and never changed, so a claim is a compare-and-swap on the
 number before it, and a store needs no more than create-if-absent. The first object of a name and
@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple
 
 from libs.storage.errors import CorruptRecord, ObjectNotFound
@@ -31,13 +31,13 @@ _NONCE_BYTES: Final = 8
 
 
 class NameClaim(NamedTuple):
-    """The valid object of a name: its number, and the shard, or None where the name is free."""
+    """The valid object of a name: its number, and the shards, none where the name is free."""
 
     number: int
-    broker_shard: int | None
+    broker_shards: tuple[int, ...]
 
 
-UNCLAIMED: Final = NameClaim(0, None)
+UNCLAIMED: Final = NameClaim(0, ())
 """The claim of a name that was never used."""
 
 
@@ -88,13 +88,13 @@ class QueueNames:
         except (ValueError, KeyError, TypeError) as error:
             return CorruptRecord("queue name", f"{path}: {error}")
 
-    async def claim(self, queue_id: str, broker_shard: int, after: NameClaim) -> bool:
-        """Claim the name for a shard, durably, if `after` is still valid.
+    async def claim(self, queue_id: str, broker_shards: tuple[int, ...], after: NameClaim) -> bool:
+        """Claim the name for these shards, durably, if `after` is still valid.
 
         False: another claim was first; read again. Costs a PUT, and a LIST unless it is the first.
         """
         number = after.number + 1
-        if not await self._create(queue_id, number, broker_shard):
+        if not await self._create(queue_id, number, broker_shards):
             return False
         if after == UNCLAIMED:
             return True
@@ -106,12 +106,12 @@ class QueueNames:
 
     async def free(self, queue_id: str, after: NameClaim) -> None:
         """Free the name if `after` is still valid, else do nothing. Costs a PUT."""
-        await self._create(queue_id, after.number + 1, None)
+        await self._create(queue_id, after.number + 1, ())
 
-    async def _create(self, queue_id: str, number: int, broker_shard: int | None) -> bool:
+    async def _create(self, queue_id: str, number: int, broker_shards: tuple[int, ...]) -> bool:
         content = {
             "queue_id": queue_id,
-            "broker_shard": broker_shard,
+            "broker_shards": broker_shards,
             # Objects that compete for a path must differ: see Objects.put_if_absent.
             "nonce": secrets.token_hex(_NONCE_BYTES),
         }
@@ -119,15 +119,32 @@ class QueueNames:
         return await self._objects.put_if_absent(path, json.dumps(content).encode())
 
 
+def named_shards(broker_shards: Sequence[int]) -> str:
+    """For people: "broker 3", "brokers 3 and 7", "no broker"."""
+    if not broker_shards:
+        return "no broker"
+    *others, last = map(str, broker_shards)
+    return f"brokers {', '.join(others)} and {last}" if others else f"broker {last}"
+
+
 def _decode(queue_id: str, path: str, data: bytes) -> NameClaim:
     try:
         content = load_json(data)
-        shard = content["broker_shard"]
-        if content["queue_id"] != queue_id or not isinstance(shard, int | None):
-            raise ValueError(f"it is about {content['queue_id']!r} on {shard!r}")
-        return NameClaim(_number(path), shard)
+        shards = content["broker_shards"]
+        if content["queue_id"] != queue_id or not _are_shards(shards):
+            raise ValueError(f"it is about {content['queue_id']!r} on {shards!r}")
+        return NameClaim(_number(path), tuple(shards))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord("queue name", f"{path}: {error}") from error
+
+
+def _are_shards(found: object) -> bool:
+    """Whether a record's field is a list of shards, each once."""
+    return (
+        isinstance(found, list)
+        and all(type(shard) is int and shard >= 0 for shard in found)
+        and len(set(found)) == len(found)
+    )
 
 
 def _folder(queue_id: str) -> str:

@@ -102,9 +102,10 @@ class UniqueNames:
             raise Unavailable(f"the name {queue_id!r} cannot be claimed: {error}") from error
 
     async def _claim_after(self, queue_id: str, claim: NameClaim) -> bool:
-        if claim.broker_shard is not None and claim.broker_shard != self._shard:
-            await self._check_unused(queue_id, claim.broker_shard)
-        return await self._names.claim(queue_id, self._shard, claim)
+        for shard in claim.broker_shards:
+            if shard != self._shard:
+                await self._check_unused(queue_id, shard)
+        return await self._names.claim(queue_id, (self._shard,), claim)
 
     async def _check_unused(self, queue_id: str, shard: int) -> None:
         """Raises AlreadyExists, or Unavailable, unless that shard does not need the name."""
@@ -158,7 +159,7 @@ class UniqueNames:
                 # A process that takes the shard over after this proof makes its claims under the
                 # number that is created below, or a higher one.
                 await self._owner.commits.prove_ownership()
-                if claim.broker_shard == self._shard and not self._exists(queue_id):
+                if claim.broker_shards == (self._shard,) and not self._exists(queue_id):
                     await self._names.free(queue_id, claim)
             except StorageError as error:
                 log.warning("the name of deleted queue %s is still claimed: %s", queue_id, error)

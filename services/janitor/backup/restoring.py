@@ -27,7 +27,7 @@ from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.keys import config_range, parse_config_key
-from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames, named_shards
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
 from services.janitor.backup.renumbering import (
@@ -195,12 +195,12 @@ class Restoring:
                 queue_id = parse_config_key(key)
                 claim = await names.get(queue_id)
                 if claim == UNCLAIMED:
-                    await names.claim(queue_id, shard, claim)
-                elif claim.broker_shard != shard:
+                    await names.claim(queue_id, (shard,), claim)
+                elif claim.broker_shards != (shard,):
                     # Deleted on one shard and created on the other between their snapshots.
                     log.warning(
-                        "the queue %s is on broker %d and on broker %s: delete it on one of them",
-                        *(queue_id, shard, claim.broker_shard),
+                        "the queue %s is on broker %d and on %s: delete it on one of them",
+                        *(queue_id, shard, named_shards(claim.broker_shards)),
                     )
                 self.queues_count += 1
                 self._say("queue names", self.queues_count, self.queues_count)

@@ -20,7 +20,7 @@ from libs.storage.errors import (
 from libs.storage.objects.instance_records import InstanceRecords
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import FOLDER as QUEUE_NAMES
-from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.queue_names import QueueNames, named_shards
 from libs.storage.objects.shard_owners import ShardOwners
 from libs.storage.objects.task_folders import task_folder
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
@@ -239,31 +239,33 @@ class ObjectCheck:
 
         `began_ms` is the store's time before the snapshots that have them.
         """
-        claimed: dict[str, int] = {}
+        claimed: dict[str, tuple[int, ...]] = {}
         async for path, modified_ms, found in QueueNames(self.root.objects).valid():
             if isinstance(found, CorruptRecord):
                 self.findings.add(Kind.OBJECT, QUEUE_NAMES, "queue name", path, found.detail)
                 continue
             queue_id, claim = found
-            if claim.broker_shard is None:
+            if not claim.broker_shards:
                 continue
-            claimed[queue_id] = claim.broker_shard
+            claimed[queue_id] = claim.broker_shards
             is_old = modified_ms < began_ms - CLAIM_AGE_MS
             if queue_id not in queues and is_old and not self.findings.unreadable:
-                wrong = f"broker {claim.broker_shard} has claimed it, and has no such queue"
+                wrong = (
+                    f"{named_shards(claim.broker_shards)} claimed it, and no such queue is there"
+                )
                 self.findings.add(
                     Kind.LEFTOVER, QUEUE_NAMES, "queue name", queue_id, wrong, queue_id=queue_id
                 )
         for queue_id, shard in sorted(queues.items()):
-            if claimed.get(queue_id) != shard:
-                said = claimed.get(queue_id)
-                who = "no broker has" if said is None else f"broker {said} has"
+            claimers = claimed.get(queue_id, ())
+            if shard not in claimers:
                 self.findings.add(
                     Kind.REFERENCE,
                     f"broker/{shard}",
                     "queue name",
                     queue_id,
-                    f"{who} claimed its name, and the queue is here: another could be created",
+                    f"{named_shards(claimers)} claimed its name, and the queue is here: "
+                    "another could be created",
                     advice="restore the folder `queue-names/` from a copy",
                     queue_id=queue_id,
                 )

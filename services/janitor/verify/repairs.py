@@ -66,11 +66,12 @@ class Repairs:
         is under way is noted by its broker; so of both only one is done.
         """
         claim = await names.get(finding.queue_id)
-        if claim.broker_shard is None:
+        if not claim.broker_shards:
             return
-        is_given_up = await self._is_given_up(claim.broker_shard)
-        if not is_given_up and await self._is_used(finding.queue_id, claim.broker_shard):
-            return
+        for shard in claim.broker_shards:
+            is_given_up = await self._is_given_up(shard)
+            if not is_given_up and await self._is_used(finding.queue_id, shard):
+                return
         if not self.dry_run:
             await names.free(finding.queue_id, claim)
         self._note(finding, "names_freed")

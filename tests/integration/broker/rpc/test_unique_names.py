@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from libs.storage.database.roots import Root, open_root
-from libs.storage.objects.queue_names import NameClaim, QueueNames
+from libs.storage.objects.queue_names import UNCLAIMED, NameClaim, QueueNames
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import AlreadyExists, NotFound, Unavailable
@@ -303,16 +303,16 @@ async def test_a_claimant_that_read_long_ago_gets_no_name_by_a_number_that_was_r
 ) -> None:
     names = QueueNames(open_root(folder.as_uri()).objects)
     long_ago = await names.get("q")
-    assert await names.claim("q", 1, long_ago)
+    assert await names.claim("q", (1,), long_ago)
     less_long_ago = await names.get("q")
     for shard in (2, 3, 4):
-        assert await names.claim("q", shard, await names.get("q"))
+        assert await names.claim("q", (shard,), await names.get("q"))
 
     for known in (long_ago, less_long_ago):
-        assert not await names.claim("q", 9, known)
-        assert await names.get("q") == NameClaim(4, 4)
+        assert not await names.claim("q", (9,), known)
+        assert await names.get("q") == NameClaim(4, (4,))
         await names.free("q", known)
-        assert await names.get("q") == NameClaim(4, 4)
+        assert await names.get("q") == NameClaim(4, (4,))
 
 
 async def test_no_history_of_creations_deletions_and_replaced_brokers_doubles_a_name(
@@ -355,5 +355,5 @@ async def _delete_if_there(one: Broker, queue_id: str) -> None:
 
 def test_claims_are_below_the_root_and_nowhere_else(folder: Path) -> None:
     root: Root = open_root(folder.as_uri())
-    asyncio.run(QueueNames(root.objects).claim("q", 0, NameClaim(0, None)))
+    asyncio.run(QueueNames(root.objects).claim("q", (0,), UNCLAIMED))
     assert [path.name for path in folder.iterdir()] == ["queue-names"]

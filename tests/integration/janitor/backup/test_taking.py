@@ -374,7 +374,7 @@ async def test_a_queue_that_two_brokers_have_is_named(
     await taking(root, backups).take()
     await restored(backups, fresh)
     assert "the queue moved is on broker 1 and on broker 0: delete it on one of them" in caplog.text
-    assert (await QueueNames(fresh.objects).get("moved")).broker_shard == 0
+    assert (await QueueNames(fresh.objects).get("moved")).broker_shards == (0,)
 
 
 async def test_a_dry_run_counts_and_writes_nothing(root: Root, backups: Root) -> None:

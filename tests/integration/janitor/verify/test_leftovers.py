@@ -79,7 +79,7 @@ async def test_nothing_is_removed_while_the_database_of_a_shard_is_lost(
 ) -> None:
     # Given an object that only ingest/1 names, and a name that broker 0 has claimed.
     await write(root, "ingest/1", (payload_key(message_id(1, 9)), encode_uri(PATH)))
-    assert await QueueNames(root.objects).claim("orders", 0, UNCLAIMED)
+    assert await QueueNames(root.objects).claim("orders", (0,), UNCLAIMED)
     for name in ("ingest/0", "ingest/1", "broker/0"):
         service, _, shard = name.partition("/")
         await TopologyDirectory(root.objects).announce(Peer(service, int(shard), "127.0.0.1:1"))

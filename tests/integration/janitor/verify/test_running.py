@@ -44,7 +44,7 @@ async def leave_over(made: Instance) -> Path:
     orphan.write_bytes(b"an upload that was never committed")
     names = QueueNames(open_root(made.url).objects)
     for queue_id, shard in (("never-created", 0), ("of-broker-9", 9)):
-        assert await names.claim(queue_id, shard, UNCLAIMED)
+        assert await names.claim(queue_id, (shard,), UNCLAIMED)
     for path in (orphan, *made.data.glob("queue-names/*/*")):
         age(path)
     return orphan
