@@ -4,134 +4,73 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import grpc
 import pytest
+import yaml
 
-from libs.serving.process.healthprobe import probe
-from services.stack.ports import choose_ports
-from slatemq.cli.access.dev_certificates import SERVICE_NAME
+from tests.acceptance.compose_project import (
+    HTTP_PORTS,
+    OBSERVABILITY,
+    SERVICES,
+    START_S,
+    Compose,
+    image_missing,
+    missing,
+)
 from tests.acceptance.local_stack import REPOSITORY, wait_until
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow]
 
-SERVICES = ("ingest", "router", "broker", "janitor")
-PROBE_FILES = {"ca": "ca.crt", "cert": "client.crt", "key": "client.key"}
-PROJECT = f"slatemq-compose-test-{os.getpid()}"
+IMAGES: dict[str, str] = {
+    name: service["image"]
+    for name, service in yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())[
+        "services"
+    ].items()
+}
+
+Start = Callable[..., Compose]
 
 
-def missing() -> str:
-    """What keeps this test from running here; empty when nothing does."""
-    if shutil.which("docker") is None:
-        return "docker is not installed"
-    if not _compose_command():
-        return "neither docker-compose nor docker's compose plugin is installed"
-    asked = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
-    return "" if asked.returncode == 0 else "no container engine runs here (docker info fails)"
-
-
-def _compose_command() -> list[str]:
-    if shutil.which("docker-compose"):
-        return ["docker-compose"]
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    return ["docker", "compose"] if plugin.returncode == 0 else []
-
-
-class Compose:
-    """The project of docker-compose.yml under a name, and on ports, of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        """`folder` is for what clients need of the generated files."""
-        self.access = folder / "access"
-        self.ports = choose_ports(None, SERVICES)
-        settings = {f"SLATEMQ_{name.upper()}_PORT": str(p) for name, p in self.ports.items()}
-        self._environ = dict(os.environ) | settings
-        self._command = [*_compose_command(), "-p", PROJECT]
-
-    @property
-    def endpoint(self) -> str:
-        """Where clients outside connect to."""
-        return f"127.0.0.1:{self.ports['ingest']}"
-
-    def __call__(self, *arguments: str) -> str:
-        """Run one compose command; its output. Raises AssertionError with it if it fails."""
-        done = subprocess.run(
-            [*self._command, *arguments],
-            cwd=REPOSITORY,
-            env=self._environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{' '.join(arguments)}:\n{done.stdout[-4000:]}"
-        return done.stdout
-
-    def up(self) -> None:
-        """Start what is not running, and wait until clients are served and containers healthy."""
-        self("up", "-d")
-        wait_until(lambda: all(map(self._healthy, SERVICES)), 180)
-        shutil.rmtree(self.access, ignore_errors=True)
-        self("cp", "ingest:/access/current", str(self.access))
-        wait_until(lambda: not any(self._probe(address) for address in self._addresses()), 90)
-
-    def _probe(self, address: str) -> str:
-        files = {name: str(self.access / file) for name, file in PROBE_FILES.items()}
-        return probe(address, files | {"identity": SERVICE_NAME})
-
-    @property
-    def client_environ(self) -> dict[str, str]:
-        """What makes a client of this machine trust the services, and be trusted."""
-        token = self.access / "operator.token"
-        return {"SLATEMQ_CA": str(self.access / "ca.crt"), "SLATEMQ_TOKEN_FILE": str(token)}
-
-    @property
-    def credentials(self) -> grpc.ChannelCredentials:
-        token = (self.access / "operator.token").read_text().strip()
-        return grpc.composite_channel_credentials(
-            grpc.ssl_channel_credentials((self.access / "ca.crt").read_bytes()),
-            grpc.access_token_call_credentials(token),
-        )
-
-    def container(self, service: str) -> str:
-        """ID of the container of a service."""
-        return self("ps", "-q", service).split()[-1]
-
-    def inspect(self, service: str, form: str) -> str:
-        """One fact about a container, in Docker's template language."""
-        command = ["docker", "inspect", "--format", form, self.container(service)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    def _healthy(self, service: str) -> bool:
-        return self.inspect(service, "{{.State.Health.Status}}") == "healthy"
-
-    def _addresses(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self.ports.values()]
-
-
-@pytest.fixture
-def compose(tmp_path: Path) -> Iterator[Compose]:
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those of SlateMQ, built once for all tests."""
     reason = missing()
     if reason:
         pytest.skip(reason)
-    project = Compose(tmp_path)
-    project("build")
-    try:
-        project.up()
-        yield project
-    finally:
+    Compose(tmp_path_factory.mktemp("build"))("build")
+    Compose(tmp_path_factory.mktemp("build-s3"), "s3")("build", "s3")
+
+
+@pytest.fixture
+def start(images: None, tmp_path: Path) -> Iterator[Start]:
+    """Starts a project, which ends with the test; needs the images of `others`."""
+    started: list[Compose] = []
+
+    def start(*others: str, **arguments: Any) -> Compose:
+        for name in others:
+            reason = image_missing(IMAGES[name])
+            if reason:
+                pytest.skip(reason)
+        started.append(Compose(tmp_path, **arguments))
+        started[0].up()
+        return started[0]
+
+    yield start
+    for project in started:
         project("down", "-v", "--remove-orphans")
 
 
-def test_containers_serve_clients_outside_and_lose_nothing_when_killed(compose: Compose) -> None:
+def test_containers_serve_clients_outside_and_lose_nothing_when_killed(start: Start) -> None:
     # Given containers that serve, none of them as root, nor able to write outside of its volumes
+    compose = start()
     assert {compose.inspect(name, "{{.Config.User}}") for name in SERVICES} == {"1000"}
     assert {compose.inspect(name, "{{.HostConfig.ReadonlyRootfs}}") for name in SERVICES} == {
         "true"
@@ -139,12 +78,10 @@ def test_containers_serve_clients_outside_and_lose_nothing_when_killed(compose: 
     run = Run(make_lines(5_000))
 
     # And the quick start works from outside
-    quick = [sys.executable, "examples/quickstart.py", compose.endpoint]
-    environ = os.environ | compose.client_environ
-    ended = subprocess.run(
-        quick, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False
-    )
-    assert "processed 'anvil'" in ended.stdout, ended.stderr
+    _quick_start(compose)
+
+    # And the console has a page for those who have no session, under a certificate for its address
+    assert 'name="token"' in compose.page("/login")
 
     # When the broker's container is killed in the middle of a run from outside
     asyncio.run(_run_with_a_kill(compose, run))
@@ -157,6 +94,97 @@ def test_containers_serve_clients_outside_and_lose_nothing_when_killed(compose: 
     compose("down")
     compose.up()
     assert asyncio.run(_queues(compose)) == ["eu-orders", *sorted(run.expected)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "consistency"),
+    [
+        ("redis", "write-through"),
+        ("redis", "async"),
+        ("rabbitmq", "write-through"),
+        ("kafka", "write-through"),
+    ],
+)
+def test_each_backend_gets_the_events_of_a_run(
+    start: Start, backend: str, consistency: str
+) -> None:
+    compose = start(backend, backend=backend, consistency=consistency)
+
+    _quick_start(compose)
+
+    wait_until(lambda: compose.health("ingest")["queue"]["pending_tasks"] == 0, START_S)
+    for service in ("ingest", "broker", "janitor"):
+        queue = compose.health(service)["queue"]
+        assert (queue["backend"], queue["connected"]) == (backend, True)
+    assert _published_events(compose) > 0
+
+
+def test_on_the_s3_server_the_whole_stack_works(start: Start) -> None:
+    compose = start(backend="s3")
+
+    _quick_start(compose)
+
+    listed = compose(
+        "exec", "-T", "s3", "python", "-c", "import urllib.request as r;"
+        "print(r.urlopen('http://127.0.0.1:5000/slatemq?list-type=2&prefix=local/').read().decode())",
+    )  # fmt: skip
+    assert "local/ingest/0" in listed
+    assert "local/broker/0" in listed
+
+
+def test_prometheus_scrapes_every_service_and_grafana_asks_it(start: Start) -> None:
+    compose = start(*OBSERVABILITY, is_observed=True)
+    prometheus = f"http://127.0.0.1:{compose.ports['prometheus']}"
+    grafana = f"http://127.0.0.1:{compose.ports['grafana']}"
+
+    def scraped() -> set[str]:
+        try:
+            answer = compose.get_json(f"{prometheus}/api/v1/query?query=up==1")
+        except OSError:
+            return set()
+        return {one["metric"]["service"] for one in answer["data"]["result"]}
+
+    # Prometheus has them all, the console on the machine's network among them
+    wait_until(lambda: scraped() == set(HTTP_PORTS), START_S)
+
+    # And Grafana, without a login, has the dashboards, and data for them
+    wait_until(lambda: _dashboards(compose, grafana) == 3, START_S)
+    query = {
+        "queries": [
+            {"refId": "A", "datasource": {"uid": "prometheus"}, "expr": "up", "instant": True}
+        ],
+        "from": "now-1m",
+        "to": "now",
+    }
+    answer = compose.get_json(f"{grafana}/api/ds/query", query)
+    assert len(answer["results"]["A"]["frames"]) == len(HTTP_PORTS)
+
+
+def _dashboards(compose: Compose, grafana: str) -> int:
+    try:
+        return len(compose.get_json(f"{grafana}/api/search?type=dash-db"))
+    except OSError:
+        return 0
+
+
+def _quick_start(compose: Compose) -> None:
+    ended = subprocess.run(
+        [sys.executable, "examples/quickstart.py", compose.endpoint],
+        cwd=REPOSITORY,
+        env=os.environ | compose.client_environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "processed 'anvil'" in ended.stdout, ended.stderr
+
+
+def _published_events(compose: Compose) -> float:
+    """How many events and tasks the backend has accepted of the ingest."""
+    command = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:7430/metrics').read().decode())"
+    text = compose("exec", "-T", "ingest", "python", "-c", command)
+    counts = re.findall(r"^slatemq_queue_published_total\{.*\} ([\d.e+]+)$", text, re.MULTILINE)
+    return sum(map(float, counts))
 
 
 async def _run_with_a_kill(compose: Compose, run: Run) -> None:

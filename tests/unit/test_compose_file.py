@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -17,6 +18,7 @@ from libs.events.settings import QueueSettings, read_settings
 from libs.serving.process.event_settings import read_queue_settings
 from libs.storage.database.roots import parse_root
 from slatemq.variables import KNOWN
+from tests.acceptance.compose_project import HTTP_PORTS, OBSERVABILITY, Compose
 from tests.memory_bounds import STATED, bytes_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +29,11 @@ OURS = ("ingest", "broker", "router", "janitor")
 BACKENDS = ("redis", "rabbitmq", "kafka")
 PROFILES = ("", "s3", *BACKENDS)
 """Those of which the services read: the profile `observability` adds to any."""
+
+COMPOSE_COMMANDS = re.compile(
+    "build|config|create|down|events|exec|help|images|kill|logs|pause|port|ps|pull|push|restart|rm"
+    "|run|scale|start|stop|top|unpause|up|version"
+)
 
 DURABLE = {
     "redis": "--appendonly yes --appendfsync always",
@@ -99,12 +106,70 @@ def test_the_console_is_on_loopback_and_reads_no_key_or_token_of_others() -> Non
     assert not {name for name in console["environment"] if "POLICY" in name or "TOKEN" in name}
 
 
+@pytest.mark.parametrize("name", [*BACKENDS, *OBSERVABILITY])
+def test_an_image_of_others_is_pinned_to_a_whole_version(name: str) -> None:
+    assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", SERVICES[name]["image"])
+
+
+@pytest.mark.parametrize("name", OBSERVABILITY)
+def test_what_observes_is_on_loopback_where_the_consoles_metrics_are(name: str) -> None:
+    service = SERVICES[name]
+
+    assert service["profiles"] == ["observability"]
+    assert service["network_mode"] == SERVICES["console"]["network_mode"] == "host"
+    listens = service["command"][-1] if name == "prometheus" else service["environment"]
+    assert "127.0.0.1" in str(listens)
+    assert f"${{SLATEMQ_{name.upper()}_PORT:-" in str(listens)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_metrics_are_published_where_prometheus_looks_for_them(name: str) -> None:
+    published = f"127.0.0.1:${{SLATEMQ_{name.upper()}_HTTP_PORT:-{HTTP_PORTS[name]}}}:7430"
+
+    assert published in SERVICES[name]["ports"]
+    assert SERVICES[name]["environment"]["SLATEMQ_HTTP_PORT"] == "${SLATEMQ_HTTP_PORT:--1}"
+
+
+@pytest.mark.parametrize(("backend", "is_observed"), [("", False), ("redis", True)])
+def test_the_compose_test_chooses_every_port_of_the_file(
+    tmp_path: Path, backend: str, is_observed: bool
+) -> None:
+    project = Compose(tmp_path, backend, is_observed=is_observed)
+    named = set(re.findall(r"SLATEMQ_\w+_PORT", (ROOT / "docker-compose.yml").read_text()))
+
+    read = _config(project.command, project.environ)
+
+    assert named <= set(project.settings)
+    ports = {
+        port if isinstance(port, str) else f"{port['published']}:{port['target']}"
+        for service in read["services"].values()
+        for port in service.get("ports", ())
+    }
+    chosen = {str(port) for port in (*project.ports.values(), *project.http_ports.values())}
+    assert {re.sub(r"^127\.0\.0\.1:|:\d+(/tcp)?$", "", port) for port in ports} <= chosen
+    assert not is_observed or str(tmp_path) in str(read["services"]["prometheus"]["volumes"])
+
+
+def test_every_command_of_compose_that_docs_name_is_one_of_the_oldest_compose() -> None:
+    """Of 1.29, which Debian has; the plugin has all of its commands."""
+    texts = [ROOT / "docker-compose.yml", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        command
+        for text in texts
+        for command in re.findall(
+            r"docker-compose (?:--profile \w+ )*(?!--)([a-z]+)\b(?=[^`]*[`\n])", text.read_text()
+        )
+    }
+
+    assert named >= {"up", "down", "ps"}
+    assert [name for name in named if not COMPOSE_COMMANDS.fullmatch(name)] == []
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_runs_in_its_profile_only_and_keeps_what_it_answered(name: str) -> None:
     service = SERVICES[name]
 
     assert service["profiles"] == [name]
-    assert re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+", service["image"]), "pinned to a whole version"
     assert service["healthcheck"]["test"][0] == "CMD"
     (volume,) = service["volumes"]
     assert volume.split(":")[0] == name
@@ -169,22 +234,25 @@ def test_our_services_have_certificates_in_every_profile(name: str) -> None:
 
 
 def test_docker_compose_understands_each_profile() -> None:
+    for profile in PROFILES:
+        read = _config(["docker-compose"], os.environ | {"COMPOSE_PROFILES": profile})
+        broker = read["services"]["broker"]
+        assert environment(profile).items() <= broker["environment"].items()
+
+
+def _config(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """docker-compose.yml as docker-compose reads it."""
     if shutil.which("docker-compose") is None:
         why = "docker-compose is absent: docker-compose.yml is not tried"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)
-    for profile in PROFILES:
-        done = subprocess.run(
-            ["docker-compose", "config"],
-            cwd=ROOT,
-            env=os.environ | {"COMPOSE_PROFILES": profile},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        broker = yaml.safe_load(done.stdout)["services"]["broker"]
-        assert environment(profile).items() <= broker["environment"].items()
+    done = subprocess.run(
+        [*command, "config"], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Any] = yaml.safe_load(done.stdout)
+    return read
 
 
 @pytest.mark.parametrize("profile", BACKENDS)
