@@ -60,6 +60,7 @@ from services.broker.rpc.outbox import OutboxServicer
 from services.broker.rpc.queues import QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
+from services.broker.shard.load import ShardLoad
 from services.broker.shard.loading import last_clock_ms, load_shard
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
@@ -121,7 +122,10 @@ class Broker:
         self.sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         names = UniqueNames(owner, QueueNames(root.objects), channels, shard)
-        self.queues = QueueServicer(config, owner, self.delivery, self.sweeper, starts, names)
+        self.load = ShardLoad(owner.shard.queues)
+        self.queues = QueueServicer(
+            config, owner, self.delivery, self.sweeper, starts, names, self.load
+        )
         self.assignments = AssignmentServicer(
             shard, owner, self.delivery, self.introductions, starts
         )
@@ -154,6 +158,7 @@ class Broker:
             self.redrives.run(),
             self.executor.forget(),
             self.sender.run(),
+            self.load.run(),
         ]
 
     def drain(self) -> None:

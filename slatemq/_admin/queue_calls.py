@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Unpack
 import grpc.aio
 
 from slatemq._admin.entry_models import EntryState, StateName, state_wire
+from slatemq._admin.placement import least_loaded
 from slatemq._admin.queue_models import (
     Backoff,
     DeletedQueue,
@@ -58,16 +59,20 @@ class QueueCalls(Calls):
         queue_id: str,
         *,
         with_queue: str = "",
+        shard: int | None = None,
         start_from: Start = "now",
         **settings: Unpack[QueueSettings],
     ) -> Queue:
         """Creates a queue with these settings; None means the default.
 
-        `with_queue`: another queue whose shard it must share, so that commands on both can be
-        executed together. `start_from`: a time, or "beginning": older messages are brought in, back
-        to the beginning of the instance's replay window; `Queue.replay` shows the progress. Raises
-        AlreadyExists, InvalidArgument, NotFound (`with_queue`).
+        It goes to a broker shard that has little to do. `with_queue`: another queue whose shard it
+        must share, so that commands on both can be executed together; `shard`: that broker shard.
+        `start_from`: a time, or "beginning": older messages are brought in, back to the beginning
+        of the instance's replay window; `Queue.replay` shows the progress. Raises AlreadyExists,
+        InvalidArgument, NotFound (`with_queue`, or no such `shard`), Unavailable.
         """
+        if with_queue and shard is not None:
+            raise InvalidArgument("shard", "contradicts with_queue: leave one out")
         wire = message_of(queue_pb2.Queue, queue_id=queue_id)
         _fill(wire, settings)
         request = message_of(queue_pb2.CreateQueueRequest, queue=wire, with_queue_id=with_queue)
@@ -78,7 +83,7 @@ class QueueCalls(Calls):
         async def attempt(timeout: float) -> Queue:
             nonlocal chosen, tries
             if chosen is None:
-                chosen = await self._shard_for(queue_id, with_queue)
+                chosen = await self._shard_for(with_queue, shard)
             stub = QueueServiceStub(await self._peers.broker(chosen))
             tries += 1
             try:
@@ -97,22 +102,15 @@ class QueueCalls(Calls):
                 return found
             raise
 
-    async def _shard_for(self, queue_id: str, with_queue: str) -> int:
-        """The shard for a new queue: the lowest that answers, until queues are spread.
-
-        Raises AlreadyExists when a broker has a queue of this name.
-        """
+    async def _shard_for(self, with_queue: str, shard: int | None) -> int:
+        """The shard for a new queue. Raises NotFound for a shard or queue that does not exist."""
+        if shard is not None:
+            if shard not in (await self._peers.fresh_topology()).brokers:
+                raise NotFound("broker shard", str(shard))
+            return shard
         if with_queue:
             return await self._locations.shard_of(with_queue)
-        shards = await self._peers.broker_shards()
-        if len(shards) < 2:
-            return shards[0] if shards else 0
-        request = queue_pb2.ListQueuesRequest(page_size=1, prefix=queue_id)
-        answers = await self._locations.ask_all(_list_queues, request)
-        for page in answers.by_shard.values():
-            if any(queue.queue_id == queue_id for queue in page.queues):
-                raise AlreadyExists("queue", queue_id)
-        return min(answers.by_shard)
+        return await least_loaded(self._peers)
 
     async def get_queue(self, queue_id: str) -> Queue:
         """Reads a queue, with the counts of its messages. Raises NotFound."""

@@ -60,6 +60,11 @@ class QueueServiceStub:
                 request_serializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueResponse.FromString,
                 _registered_method=True)
+        self.GetShardLoad = channel.unary_unary(
+                '/slatemq.v1.QueueService/GetShardLoad',
+                request_serializer=slatemq_dot_v1_dot_queue__pb2.GetShardLoadRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_queue__pb2.GetShardLoadResponse.FromString,
+                _registered_method=True)
         self.WatchQueues = channel.unary_stream(
                 '/slatemq.v1.QueueService/WatchQueues',
                 request_serializer=slatemq_dot_v1_dot_queue__pb2.WatchQueuesRequest.SerializeToString,
@@ -92,7 +97,8 @@ class QueueServiceServicer:
     """
 
     def CreateQueue(self, request, context):
-        """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+        """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
+        least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
         messages that are not routed yet.
 
         With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
@@ -151,6 +157,16 @@ class QueueServiceServicer:
         starts empty.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetShardLoad(self, request, context):
+        """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
+        cheap to ask for, and may be a second old.
+
+        Errors: UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,6 +251,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.DeleteQueue,
                     request_deserializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueResponse.SerializeToString,
+            ),
+            'GetShardLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShardLoad,
+                    request_deserializer=slatemq_dot_v1_dot_queue__pb2.GetShardLoadRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_queue__pb2.GetShardLoadResponse.SerializeToString,
             ),
             'WatchQueues': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchQueues,
@@ -398,6 +419,33 @@ class QueueService:
             '/slatemq.v1.QueueService/DeleteQueue',
             slatemq_dot_v1_dot_queue__pb2.DeleteQueueRequest.SerializeToString,
             slatemq_dot_v1_dot_queue__pb2.DeleteQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShardLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.QueueService/GetShardLoad',
+            slatemq_dot_v1_dot_queue__pb2.GetShardLoadRequest.SerializeToString,
+            slatemq_dot_v1_dot_queue__pb2.GetShardLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

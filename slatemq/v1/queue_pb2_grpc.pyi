@@ -34,7 +34,8 @@ class QueueServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     CreateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]
-    """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+    """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
+    least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
     messages that are not routed yet.
 
     With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
@@ -78,6 +79,12 @@ class QueueServiceStub:
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
+    GetShardLoad: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetShardLoadRequest, _queue_pb2.GetShardLoadResponse]
+    """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
+    cheap to ask for, and may be a second old.
+
+    Errors: UNAVAILABLE.
+    """
     WatchQueues: _grpc.UnaryStreamMultiCallable[_queue_pb2.WatchQueuesRequest, _queue_pb2.WatchQueuesResponse]
     """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
     one queue, only the last may arrive.
@@ -117,7 +124,8 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.CreateQueueRequest, _queue_pb2.CreateQueueResponse]  # type: ignore[assignment]
-    """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+    """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
+    least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
     messages that are not routed yet.
 
     With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
@@ -161,6 +169,12 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
+    GetShardLoad: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetShardLoadRequest, _queue_pb2.GetShardLoadResponse]  # type: ignore[assignment]
+    """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
+    cheap to ask for, and may be a second old.
+
+    Errors: UNAVAILABLE.
+    """
     WatchQueues: _aio.UnaryStreamMultiCallable[_queue_pb2.WatchQueuesRequest, _queue_pb2.WatchQueuesResponse]  # type: ignore[assignment]
     """Streams the queues of this shard and every later change, without end. Only durable changes are sent. Of several changes of
     one queue, only the last may arrive.
@@ -203,7 +217,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.CreateQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.CreateQueueResponse, _abc.Awaitable[_queue_pb2.CreateQueueResponse]]:
-        """Creates a queue. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
+        """Creates a queue, on the shard of the broker that is asked: ask two or more brokers with GetShardLoad, and create it where the load is
+        least. The queue's filter judges every message whose publish begins after this call returns; it may also judge earlier
         messages that are not routed yet.
 
         With a start in the past, stored messages are replayed in the background, beside live traffic; `Queue.replay` shows the progress.
@@ -270,6 +285,18 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         starts empty.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def GetShardLoad(
+        self,
+        request: _queue_pb2.GetShardLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.GetShardLoadResponse, _abc.Awaitable[_queue_pb2.GetShardLoadResponse]]:
+        """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
+        cheap to ask for, and may be a second old.
+
+        Errors: UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -39,6 +39,7 @@ from services.broker.requests.queues import (
     with_counts,
 )
 from services.broker.shard.change_pace import ChangePace
+from services.broker.shard.load import ShardLoad
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
@@ -74,7 +75,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         sweeper: Sweeper,
         starts: ReplayStarts,
         names: UniqueNames,
+        load: ShardLoad,
     ) -> None:
+        self._load = load
         self._shard = config.shard
         self._max_delay_ms = config.instance.max_message_delay_ms
         self._pace = ChangePace(config.queue_changes_per_s)
@@ -298,6 +301,11 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._sweeper.purged(queue_id)
         await self._owner.durable()
         return queue_pb2.PurgeQueueResponse(purged_count=count)
+
+    async def GetShardLoad(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.GetShardLoadRequest, context: Any
+    ) -> queue_pb2.GetShardLoadResponse:
+        return queue_pb2.GetShardLoadResponse(broker_shard=self._shard, load=self._load.load())
 
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any

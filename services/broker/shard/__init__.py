@@ -3,6 +3,7 @@
 In reading order; a file imports only files above it:
 
 `change_pace`     Limits the rate at which queues change, so that messages keep moving meanwhile
+`load`            How much the shard has to do, for the choice of the shard of a new queue
 `loading`         Reads the broker's database: all state at start, and cold buckets when a command
                   needs them
 `owner`           The shard in its process: runs commands on the pure state, commits what they

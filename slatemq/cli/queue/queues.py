@@ -55,8 +55,19 @@ def queue() -> None:
     default="",
     help="Place it on this queue's shard, for commands that change both in one step.",
 )
+@click.option(
+    "--shard",
+    type=click.IntRange(min=0),
+    help="Place it on this broker shard.  [default: one that has little to do]",
+)
 def create(
-    session: Session, /, name: str, with_queue: str, start_from: Any, **settings: Any
+    session: Session,
+    /,
+    name: str,
+    with_queue: str,
+    shard: int | None,
+    start_from: Any,
+    **settings: Any,
 ) -> None:
     """Create the queue NAME: 1 to 255 letters, digits, `.`, `_` and `-`.
 
@@ -75,6 +86,9 @@ def create(
       slatemq queue create stats --filter 'headers["type"] == "order"' --start-from -2h
       slatemq queue create stage-2 --with stage-1
 
+    A queue lives on one broker shard. Without --shard and --with, two brokers are asked how much
+    they have to do (queues, messages, processor time), and the one with less gets the queue.
+
     Filters and priorities are CEL. They see `headers` (a map of strings),
     `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
     duration), `size` (bytes of payload) and `message_id`. A filter that fails,
@@ -91,7 +105,7 @@ def create(
     """
     one = session.call(
         lambda client: client.create_queue(
-            name, with_queue=with_queue, start_from=start_from, **settings
+            name, with_queue=with_queue, shard=shard, start_from=start_from, **settings
         )
     )
     session.show(queue_fields(one), f"created queue {name}")

@@ -1,0 +1,59 @@
+"""Which broker shard a new queue goes to: of two brokers, the one that has less to do.
+
+Two choices are enough: with them the shards differ by a few queues at most, however many there are,
+and callers that create queues at the same time, who all see the same loads, do not all take the
+same shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+from slatemq._rpc.peers import Peers, errors_translated
+from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
+from slatemq.v1.queue_pb2 import GetShardLoadRequest
+from slatemq.v1.queue_pb2_grpc import QueueServiceStub
+
+CHOICES: Final = 2
+
+ANSWER_S: Final = 1.0
+"""A broker that needs longer to say what it has to do has too much to do."""
+
+
+async def least_loaded(peers: Peers) -> int:
+    """The shard for a new queue; the only one is not asked.
+
+    Brokers that do not answer are passed over. Raises Unavailable or DeadlineExceeded where none
+    does.
+    """
+    shards = await peers.broker_shards()
+    if len(shards) < 2:
+        return shards[0] if shards else 0
+    left = random.sample(shards, len(shards))
+    found: list[tuple[float, int]] = []
+    problem: SlateMQError | None = None
+    while left and len(found) < CHOICES:
+        asked, left = left[: CHOICES - len(found)], left[CHOICES - len(found) :]
+        answers = await asyncio.gather(*(_load(peers, shard) for shard in asked))
+        for shard, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, float):
+                found.append((answer, shard))
+            else:
+                problem = answer
+    if not found:
+        assert problem is not None, "some were asked"
+        raise problem
+    return min(found, key=lambda one: one[0])[1]  # of equal ones, any: they are shuffled
+
+
+async def _load(peers: Peers, shard: int) -> float | SlateMQError:
+    """The load of a shard, or why it is not known."""
+    try:
+        with errors_translated():
+            stub = QueueServiceStub(await peers.broker(shard))
+            call = stub.GetShardLoad(GetShardLoadRequest(), timeout=ANSWER_S)
+            return (await peers.unless_closed(call)).load
+    except (Unavailable, DeadlineExceeded) as error:
+        return error
