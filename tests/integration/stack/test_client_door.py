@@ -263,6 +263,7 @@ def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         "CancelRedrive": [(entry_pb2.CancelRedriveRequest(redrive_id=prey.redrive_id), NOT_FOUND)],
         "ResumeRedrive": [(entry_pb2.ResumeRedriveRequest(redrive_id=prey.redrive_id), NOT_FOUND)],
         "ListQueues": [(queue_pb2.ListQueuesRequest(), OK)],
+        "GetShardLoad": [(queue_pb2.GetShardLoadRequest(), OK)],
         "WatchQueues": [(queue_pb2.WatchQueuesRequest(), OK)],
         "GetTopology": [],
         "GetInstance": [],

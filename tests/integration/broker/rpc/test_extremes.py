@@ -24,6 +24,7 @@ from tests.services import service_of
 READING: Final = {
     "GetQueue",
     "ListQueues",
+    "GetShardLoad",
     "WatchQueues",
     "GetRoutingState",
     "ListEntries",
