@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from libs.storage.database.roots import Root, open_root
 from libs.storage.layout.ids import message_id
 from libs.storage.layout.keys import payload_key
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
+from libs.storage.objects.small_objects import Objects
 from libs.storage.records.payloads import encode_uri
 from services.janitor.orphans import ORPHAN_AGE_MS
 from services.janitor.verify.findings import ALIKE_MAX, Findings, Kind
@@ -138,3 +140,63 @@ async def test_a_repair_removes_all_objects_that_are_left_over_not_only_those_th
     await repairs.repair(findings)
     assert repairs.counts == {"objects_removed": count}
     assert await root.objects.list("blobs") == []
+
+
+class _Killed(BaseException):
+    """Stands in for SIGKILL: nothing of ours catches it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, *, landed: bool) -> None:
+    """Raise at the change of the store with that number, once it has landed or before."""
+    changes = itertools.count()
+
+    def dying(method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def call(*args: object) -> object:
+            is_last = next(changes) == step
+            if is_last and not landed:
+                raise _Killed
+            result = await method(*args)
+            if is_last:
+                raise _Killed
+            return result
+
+        return call
+
+    for name in ("put_if_absent", "delete"):
+        monkeypatch.setattr(Objects, name, dying(getattr(Objects, name)))
+
+
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_repair_that_was_killed_at_any_change_is_finished_by_the_next(
+    root: Root, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    # Two objects that nothing names, and the names of two queues whose broker was given up.
+    other = f"blobs/00/{1:062x}"
+    names = QueueNames(root.objects)
+    for step in range(4):
+        for path in (PATH, other):
+            await root.objects.put(path, b"payload")
+        for queue_id in ("bills", "orders"):
+            assert await names.claim(queue_id, (7,), await names.get(queue_id))
+        began_ms = await root.objects.modified_ms(other) + ORPHAN_AGE_MS + 1
+
+        with monkeypatch.context() as patch:
+            kill_at(patch, step, landed=landed)
+            with pytest.raises(_Killed):
+                await repaired(root, began_ms)
+        left = 4 - step - landed
+        assert len((await repaired(root, began_ms)).repaired) == left
+
+        assert await root.objects.list("blobs") == []
+        for queue_id in ("bills", "orders"):
+            assert (await names.get(queue_id)).broker_shards == ()
+        findings = await Verification(root, await StoppedDatabases.find(root), began_ms).run()
+        assert findings.leftovers == []
+
+
+async def repaired(root: Root, began_ms: int) -> Repairs:
+    """What a repair did that looked at the instance anew."""
+    findings = await Verification(root, await StoppedDatabases.find(root), began_ms).run()
+    repairs = repairs_of(root)
+    await repairs.repair(findings)
+    return repairs
