@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.frozen import run_frozen
+from tests.faults.mixed_work import judged
+from tests.faults.zombies import HISTORY
 from tests.forms import proof
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -15,8 +17,8 @@ async def test_a_replaced_owner_whose_wal_was_collected_answers_nothing_and_lose
     tmp_path: Path, rounds: int, seconds: float
 ) -> None:
     # When owners, and the router, are frozen until the WAL of the owner has gone
-    history = await run_frozen(tmp_path, rounds, seconds)
+    work = await run_frozen(tmp_path, rounds, seconds)
 
     # Then they have ended as fenced, the router goes on, and every answered message came
-    assert history.answered
-    assert history.faults() == []
+    assert work.answered
+    assert judged(tmp_path / HISTORY) == []

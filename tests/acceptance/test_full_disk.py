@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.full_disk import run_full_disk
+from tests.faults.mixed_work import judged
+from tests.faults.zombies import HISTORY
 from tests.forms import proof
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -15,8 +17,8 @@ async def test_a_full_disk_ends_owners_loudly_and_loses_nothing_that_was_answere
     tmp_path: Path, rounds: int, settled_s: float
 ) -> None:
     # When a disk is full while messages flow, and there is room again once the owner has ended
-    history = await run_full_disk(tmp_path, rounds, seed=1, settled_s=settled_s)
+    work = await run_full_disk(tmp_path, rounds, seed=1, settled_s=settled_s)
 
     # Then the shard has opened again, and every answered message came, stored once
-    assert history.answered
-    assert history.faults() == []
+    assert work.answered
+    assert judged(tmp_path / HISTORY) == []

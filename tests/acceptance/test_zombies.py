@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.zombies import run_zombies
+from tests.faults.mixed_work import judged
+from tests.faults.zombies import HISTORY, run_zombies
 
 pytestmark = [
     pytest.mark.stack,
@@ -16,9 +17,9 @@ async def test_zombies_lose_nothing_store_nothing_twice_and_make_no_dead_letter(
     tmp_path: Path,
 ) -> None:
     # When members are killed, frozen and replaced for a while, beside queues that change
-    history = await run_zombies(tmp_path, seconds=15, seed=4, changes=200)
+    work = await run_zombies(tmp_path, seconds=15, seed=4, changes=200)
 
     # Then every answered message came to every queue that it matches, stored once
-    assert history.answered
-    assert history.changes_count == 200
-    assert history.faults() == []
+    assert work.answered
+    assert work.changes_count == 200
+    assert judged(tmp_path / HISTORY) == []

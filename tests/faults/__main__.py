@@ -24,10 +24,11 @@ import argparse
 import asyncio
 import json
 import random
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -47,10 +48,11 @@ from tests.faults.failing_reads import run_failing_reads
 from tests.faults.frozen import run_frozen
 from tests.faults.full_disk import run_full_disk
 from tests.faults.hostile.run import FULL_REQUESTS, Verdict, run_hostile
+from tests.faults.mixed_work import LEASE_S, Work, judged
 from tests.faults.rot import run_rot
 from tests.faults.store_troubles import run_store
 from tests.faults.verified import OF_ONE_SHARD, faults_below, faults_of
-from tests.faults.zombies import LEASE_S, History, run_zombies
+from tests.faults.zombies import HISTORY, run_zombies
 from tests.integration.broker.core.histories_run import run_history
 from tests.integration.janitor.conftest import READY, SMALL
 from tests.integration.janitor.instances import instance
@@ -150,6 +152,9 @@ def _parse() -> argparse.Namespace:
         "--rounds", type=int, default=2, help="of frozen owners, full disks, and damage"
     )
     parser.add_argument("--changes", type=int, default=0, help="of queues, beside the zombies")
+    parser.add_argument(
+        "--history", type=Path, help="keep what clients wrote down in this file, for tests.judge"
+    )
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
     parser.add_argument("--backend", choices=BACKENDS, default="redis", help="of event queues")
@@ -213,33 +218,40 @@ def _janitor(given: argparse.Namespace) -> int:
 
 def _zombies(given: argparse.Namespace) -> int:
     """Kill, freeze, replace and thaw every member for a while; every message is accounted for."""
-    with tempfile.TemporaryDirectory(prefix="slatemq-zombies-") as folder:
-        history = asyncio.run(run_zombies(Path(folder), given.seconds, given.seed, given.changes))
-        return _judge_history(history, faults_below(Path(folder)))
+    return _judge_history(
+        given, lambda folder: run_zombies(folder, given.seconds, given.seed, given.changes)
+    )
 
 
 def _frozen(given: argparse.Namespace) -> int:
     """Freeze owners for longer than their WAL is kept."""
-    with tempfile.TemporaryDirectory(prefix="slatemq-frozen-") as folder:
-        history = asyncio.run(run_frozen(Path(folder), given.rounds, given.seconds))
-        return _judge_history(history, faults_below(Path(folder)))
+    return _judge_history(given, lambda folder: run_frozen(folder, given.rounds, given.seconds))
 
 
 def _disk(given: argparse.Namespace) -> int:
     """Fill the disk of owners, again and again."""
-    with tempfile.TemporaryDirectory(prefix="slatemq-disk-") as folder:
-        run = run_full_disk(Path(folder), given.rounds, given.seed, settled_s=2 * LEASE_S)
-        return _judge_history(asyncio.run(run), faults_below(Path(folder)))
-
-
-def _judge_history(history: History, found: list[str]) -> int:
-    """Say what came of a history, and of its store; returns the exit code."""
-    faults = [*history.faults(), *found]
-    print(
-        f"{len(history.answered)} publishes answered, "
-        f"{len(history.unanswered)} of unknown outcome, "
-        f"{sum(map(len, history.notes.values()))} deliveries, {len(faults)} faults"
+    return _judge_history(
+        given, lambda folder: run_full_disk(folder, given.rounds, given.seed, 2 * LEASE_S)
     )
+
+
+def _judge_history(
+    given: argparse.Namespace, run: Callable[[Path], Coroutine[Any, Any, Work]]
+) -> int:
+    """Have clients write a history, judge it and the store; returns the exit code.
+
+    The history is kept where `--history` says.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"slatemq-{given.form}-") as name:
+        folder = Path(name)
+        try:
+            work = asyncio.run(run(folder))
+        finally:
+            if given.history and (folder / HISTORY).exists():
+                shutil.copy(folder / HISTORY, given.history)
+        faults = [*judged(folder / HISTORY), *faults_below(folder)]
+    finished = sum(map(len, work.finished.values()))
+    print(f"{work.answered_count} publishes answered, {finished} finished, {len(faults)} faults")
     return _show(faults)
 
 

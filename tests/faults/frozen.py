@@ -15,8 +15,10 @@ import grpc.aio
 
 from libs.serving.process.ownership import STANDSTILL_S
 from slatemq.v1 import consumer_pb2, consumer_pb2_grpc, ingest_pb2, ingest_pb2_grpc
+from tests.faults.mixed_work import FILTERS, Work
+from tests.faults.recorded import payload_of
 from tests.faults.shard_processes import Member
-from tests.faults.zombies import FILTERS, History, run_history
+from tests.faults.zombies import run_history
 
 KEPT_WAL_OBJECTS = 1
 """The newest of an owner's, which its successor has taken: it fences the older one permanently."""
@@ -24,6 +26,9 @@ KEPT_WAL_OBJECTS = 1
 PUBLISHES_BEFORE = 20
 CALLS = 16
 COLLECTED_S = 120.0
+
+PLAIN = {"kind": "plain", "class": "0", "parity": "even"}
+"""Headers of what queues take: what a zombie stores would come, and was sent by no client."""
 
 NOT_ANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Cancelled: the server ends before it has looked at the call."""
@@ -44,7 +49,7 @@ class CollectingMember(Member):
     def call(self, channel: grpc.aio.Channel) -> Any:
         """A call that only the owner of the shard may answer."""
         if self.service == "ingest":
-            message = ingest_pb2.PublishRun(payloads=[b'{"n": -1}'], headers={"n": "-1"})
+            message = ingest_pb2.PublishRun(payloads=[payload_of("of a zombie")], headers=PLAIN)
             publish = ingest_pb2.PublishRequest(runs=[message])
             return ingest_pb2_grpc.IngestServiceStub(channel).Publish(publish)
         claim = consumer_pb2.ClaimRequest(queue_id=next(iter(FILTERS)), max_messages=1)
@@ -77,16 +82,16 @@ async def replace_until_collected(owner: CollectingMember, seconds: float) -> No
             assert outcome.code() in NOT_ANSWERED, outcome
 
 
-async def run_frozen(folder: Path, rounds: int, seconds: float) -> History:
+async def run_frozen(folder: Path, rounds: int, seconds: float) -> Work:
     """In each round each owner is frozen and replaced, and the router is frozen all that time."""
     ingest, broker = (CollectingMember(folder, service, 0) for service in ("ingest", "broker"))
     router = Member(folder, "router", 0)
 
-    async def mishaps(history: History) -> None:
+    async def mishaps(work: Work) -> None:
         for number in range(rounds):
             for owner in (ingest, broker):
-                answered = len(history.answered)
-                while len(history.answered) < answered + PUBLISHES_BEFORE:
+                answered = work.answered_count
+                while work.answered_count < answered + PUBLISHES_BEFORE:
                     await asyncio.sleep(0.05)
                 await router.freeze(replace_until_collected(owner, seconds))
                 print(f"round {number}: {owner.name} replaced, collected and thawed", flush=True)

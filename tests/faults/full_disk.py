@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import IO
 
 from libs.serving.process.exits import EXIT_STORE_AWAY
+from tests.faults.mixed_work import Work
 from tests.faults.shard_processes import Member
-from tests.faults.zombies import History, run_history
+from tests.faults.zombies import run_history
 
 ANSWERS_BETWEEN = 20
 ENDED_S = 120.0
@@ -90,17 +91,17 @@ class CrowdedMember(Member):
         await self.start(self.ports)
 
 
-async def run_full_disk(folder: Path, rounds: int, seed: int, settled_s: float) -> History:
+async def run_full_disk(folder: Path, rounds: int, seed: int, settled_s: float) -> Work:
     """In each round the disk of each owner is full once; clients work all the time."""
     random_ = random.Random(seed)
     owners = [CrowdedMember(folder, service, 0) for service in ("ingest", "broker")]
     router = Member(folder, "router", 0)
 
-    async def mishaps(history: History) -> None:
+    async def mishaps(work: Work) -> None:
         for number in range(rounds):
             for owner in owners:
-                answered = len(history.answered)
-                while len(history.answered) < answered + ANSWERS_BETWEEN:
+                answered = work.answered_count
+                while work.answered_count < answered + ANSWERS_BETWEEN:
                     await asyncio.sleep(0.05)
                 free = random_.choice(FREE_BYTES)
                 await owner.fill_disk(free)

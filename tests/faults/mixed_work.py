@@ -1,0 +1,275 @@
+"""Clients that do all that clients do, write it down, and are judged by `tests.judge`.
+
+Producers publish singly and in batches, some of it delayed. Consumers ack, nack with and without a
+delay, release, extend and forget. A worker completes each order and pushes what comes of it; an
+operator redrives the dead letters of a queue whose consumer fails half of all messages. What is
+left at the end is drained, and then nothing may be missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import slatemq
+from slatemq.errors import SlateMQError
+from tests.faults.recorded import REFUSED, RecordedClient, key_of, recorded_client
+from tests.judge.facts import Facts
+from tests.judge.histories import read
+from tests.judge.rules import Judge
+
+log = logging.getLogger(__name__)
+
+LEASE_S: Final = 4.0
+CLAIM_MAX: Final = 100
+PUBLISH_BATCH: Final = 20
+STALLED_S: Final = 180.0
+AGAIN_S: Final = 0.1
+"""After a call that failed."""
+
+ORDERS, SHIPPED, FRAGILE = "orders", "shipped", "fragile"
+FRAGILE_ATTEMPTS: Final = 2
+FILTERS: Final = {
+    "all": 'headers.kind != "other"',
+    "even": 'headers.parity == "even" && headers.kind == "plain"',
+    "third": 'headers.class in ["0", "3"]',
+    ORDERS: 'headers.kind == "order"',
+    SHIPPED: 'headers.kind == "shipped"',
+    FRAGILE: 'headers.kind == "fragile"',
+}
+ATTEMPTS: Final = {FRAGILE: FRAGILE_ATTEMPTS}
+
+
+@dataclass
+class Work:
+    """One history and what waits for it.
+
+    Attributes:
+        rate: Messages that each producer publishes in a second, about.
+        answered: Keys of publishes that were answered.
+        finished: By queue, the keys whose ack was answered, or whose outcome is unknown.
+        changes_count: Changes of queues beside it.
+        latencies_ms: Of each first delivery without a delay, from its publish.
+    """
+
+    client: RecordedClient
+    seed: int
+    rate: float = 60.0
+    producers_count: int = 2
+    answered: dict[str, dict[str, str]] = field(default_factory=dict)
+    pushed: dict[str, str] = field(default_factory=dict)
+    finished: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    latencies_ms: list[float] = field(default_factory=list)
+    changes_count: int = 0
+    moved_at: float = field(default_factory=time.monotonic)
+    _due_at: dict[str, float] = field(default_factory=dict)
+    _keys: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def answered_count(self) -> int:
+        return len(self.answered)
+
+    async def begin(self) -> None:
+        """Create the queues; those of commands on one shard."""
+        for queue, text in FILTERS.items():
+            with_queue = ORDERS if queue == SHIPPED else ""
+            await self.client.create_queue(queue, text, ATTEMPTS.get(queue, 1000), with_queue)
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Consumers, workers and the operator, which work until they are cancelled."""
+        plain = [
+            self._consume(queue) for queue in ("all", "all", "even", "third", SHIPPED, FRAGILE)
+        ]
+        return [*plain, self._work(), self._operate()]
+
+    def producers(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._produce(number) for number in range(self.producers_count)]
+
+    # --- Clients ------------------------------------------------------------
+
+    async def _produce(self, number: int) -> None:
+        client = self.client.named(f"producer-{number}")
+        random_ = random.Random(f"{self.seed}/{number}")
+        for turn in itertools.count():
+            count = 1 if turn % 2 else PUBLISH_BATCH
+            messages = [self._message(next(self._keys), random_) for _ in range(count)]
+            began = time.monotonic()
+            try:
+                await client.publish(messages)
+            except SlateMQError:
+                await asyncio.sleep(AGAIN_S)
+                continue
+            for one in messages:
+                self.answered[one["key"]] = one["headers"]
+                if not one["delay_ms"]:
+                    self._due_at[one["key"]] = began
+            self.moved_at = time.monotonic()
+            await asyncio.sleep(max(0, count / self.rate - (time.monotonic() - began)))
+
+    def _message(self, number: int, random_: random.Random) -> dict[str, Any]:
+        kind = random_.choices(("plain", "order", "fragile", "other"), (12, 3, 2, 1))[0]
+        headers = {
+            "kind": kind,
+            "class": str(number % 7),
+            "parity": "odd" if number % 2 else "even",
+        }
+        delay_ms = random_.randrange(100, 3000) if random_.random() < 0.1 else 0
+        return {"key": f"m{number}", "headers": headers, "delay_ms": delay_ms}
+
+    async def _consume(self, queue: str) -> None:
+        client = self.client.named(f"consumer-{queue}-{next(self._keys)}")
+        random_ = random.Random(f"{self.seed}/{queue}")
+        while True:
+            try:
+                messages = await client.claim(queue, CLAIM_MAX, lease_s=LEASE_S)
+                self._note_latency(messages)
+                await self._treat(client, queue, messages, random_)
+            except SlateMQError:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _treat(
+        self,
+        client: RecordedClient,
+        queue: str,
+        messages: Sequence[slatemq.Received],
+        random_: random.Random,
+    ) -> None:
+        """Of a fragile queue half is nacked; of others few are nacked, released and forgotten."""
+        weights = (1, 1, 0, 0) if queue == FRAGILE else (92, 4, 2, 2)
+        groups = defaultdict(list)
+        for one in messages:
+            groups[random_.choices(("ack", "nack", "release", "forget"), weights)[0]].append(one)
+        if groups["ack"] and random_.random() < 0.2:
+            await client.extend([one.lease_token for one in groups["ack"]], LEASE_S)
+        delay_s = random_.choice((0, 0.5))
+        for kind in ("nack", "release"):
+            tokens = [one.lease_token for one in groups[kind]]
+            if tokens:
+                await client.nack(tokens, delay_s, release=kind == "release")
+        await self._ack(client, queue, groups["ack"])
+
+    async def _ack(
+        self, client: RecordedClient, queue: str, messages: Sequence[slatemq.Received]
+    ) -> None:
+        if not messages:
+            return
+        results = await client.ack([one.lease_token for one in messages])
+        for one, error in zip(messages, results, strict=True):
+            if error is None or not isinstance(error, REFUSED):
+                self._finish(queue, key_of(one.payload))
+
+    def _finish(self, queue: str, key: str) -> None:
+        self.finished[queue].add(key)
+        self.moved_at = time.monotonic()
+
+    def _note_latency(self, messages: Sequence[slatemq.Received]) -> None:
+        now = time.monotonic()
+        for one in messages:
+            began = self._due_at.pop(key_of(one.payload), None)
+            if began is not None:
+                self.latencies_ms.append((now - began) * 1000)
+
+    async def _work(self) -> None:
+        """Complete each order and push two messages for it, all or nothing."""
+        client = self.client.named("worker")
+        while True:
+            try:
+                for one in await client.claim(ORDERS, 10, lease_s=LEASE_S):
+                    key = key_of(one.payload)
+                    pushes = [(SHIPPED, f"{key}/{part}/{next(self._keys)}") for part in "ab"]
+                    await client.complete_and_push([one], pushes)
+                    self._finish(ORDERS, key)
+                    self.pushed.update({pushed: queue for queue, pushed in pushes})
+            except SlateMQError:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _operate(self) -> None:
+        """Redrive the dead letters now and then."""
+        client = self.client.named("operator")
+        while True:
+            await asyncio.sleep(3)
+            try:
+                await client.redrive(FRAGILE)
+            except SlateMQError as error:
+                log.debug("redriving: %s", error)
+
+    # --- The end ------------------------------------------------------------
+
+    def missing(self) -> int:
+        """How many entries are not finished that will be, as far as clients know."""
+        missing = sum(len(self._expected(queue) - self.finished[queue]) for queue in FILTERS)
+        return missing + sum(key not in self.finished[SHIPPED] for key in self.pushed)
+
+    def _expected(self, queue: str) -> set[str]:
+        takes = _TAKES[queue]
+        return {key for key, headers in self.answered.items() if takes(headers)}
+
+    async def drain(self, settled_s: float) -> None:
+        """Wait until all is finished, or nothing moves; what would come again comes in the end."""
+        self.moved_at = time.monotonic()
+        while self.missing() and time.monotonic() - self.moved_at < STALLED_S:
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(settled_s)
+
+
+_TAKES: Final[dict[str, Callable[[dict[str, str]], bool]]] = {
+    "all": lambda h: h["kind"] != "other",
+    "even": lambda h: h["parity"] == "even" and h["kind"] == "plain",
+    "third": lambda h: h["class"] in ("0", "3"),
+    ORDERS: lambda h: h["kind"] == "order",
+    SHIPPED: lambda h: False,
+    FRAGILE: lambda h: h["kind"] == "fragile",
+}
+"""When the work is done; the judge has its own."""
+
+
+async def run_work(
+    file: Path,
+    endpoint: str,
+    seed: int,
+    mishaps: Callable[[Work], Awaitable[None]],
+    settled_s: float = 2 * LEASE_S,
+    **rates: float,
+) -> Work:
+    """Have clients work while something happens, then drain; the history is in `file`."""
+    async with recorded_client(file, endpoint) as client:
+        work = Work(client, seed, **rates)  # type: ignore[arg-type]
+        await work.begin()
+        producers = [asyncio.create_task(one) for one in work.producers()]
+        others = [asyncio.create_task(one) for one in work.tasks()]
+        try:
+            await mishaps(work)
+            await _cancel(producers)
+            await work.drain(settled_s)
+            await _cancel(others)
+            for queue in FILTERS:
+                await client.drain(queue)
+        finally:
+            await _cancel([*producers, *others])
+    return work
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """End tasks; raises what one of them has raised."""
+    for one in tasks:
+        one.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+def judged(file: Path) -> list[str]:
+    """The faults of a history, by the judge; says how much it judged."""
+    operations = read([file])
+    facts = Facts(operations)
+    deliveries = sum(map(len, facts.deliveries.values()))
+    print(f"judged {file}: {len(operations)} operations, {deliveries} deliveries", flush=True)
+    return [str(fault) for fault in Judge(facts).faults()]

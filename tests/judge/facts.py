@@ -1,0 +1,268 @@
+"""From operations to messages, deliveries, and what consumers did with their leases."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.judge.histories import FAIL, INFO, NEVER, OK, Operation
+
+Copy = tuple[str, int]
+"""A message in one queue: the queue, and the message's ID."""
+
+
+@dataclass
+class Sent:
+    """A message that a client published, pushed or transferred.
+
+    Attributes:
+        only: The one queue that it is for; empty: those whose filters take it.
+        delay_ms: It may not come earlier than that after `began`.
+        retention_ms: It may not come later than that after `ended`; 0: without end.
+        together: The operation that it takes effect with, when that is more than a publish.
+    """
+
+    key: str
+    headers: Mapping[str, str]
+    began: int
+    ended: int
+    outcome: str
+    only: str = ""
+    delay_ms: float = 0
+    retention_ms: float = 0
+    together: Operation | None = None
+
+
+@dataclass
+class Delivery:
+    """One claimed message. `starts_ms`, `deadline_ms`: its lease by the clock of the broker."""
+
+    queue: str
+    key: str
+    message_id: int
+    attempt: int
+    token: str
+    starts_ms: float
+    deadline_ms: float
+    began: int
+    ended: int
+
+
+@dataclass
+class Use:
+    """What a consumer did with one lease.
+
+    Attributes:
+        kind: `ack`, `nack`, `release`, `fail`, `extend`, `complete` or `transfer`.
+        delay_ms: The message may not come again earlier than that after `began`.
+        deadline_ms: The new end of the lease, of an extension.
+    """
+
+    kind: str
+    began: int
+    ended: int
+    outcome: str
+    delay_ms: float = 0
+    deadline_ms: float = 0
+    operation: Operation | None = None
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the message is done after it."""
+        return self.kind in ("ack", "complete", "transfer")
+
+
+@dataclass
+class Filter:
+    """A filter of a queue, from a moment between `began` and `ended` on."""
+
+    expression: str
+    began: int
+    ended: int
+
+
+@dataclass
+class Queue:
+    """What clients did to a queue."""
+
+    name: str
+    began: int = 0
+    ended: int = NEVER
+    max_attempts: int = 0
+    backoff_ms: float = 0
+    filters: list[Filter] = field(default_factory=list)
+    purges: list[Operation] = field(default_factory=list)
+    pauses: list[tuple[int, int]] = field(default_factory=list)
+    redrives: list[Operation] = field(default_factory=list)
+    unknown_claims: list[int] = field(default_factory=list)
+    drained_at: int = 0
+    dead: set[int] = field(default_factory=set)
+
+
+class Facts:
+    """What a history says.
+
+    Attributes:
+        sent: By key. A key has more than one where it was pushed or transferred on.
+        deliveries: By copy, in the order of their leases by the broker's clock.
+        uses: By lease token.
+        ahead_ms: How far the clock of a service was ahead of real time at most.
+    """
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        self.sent: dict[str, list[Sent]] = defaultdict(list)
+        self.deliveries: dict[Copy, list[Delivery]] = defaultdict(list)
+        self.uses: dict[str, list[Use]] = defaultdict(list)
+        self.queues: dict[str, Queue] = {}
+        self.executions: list[Operation] = []
+        self.ids: dict[str, set[int]] = defaultdict(set)
+        self.tokens: dict[str, Delivery] = {}
+        self.repeated_tokens: list[str] = []
+        self.ahead_ms = 0.0
+        self._paused: dict[str, int] = {}
+        for one in operations:
+            getattr(self, f"_{one.f.replace('-', '_')}")(one)
+        for copies in self.deliveries.values():
+            copies.sort(key=lambda one: (one.starts_ms, one.ended))
+
+    def queue(self, name: str) -> Queue:
+        return self.queues.setdefault(name, Queue(name))
+
+    # --- Messages -----------------------------------------------------------
+
+    def _publish(self, one: Operation) -> None:
+        messages = one.value["messages"]
+        for message in messages:
+            self.sent[message["key"]].append(_sent_of(message, one))
+        if one.outcome == OK and "ids" in one.result:
+            for message, message_id in zip(messages, one.result["ids"], strict=True):
+                self.ids[message["key"]].add(message_id)
+
+    def _claim(self, one: Operation) -> None:
+        name = one.value["queue"]
+        if one.outcome == INFO:
+            self.queue(name).unknown_claims.append(one.began)
+        for message in one.result.get("messages", ()) if one.outcome == OK else ():
+            lease_ms = message.get("lease_ms", one.value["lease_ms"])
+            delivery = Delivery(
+                name,
+                message["key"],
+                message["id"],
+                message["attempt"],
+                message["token"],
+                message["deadline_ms"] - lease_ms,
+                message["deadline_ms"],
+                one.began,
+                one.ended,
+            )
+            self.deliveries[name, delivery.message_id].append(delivery)
+            self.ids[delivery.key].add(delivery.message_id)
+            if delivery.token in self.tokens:
+                self.repeated_tokens.append(delivery.token)
+            self.tokens[delivery.token] = delivery
+
+    # --- Leases -------------------------------------------------------------
+
+    def _ack(self, one: Operation) -> None:
+        self._results("ack", one)
+
+    def _nack(self, one: Operation) -> None:
+        kind = "release" if one.value.get("release") else "nack"
+        self._results(kind, one, one.value.get("delay_ms", 0))
+
+    def _extend(self, one: Operation) -> None:
+        self._results("extend", one)
+
+    def _results(self, kind: str, one: Operation, delay_ms: float = 0) -> None:
+        tokens = one.value["tokens"]
+        results = one.result.get("results") if one.outcome == OK else None
+        deadlines = one.result.get("deadlines_ms", [0] * len(tokens))
+        for place, token in enumerate(tokens):
+            outcome = {"ok": OK, "unknown": INFO}.get(results[place], FAIL) if results else INFO
+            if one.outcome == FAIL:
+                outcome = FAIL
+            ended = NEVER if outcome == INFO else one.ended
+            deadline = deadlines[place] if results else 0
+            self.uses[token].append(Use(kind, one.began, ended, outcome, delay_ms, deadline))
+
+    def _execute(self, one: Operation) -> None:
+        self.executions.append(one)
+        for command in one.value["commands"]:
+            match command["do"]:
+                case "push":
+                    self.sent[command["key"]].append(_sent_of(command, one, together=one))
+                case "transfer":
+                    self._use(one, command)
+                    delivery = self.tokens.get(command["token"])
+                    if delivery is not None:
+                        moved = {"key": delivery.key, "queue": command["queue"]}
+                        self.sent[delivery.key].append(_sent_of(moved, one, together=one))
+                case _:
+                    self._use(one, command)
+
+    def _use(self, one: Operation, command: Mapping[str, Any]) -> None:
+        delay = command.get("delay_ms", 0)
+        use = Use(command["do"], one.began, one.ended, one.outcome, delay, 0, one)
+        self.uses[command["token"]].append(use)
+
+    # --- Queues -------------------------------------------------------------
+
+    def _create_queue(self, one: Operation) -> None:
+        if one.outcome == FAIL:
+            return
+        queue = self.queue(one.value["queue"])
+        queue.began, queue.ended = one.began, one.ended
+        queue.max_attempts = one.value.get("max_attempts", 0)
+        queue.backoff_ms = one.value.get("backoff_ms", 0)
+        default = f'headers["queue"] == "{queue.name}"'
+        queue.filters = [Filter(one.value.get("filter", "") or default, one.began, one.ended)]
+
+    def _update_queue(self, one: Operation) -> None:
+        if one.may_have_happened and one.value.get("filter"):
+            queue = self.queue(one.value["queue"])
+            queue.filters.append(Filter(one.value["filter"], one.began, one.ended))
+
+    def _delete_queue(self, one: Operation) -> None:
+        self._purge(one)
+
+    def _purge(self, one: Operation) -> None:
+        if one.may_have_happened:
+            self.queue(one.value["queue"]).purges.append(one)
+
+    def _redrive(self, one: Operation) -> None:
+        if one.may_have_happened:
+            self.queue(one.value["queue"]).redrives.append(one)
+
+    def _pause(self, one: Operation) -> None:
+        if one.outcome == OK:
+            self._paused[one.value["queue"]] = one.ended
+
+    def _resume(self, one: Operation) -> None:
+        began = self._paused.pop(one.value["queue"], None)
+        if began is not None:
+            self.queue(one.value["queue"]).pauses.append((began, one.began))
+
+    def _drain(self, one: Operation) -> None:
+        if one.outcome == OK:
+            queue = self.queue(one.value["queue"])
+            queue.drained_at = one.began
+            queue.dead = set(one.result.get("dead", ()))
+
+    def _clock(self, one: Operation) -> None:
+        self.ahead_ms = max(self.ahead_ms, one.value["ahead_ms"])
+
+
+def _sent_of(message: Mapping[str, Any], one: Operation, together: Operation | None = None) -> Sent:
+    return Sent(
+        message["key"],
+        message.get("headers", {}),
+        one.began,
+        one.ended,
+        one.outcome,
+        message.get("queue", ""),
+        message.get("delay_ms", 0),
+        message.get("retention_ms", 0),
+        together,
+    )

@@ -1,0 +1,119 @@
+"""From lines to operations: what was asked, what came of it, and between which times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+NEVER: Final = 1 << 62
+"""The end of an operation that has none, in ns."""
+
+OK, FAIL, INFO = "ok", "fail", "info"
+
+FUNCTIONS: Final = frozenset(
+    {
+        "ack",
+        "claim",
+        "clock",
+        "create-queue",
+        "delete-queue",
+        "drain",
+        "execute",
+        "extend",
+        "nack",
+        "pause",
+        "publish",
+        "purge",
+        "redrive",
+        "resume",
+        "update-queue",
+    }
+)
+
+
+class Malformed(ValueError):
+    """A line that is not of the format, with its file and number."""
+
+
+@dataclass
+class Operation:
+    """One call of a client.
+
+    Attributes:
+        process: Who called; has one operation at a time.
+        began, ended: In ns of a clock that all lines share; NEVER: nothing came back.
+        outcome: `ok`: it took effect; `fail`: it did not; `info`: not known.
+        value: What was asked.
+        result: What came back with `ok`.
+    """
+
+    process: str
+    f: str
+    began: int
+    value: Mapping[str, Any]
+    ended: int = NEVER
+    outcome: str = INFO
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def may_have_happened(self) -> bool:
+        return self.outcome != FAIL
+
+
+def read(files: Iterable[Path]) -> list[Operation]:
+    """All operations of the files, in the order of their beginnings.
+
+    A last line that was cut off is left out: its writer was killed. Raises Malformed.
+    """
+    operations: list[Operation] = []
+    for file in files:
+        operations += _paired(_lines(file))
+    operations.sort(key=lambda one: one.began)
+    return operations
+
+
+def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    if lines and not text.endswith("\n"):
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        place = f"{file}:{number}"
+        try:
+            parsed = json.loads(line)
+        except ValueError as error:
+            raise Malformed(f"{place}: not JSON: {error}") from None
+        if not isinstance(parsed, dict):
+            raise Malformed(f"{place}: must be an object")
+        yield place, parsed
+
+
+def _paired(lines: Iterable[tuple[str, dict[str, Any]]]) -> list[Operation]:
+    open_: dict[str, Operation] = {}
+    operations = []
+    for place, line in lines:
+        try:
+            time, process, kind, f = line["time"], line["process"], line["type"], line["f"]
+        except KeyError as error:
+            raise Malformed(f"{place}: has no {error}") from None
+        if f not in FUNCTIONS:
+            raise Malformed(f"{place}: f is {f!r}, and must be one of {', '.join(FUNCTIONS)}")
+        if kind == "invoke":
+            if process in open_:
+                raise Malformed(f"{place}: process {process} has not ended its {open_[process].f}")
+            open_[process] = Operation(process, f, time, line.get("value", {}))
+            operations.append(open_[process])
+            continue
+        if kind not in (OK, FAIL, INFO):
+            raise Malformed(f"{place}: type is {kind!r}, and must be invoke, ok, fail or info")
+        operation = open_.pop(process, None)
+        if operation is None or operation.f != f:
+            raise Malformed(f"{place}: process {process} has not begun a {f}")
+        operation.outcome = kind
+        operation.result = line.get("value", {})
+        # What is not known may still happen later.
+        operation.ended = NEVER if kind == INFO else time
+    return operations

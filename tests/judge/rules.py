@@ -1,0 +1,363 @@
+"""What must hold of a history, from the definitions in README and docs/.
+
+A thing comes after another for certain where it began after the other ended. Nothing is judged that
+could be otherwise: what is not known to have happened may have, at any time since it began.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.judge.facts import Copy, Delivery, Facts, Queue, Sent
+from tests.judge.filters import Filters
+from tests.judge.histories import FAIL, OK, Operation
+
+NS: Final = 1_000_000
+"""Nanoseconds of a millisecond."""
+
+YES, NO, MAYBE = "yes", "no", "maybe"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What should not have happened, and the rule that says so."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+class Judge:
+    """The rules over one history."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._filters = Filters()
+        self._early_ns = facts.ahead_ms * NS
+
+    def faults(self) -> list[Fault]:
+        """All faults, rule by rule."""
+        found = []
+        for name, rule in RULES.items():
+            found += [Fault(name, text) for text in rule(self)]
+        return found
+
+    # --- Total queue --------------------------------------------------------
+
+    def lost(self) -> Iterator[str]:
+        """What was answered comes to every queue that it is for, until it is done or dead."""
+        settled = self._settled()
+        for queue in self.facts.queues.values():
+            if not queue.drained_at:
+                yield f"{queue.name} was never drained, so what it lost is not known"
+                continue
+            for key, each in self.facts.sent.items():
+                for sent in each:
+                    if sent.outcome != OK or sent.ended > queue.drained_at:
+                        continue
+                    if sent.retention_ms or self.belongs(queue, sent) != YES:
+                        continue
+                    if (queue.name, key) not in settled:
+                        yield f"{queue.name} lost {key}, which was answered"
+
+    def _settled(self) -> set[tuple[str, str]]:
+        """Queue and key of each copy that is done, may be done, or is a dead letter."""
+        settled = {
+            (each[0].queue, each[0].key)
+            for each in self.facts.deliveries.values()
+            if any(
+                use.finishes and use.outcome != FAIL
+                for one in each
+                for use in self.facts.uses[one.token]
+            )
+        }
+        keys = {one: key for key, ids in self.facts.ids.items() for one in ids}
+        for queue in self.facts.queues.values():
+            settled |= {(queue.name, keys.get(dead, "")) for dead in queue.dead}
+        return settled
+
+    def unsent(self) -> Iterator[str]:
+        """Nothing comes that no client sent, nor what was refused."""
+        for (queue, message_id), each in self.facts.deliveries.items():
+            for key in {one.key for one in each}:
+                sent = self.facts.sent.get(key, [])
+                if not sent:
+                    yield f"{queue} delivered {message_id} ({key}), which was never sent"
+                elif all(one.outcome == FAIL for one in sent):
+                    yield f"{queue} delivered {key}, which was refused"
+                elif min(one.ended for one in each) < min(one.began for one in sent):
+                    yield f"{queue} delivered {key} before it was sent"
+
+    def stored_once(self) -> Iterator[str]:
+        """One publish is one message, in all queues: a task that is repeated is applied once."""
+        for key, ids in self.facts.ids.items():
+            if len(ids) > 1:
+                yield f"{key} is stored as {sorted(ids)}"
+        keys: dict[int, str] = {}
+        for key, ids in self.facts.ids.items():
+            for one in ids:
+                if keys.setdefault(one, key) != key:
+                    yield f"{one} is the ID of {keys[one]} and of {key}"
+
+    # --- Routing ------------------------------------------------------------
+
+    def routing(self) -> Iterator[str]:
+        """A queue gets what its filter takes, and nothing else."""
+        for (name, _), each in self.facts.deliveries.items():
+            sent = self.facts.sent.get(each[0].key, [])
+            if sent and all(self.belongs(self.facts.queue(name), one) == NO for one in sent):
+                yield f"{name} delivered {each[0].key}, which it should not get: {sent[0].headers}"
+
+    def belongs(self, queue: Queue, sent: Sent) -> str:
+        """Whether a message is for a queue, as far as clients can know."""
+        if sent.only:
+            return YES if sent.only == queue.name else NO
+        if sent.ended < queue.began:
+            return NO
+        if any(purge.ended > sent.began for purge in queue.purges):
+            return MAYBE
+        taken = {self._filters.takes(one, sent.headers) for one in _filters(queue, sent)}
+        if taken == {False}:
+            return NO
+        return YES if taken == {True} and queue.ended < sent.began else MAYBE
+
+    # --- Attempts and leases ------------------------------------------------
+
+    def attempts(self) -> Iterator[str]:
+        """Attempts count up by one, no further than the queue permits."""
+        for copy, each in self.facts.deliveries.items():
+            queue = self.facts.queue(copy[0])
+            for generation in self.generations(copy):
+                yield from self._counted(copy, queue, generation)
+            if len(each) > 1 and len({one.key for one in each}) > 1:
+                yield f"{copy} came with different payloads"
+
+    def _counted(self, copy: Copy, queue: Queue, each: Sequence[Delivery]) -> Iterator[str]:
+        numbers = [one.attempt for one in each]
+        if queue.max_attempts and max(numbers) > queue.max_attempts:
+            yield f"{copy} came as attempt {max(numbers)} of {queue.max_attempts}"
+        if min(numbers) < 1:
+            yield f"{copy} came as attempt {min(numbers)}"
+        for earlier, later in itertools.pairwise(each):
+            if earlier.attempt == later.attempt and not self._may_be_released(earlier):
+                yield f"{copy} came twice as attempt {later.attempt}"
+            if earlier.attempt > later.attempt and earlier.ended < later.began:
+                yield f"{copy} came as attempt {later.attempt} after {earlier.attempt}"
+        missing = max(numbers) - len(set(numbers))
+        unknown = sum(began < each[-1].ended for began in queue.unknown_claims)
+        if missing > unknown:
+            yield f"{copy}: {missing} attempts came to no consumer, by {unknown} unknown claims"
+
+    def leases(self) -> Iterator[str]:
+        """A message has one lease at a time, which is the consumer's until it ends."""
+        for token in self.facts.repeated_tokens:
+            yield f"{token} was given twice"
+        for copy, each in self.facts.deliveries.items():
+            for earlier, later in itertools.pairwise(each):
+                if self._given_back(earlier, later):
+                    continue
+                end_ms = self._lease_end_ms(earlier)
+                if later.starts_ms < end_ms:
+                    early = end_ms - later.starts_ms
+                    yield (
+                        f"{copy} was claimed again {early:g} ms before the end of the lease of "
+                        f"attempt {earlier.attempt}"
+                    )
+
+    def after_ack(self) -> Iterator[str]:
+        """What was acked does not come again, and no ack counts after another claim."""
+        for copy, each in self.facts.deliveries.items():
+            for place, one in enumerate(each):
+                acks = [
+                    use for use in self.facts.uses[one.token] if use.finishes and use.outcome == OK
+                ]
+                for later in each[place + 1 :] if acks else ():
+                    yield (
+                        f"{copy} came again as attempt {later.attempt} although the "
+                        f"{acks[0].kind} of attempt {one.attempt} was answered"
+                    )
+
+    def _may_be_released(self, one: Delivery) -> bool:
+        uses = self.facts.uses[one.token]
+        return any(use.kind == "release" and use.outcome != FAIL for use in uses)
+
+    def _given_back(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether the consumer may have ended the lease before the later claim was answered."""
+        return any(
+            use.kind != "extend" and use.outcome != FAIL and use.began < later.ended
+            for use in self.facts.uses[earlier.token]
+        )
+
+    def _lease_end_ms(self, one: Delivery) -> float:
+        extended = [
+            use
+            for use in self.facts.uses[one.token]
+            if use.kind == "extend" and use.outcome == OK and use.deadline_ms
+        ]
+        if not extended:
+            return one.deadline_ms
+        return max(extended, key=lambda use: use.ended).deadline_ms
+
+    # --- Time ---------------------------------------------------------------
+
+    def early(self) -> Iterator[str]:
+        """Nothing comes before its time: a delay, a nack's, or the backoff of its queue."""
+        for copy, each in self.facts.deliveries.items():
+            sent = self.facts.sent.get(each[0].key, [])
+            due = min((one.began + one.delay_ms * NS for one in sent), default=0)
+            if each[0].ended < due - self._early_ns:
+                yield f"{copy} came {(due - each[0].ended) / NS:g} ms before its time"
+            for generation in self.generations(copy):  # a redriven one waits for nothing
+                for earlier, later in itertools.pairwise(generation):
+                    yield from self._too_soon(copy, earlier, later)
+
+    def _too_soon(self, copy: Copy, earlier: Delivery, later: Delivery) -> Iterator[str]:
+        waits = [
+            use.began + use.delay_ms * NS
+            for use in self.facts.uses[earlier.token]
+            if use.kind in ("nack", "release") and use.outcome == OK
+        ]
+        if waits and later.ended < min(waits) - self._early_ns:
+            yield f"{copy} came {(min(waits) - later.ended) / NS:g} ms before the delay of its nack"
+        backoff_ms = self.facts.queue(copy[0]).backoff_ms
+        if backoff_ms and not self.facts.uses[earlier.token] and later.attempt > earlier.attempt:
+            early = earlier.deadline_ms + backoff_ms - later.starts_ms
+            if early > 0:
+                yield f"{copy} came {early:g} ms before its backoff was over"
+
+    def late(self) -> Iterator[str]:
+        """Nothing comes after its retention, and nothing from a queue that is paused."""
+        for (name, message_id), each in self.facts.deliveries.items():
+            for one in each:
+                for sent in self.facts.sent.get(one.key, ()):
+                    gone = sent.ended + int(sent.retention_ms * NS)
+                    if sent.retention_ms and one.began > gone + self._early_ns:
+                        yield f"{name} delivered {message_id} after its retention"
+                for paused, resumed in self.facts.queue(name).pauses:
+                    if paused < one.began and one.ended < resumed:
+                        yield f"{name} delivered {message_id} while it was paused"
+
+    # --- Commands together --------------------------------------------------
+
+    def commands(self) -> Iterator[str]:
+        """Commands that belong together happen together, or not at all."""
+        seen = self._seen()
+        for one in self.facts.executions:
+            pushed = [c["key"] for c in one.value["commands"] if c["do"] == "push"]
+            came = [key for key in pushed if key in seen]
+            if came and one.outcome == FAIL:
+                yield f"{came[0]} was pushed by commands that were refused"
+            again = self._again_after(one)
+            if came and again:
+                yield f"{came[0]} was pushed, and {again} came again all the same"
+            if came and len(came) < len(pushed) and self._all_drained():
+                lacking = next(key for key in pushed if key not in seen)
+                yield f"{came[0]} was pushed without {lacking}, although they belong together"
+
+    def _again_after(self, one: Operation) -> str:
+        """A message that these commands finish, and that came under a later lease."""
+        for command in one.value["commands"]:
+            if command["do"] not in ("complete", "transfer"):
+                continue
+            delivery = self.facts.tokens.get(command["token"])
+            if delivery is None:
+                continue
+            each = self.facts.deliveries[delivery.queue, delivery.message_id]
+            if each[-1] is not delivery and each[-1].ended > delivery.ended:
+                return f"{delivery.queue}'s {delivery.key}"
+        return ""
+
+    def _seen(self) -> set[str]:
+        return {each[0].key for each in self.facts.deliveries.values()}
+
+    def _all_drained(self) -> bool:
+        return all(queue.drained_at for queue in self.facts.queues.values())
+
+    def tasks(self) -> Iterator[str]:
+        """What a message becomes by commands, it becomes once, however often it is worked on."""
+        seen = self._seen()
+        effects: dict[Copy, int] = defaultdict(int)
+        for one in self.facts.executions:
+            came = any(c["do"] == "push" and c["key"] in seen for c in one.value["commands"])
+            if one.outcome != OK and not came:
+                continue
+            for command in one.value["commands"]:
+                delivery = self.facts.tokens.get(command.get("token", ""))
+                if command["do"] == "complete" and delivery is not None:
+                    effects[delivery.queue, delivery.message_id] += 1
+        for copy, count in effects.items():
+            if count > 1:
+                yield f"{copy} was completed {count} times, with what belongs to it"
+
+    # --- Redrives -----------------------------------------------------------
+
+    def redrives(self) -> Iterator[str]:
+        """A redrive moves each dead letter once, and only dead letters."""
+        moved: dict[str, int] = defaultdict(int)
+        for copy in self.facts.deliveries:
+            generations = self.generations(copy)
+            moved[copy[0]] += len(generations) - 1
+            for earlier in generations[:-1]:
+                if not self._may_be_dead(self.facts.queue(copy[0]), earlier):
+                    yield f"{copy} begins again after attempt {earlier[-1].attempt}, not dead"
+            if len(generations) > 1 and not self.facts.queue(copy[0]).redrives:
+                yield f"{copy} came again as attempt 1, and {copy[0]} was never redriven"
+        for queue in self.facts.queues.values():
+            counts = [one.result.get("moved_count") for one in queue.redrives]
+            if None in counts or not queue.drained_at or queue.unknown_claims:
+                continue
+            stated = sum(count for count in counts if count is not None)
+            if stated != moved[queue.name]:
+                yield f"{queue.name}: {stated} were redriven, {moved[queue.name]} began again"
+
+    def generations(self, copy: Copy) -> list[list[Delivery]]:
+        """The deliveries of a copy, divided by the redrives of its queue."""
+        redrives = list(self.facts.queue(copy[0]).redrives)
+        generations: list[list[Delivery]] = [[]]
+        for one in self.facts.deliveries[copy]:
+            last = generations[-1][-1] if generations[-1] else None
+            begins = last is not None and one.attempt <= last.attempt
+            if begins and last is not None and not self._may_be_released(last):
+                moved = [r for r in redrives if r.began < one.ended and r.ended > last.began]
+                if moved:
+                    redrives = redrives[redrives.index(moved[0]) + 1 :]
+                    generations.append([])
+            generations[-1].append(one)
+        return generations
+
+    def _may_be_dead(self, queue: Queue, each: Sequence[Delivery]) -> bool:
+        last = each[-1]
+        if any(use.kind == "fail" and use.outcome != FAIL for use in self.facts.uses[last.token]):
+            return True
+        return bool(queue.unknown_claims) or last.attempt == queue.max_attempts
+
+
+def _filters(queue: Queue, sent: Sent) -> list[str]:
+    """By which the queue may judge a message: the last one answered before it, and all later."""
+    first = 0
+    for place, one in enumerate(queue.filters):
+        if one.ended < sent.began:
+            first = place
+    return [one.expression for one in queue.filters[first:]]
+
+
+RULES: Final[dict[str, Callable[[Judge], Iterator[str]]]] = {
+    "lost": Judge.lost,
+    "unsent": Judge.unsent,
+    "stored-once": Judge.stored_once,
+    "routing": Judge.routing,
+    "attempts": Judge.attempts,
+    "leases": Judge.leases,
+    "after-ack": Judge.after_ack,
+    "early": Judge.early,
+    "late": Judge.late,
+    "commands": Judge.commands,
+    "tasks": Judge.tasks,
+    "redrives": Judge.redrives,
+}

@@ -1,0 +1,501 @@
+"""The judge of histories: it fails each kind of fault, and nothing that may happen."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import edn_format
+import pytest
+
+from tests.judge.edn import export
+from tests.judge.facts import Facts
+from tests.judge.histories import Malformed, read
+from tests.judge.rules import RULES, Judge
+
+JUDGE = Path(__file__).resolve().parents[1] / "judge"
+
+MS = 1_000_000
+LEASE_MS = 1000
+
+
+class Story:
+    """Lines of a history; the clock moves by 10 ms with each, or where it is set.
+
+    A broker whose clock is the clients' gives leases in the middle of a claim.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.now_ms = 0
+        self.create("red", 'headers.color == "red"')
+        self.create("jobs", 'headers.color == "job"')
+        self.create("made", 'headers.color == "made"')
+
+    def call(
+        self, f: str, value: Any, result: Any = None, *, outcome: str = "ok", process: str = "a"
+    ) -> None:
+        for kind, said in (("invoke", value), (outcome, result or {})):
+            self.now_ms += 10
+            if kind != "unanswered":
+                self.lines.append(
+                    {
+                        "time": self.now_ms * MS,
+                        "process": process,
+                        "type": kind,
+                        "f": f,
+                        "value": said,
+                    }
+                )
+
+    def create(self, queue: str, text: str, **settings: Any) -> None:
+        self.call("create-queue", {"queue": queue, "filter": text, "max_attempts": 3, **settings})
+
+    def publish(self, key: str, ids: int, color: str = "red", **more: Any) -> None:
+        outcome = more.pop("outcome", "ok")
+        message = {"key": key, "headers": {"color": color}, **more}
+        self.call("publish", {"messages": [message]}, {"ids": [ids]}, outcome=outcome)
+
+    def claim(self, key: str, id_: int, attempt: int = 1, queue: str = "red", **more: Any) -> str:
+        token = more.get("token", f"{queue}-{id_}-{attempt}-{self.now_ms}")
+        message = {
+            "key": key,
+            "id": id_,
+            "attempt": attempt,
+            "token": token,
+            "deadline_ms": self.now_ms + 15 + LEASE_MS,
+        }
+        asked = {"queue": queue, "max": 1, "lease_ms": LEASE_MS, "wait_ms": 0}
+        self.call("claim", asked, {"messages": [message]}, process="c")
+        return str(token)
+
+    def ack(self, token: str, result: str = "ok") -> None:
+        self.call("ack", {"tokens": [token]}, {"results": [result]}, process="c")
+
+    def nack(self, token: str, **more: Any) -> None:
+        self.call("nack", {"tokens": [token], **more}, {"results": ["ok"]}, process="c")
+
+    def execute(self, token: str, pushed: list[str], outcome: str = "ok") -> None:
+        commands = [{"do": "complete", "token": token}]
+        commands += [{"do": "push", "queue": "made", "key": key} for key in pushed]
+        self.call("execute", {"commands": commands}, outcome=outcome, process="w")
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+
+    def drained(self, **dead: list[int]) -> None:
+        for queue in ("red", "jobs", "made"):
+            self.call("drain", {"queue": queue}, {"dead": dead.get(queue, [])})
+
+    def faults(self, folder: Path) -> set[str]:
+        """The rules that are broken."""
+        file = folder / "history.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        return {fault.rule for fault in Judge(Facts(read([file]))).faults()}
+
+
+def everything(story: Story) -> None:
+    """All that may happen to messages, with nothing wrong."""
+    story.publish("m1", 1)
+    story.ack(story.claim("m1", 1))
+    # Nacked with a delay; then its lease ends; then an ack of unknown outcome.
+    story.publish("m2", 2)
+    story.nack(story.claim("m2", 2), delay_ms=50)
+    story.wait(60)
+    story.claim("m2", 2, 2)
+    story.wait(LEASE_MS)
+    story.ack(story.claim("m2", 2, 3), "unknown")
+    # A claim whose answer is lost takes an attempt.
+    story.publish("m3", 3, delay_ms=100)
+    story.wait(100)
+    story.call("claim", {"queue": "red", "lease_ms": LEASE_MS}, outcome="info", process="c")
+    story.wait(LEASE_MS)
+    story.ack(story.claim("m3", 3, 2))
+    # Dead, redriven, dead again.
+    story.publish("m4", 4)
+    for _ in range(2):
+        for attempt in (1, 2, 3):
+            story.nack(story.claim("m4", 4, attempt))
+        story.call("redrive", {"queue": "red"}, {"moved_count": 1})
+    for attempt in (1, 2, 3):
+        story.nack(story.claim("m4", 4, attempt))
+    # Released: the attempt does not count.
+    story.publish("m5", 5)
+    story.nack(story.claim("m5", 5), release=True)
+    story.ack(story.claim("m5", 5))
+    # A job becomes two messages; commands that are refused do nothing.
+    story.publish("j1", 6, "job")
+    token = story.claim("j1", 6, queue="jobs")
+    story.execute(token, ["refused"], "fail")
+    story.execute(token, ["j1/a", "j1/b"])
+    story.ack(story.claim("j1/a", 7, queue="made"))
+    story.ack(story.claim("j1/b", 8, queue="made"))
+    # A publish without an answer may have happened, and one that was refused may not.
+    story.publish("m6", 9, outcome="info")
+    story.publish("m7", 10, outcome="fail")
+    story.publish("blue", 11, "blue")
+    # Paused, and claimed afterwards.
+    story.call("pause", {"queue": "red"})
+    story.call("resume", {"queue": "red"})
+    story.publish("m8", 12)
+    story.ack(story.claim("m8", 12))
+    story.drained(red=[4])
+
+
+def test_a_history_without_faults_is_passed(tmp_path: Path) -> None:
+    story = Story()
+    everything(story)
+
+    assert story.faults(tmp_path) == set()
+
+
+def lost(story: Story) -> None:
+    story.publish("m1", 1)
+
+
+def never_drained(story: Story) -> None:
+    story.create("other", "true")
+
+
+def from_nowhere(story: Story) -> None:
+    story.ack(story.claim("ghost", 1))
+
+
+def refused_and_delivered(story: Story) -> None:
+    story.publish("m1", 1, outcome="fail")
+    story.ack(story.claim("m1", 1))
+
+
+def before_its_publish(story: Story) -> None:
+    story.ack(story.claim("m1", 1))
+    story.publish("m1", 1)
+
+
+def stored_twice(story: Story) -> None:
+    story.publish("m1", 1)
+    story.ack(story.claim("m1", 1))
+    story.ack(story.claim("m1", 2))
+
+
+def one_id_for_two(story: Story) -> None:
+    story.publish("m1", 1)
+    story.publish("m2", 1)
+    story.ack(story.claim("m1", 1))
+    story.ack(story.claim("m2", 1))
+
+
+def not_its_filter(story: Story) -> None:
+    story.publish("m1", 1, "blue")
+    story.ack(story.claim("m1", 1))
+
+
+def pushed_elsewhere(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    story.execute(story.claim("j1", 1, queue="jobs"), ["p"])
+    story.ack(story.claim("p", 2, queue="made"))
+    story.ack(story.claim("p", 2, queue="red"))
+
+
+def attempt_twice(story: Story) -> None:
+    story.publish("m1", 1)
+    story.claim("m1", 1)
+    story.wait(LEASE_MS)
+    story.ack(story.claim("m1", 1))
+
+
+def attempts_go_back(story: Story) -> None:
+    story.publish("m1", 1)
+    story.call("claim", {"queue": "red", "lease_ms": LEASE_MS}, outcome="info", process="c")
+    story.nack(story.claim("m1", 1, 2))
+    story.ack(story.claim("m1", 1, 1))
+
+
+def too_many_attempts(story: Story) -> None:
+    story.publish("m1", 1)
+    for attempt in (1, 2, 3):
+        story.nack(story.claim("m1", 1, attempt))
+    story.ack(story.claim("m1", 1, 4))
+
+
+def attempt_missing(story: Story) -> None:
+    story.publish("m1", 1)
+    story.ack(story.claim("m1", 1, 2))
+
+
+def two_leases(story: Story) -> None:
+    story.publish("m1", 1)
+    story.claim("m1", 1)
+    story.wait(LEASE_MS - 100)
+    story.ack(story.claim("m1", 1, 2))
+
+
+def extension_ignored(story: Story) -> None:
+    story.publish("m1", 1)
+    token = story.claim("m1", 1)
+    story.wait(LEASE_MS // 2)
+    result = {"results": ["ok"], "deadlines_ms": [story.now_ms + 2 * LEASE_MS]}
+    story.call("extend", {"tokens": [token], "lease_ms": 2 * LEASE_MS}, result, process="c")
+    story.wait(LEASE_MS)
+    story.ack(story.claim("m1", 1, 2))
+
+
+def token_twice(story: Story) -> None:
+    story.publish("m1", 1)
+    story.publish("m2", 2)
+    story.claim("m1", 1, token="t")
+    story.ack(story.claim("m2", 2, token="t"))
+
+
+def again_after_ack(story: Story) -> None:
+    story.publish("m1", 1)
+    story.ack(story.claim("m1", 1))
+    story.wait(LEASE_MS)
+    story.ack(story.claim("m1", 1, 2))
+
+
+def stale_ack_counts(story: Story) -> None:
+    story.publish("m1", 1)
+    token = story.claim("m1", 1)
+    story.wait(LEASE_MS)
+    story.claim("m1", 1, 2)
+    story.ack(token)
+
+
+def before_its_delay(story: Story) -> None:
+    story.publish("m1", 1, delay_ms=500)
+    story.ack(story.claim("m1", 1))
+
+
+def before_its_nack_delay(story: Story) -> None:
+    story.publish("m1", 1)
+    story.nack(story.claim("m1", 1), delay_ms=500)
+    story.ack(story.claim("m1", 1, 2))
+
+
+def before_its_backoff(story: Story) -> None:
+    story.create("red", 'headers.color == "red"', backoff_ms=500)
+    story.publish("m1", 1)
+    story.claim("m1", 1)
+    story.wait(LEASE_MS + 100)
+    story.ack(story.claim("m1", 1, 2))
+
+
+def after_its_retention(story: Story) -> None:
+    story.publish("m1", 1, retention_ms=100)
+    story.wait(200)
+    story.ack(story.claim("m1", 1))
+
+
+def while_paused(story: Story) -> None:
+    story.publish("m1", 1)
+    story.call("pause", {"queue": "red"})
+    story.ack(story.claim("m1", 1))
+    story.call("resume", {"queue": "red"})
+
+
+def push_without_completion(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    story.execute(story.claim("j1", 1, queue="jobs"), ["p"], "info")
+    story.ack(story.claim("p", 2, queue="made"))
+    story.wait(LEASE_MS)
+    story.ack(story.claim("j1", 1, 2, queue="jobs"))
+
+
+def refused_push(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    token = story.claim("j1", 1, queue="jobs")
+    story.execute(token, ["p"], "fail")
+    story.ack(story.claim("p", 2, queue="made"))
+    story.ack(token)
+
+
+def half_of_the_pushes(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    story.execute(story.claim("j1", 1, queue="jobs"), ["p", "q"], "info")
+    story.ack(story.claim("p", 2, queue="made"))
+
+
+def task_done_twice(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    for attempt, pushed in ((1, "p"), (2, "q")):
+        story.execute(story.claim("j1", 1, attempt, queue="jobs"), [pushed], "info")
+        story.ack(story.claim(pushed, attempt + 1, queue="made"))
+        story.wait(LEASE_MS)
+
+
+def push_lost(story: Story) -> None:
+    story.publish("j1", 1, "job")
+    story.execute(story.claim("j1", 1, queue="jobs"), ["p"])
+
+
+def redriven_alive(story: Story) -> None:
+    story.publish("m1", 1)
+    story.nack(story.claim("m1", 1))
+    story.call("redrive", {"queue": "red"}, {"moved_count": 1})
+    story.ack(story.claim("m1", 1))
+
+
+def redriven_and_gone(story: Story) -> None:
+    story.publish("m1", 1)
+    for attempt in (1, 2, 3):
+        story.nack(story.claim("m1", 1, attempt))
+    story.call("redrive", {"queue": "red"}, {"moved_count": 1})
+
+
+def redriven_twice(story: Story) -> None:
+    story.publish("m1", 1)
+    for attempt in (1, 2, 3):
+        story.nack(story.claim("m1", 1, attempt))
+    story.call("redrive", {"queue": "red"}, {"moved_count": 1})
+    story.nack(story.claim("m1", 1))
+    story.ack(story.claim("m1", 1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        (lost, "lost"),
+        (never_drained, "lost"),
+        (push_lost, "lost"),
+        (from_nowhere, "unsent"),
+        (refused_and_delivered, "unsent"),
+        (before_its_publish, "unsent"),
+        (stored_twice, "stored-once"),
+        (one_id_for_two, "stored-once"),
+        (not_its_filter, "routing"),
+        (pushed_elsewhere, "routing"),
+        (attempt_twice, "attempts"),
+        (attempts_go_back, "attempts"),
+        (too_many_attempts, "attempts"),
+        (attempt_missing, "attempts"),
+        (redriven_twice, "attempts"),
+        (two_leases, "leases"),
+        (extension_ignored, "leases"),
+        (token_twice, "leases"),
+        (again_after_ack, "after-ack"),
+        (stale_ack_counts, "after-ack"),
+        (before_its_delay, "early"),
+        (before_its_nack_delay, "early"),
+        (before_its_backoff, "early"),
+        (after_its_retention, "late"),
+        (while_paused, "late"),
+        (push_without_completion, "commands"),
+        (refused_push, "commands"),
+        (half_of_the_pushes, "commands"),
+        (task_done_twice, "tasks"),
+        (redriven_alive, "redrives"),
+        (redriven_and_gone, "redrives"),
+    ],
+)
+def test_each_kind_of_fault_is_found(
+    fault: Callable[[Story], None], rule: str, tmp_path: Path
+) -> None:
+    story = Story()
+    fault(story)
+    story.drained()
+
+    assert rule in story.faults(tmp_path)
+
+
+def test_every_rule_has_a_fault_that_it_finds() -> None:
+    (marks,) = test_each_kind_of_fault_is_found.pytestmark  # type: ignore[attr-defined]
+
+    assert {rule for _, rule in marks.args[1]} == set(RULES)
+
+
+def test_the_judge_imports_nothing_of_ours() -> None:
+    imported = set()
+    for file in JUDGE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+    foreign = {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names}
+
+    assert {name.split(".")[0] for name in foreign} == {"celpy", "tests"}
+    assert all(name.startswith(("celpy", "tests.judge")) for name in foreign)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", '{"time": 1}', '{"time": 1, "process": "a", "type": "ok", "f": "claim"}'],
+)
+def test_a_line_that_is_not_of_the_format_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text(line + "\n")
+
+    with pytest.raises(Malformed, match=r"history\.jsonl:1"):
+        read([file])
+
+
+def test_files_alone_are_judged(tmp_path: Path) -> None:
+    """The command, on a history whose writer was killed in the middle of its last line."""
+    story = Story()
+    again_after_ack(story)
+    story.drained()
+    assert story.faults(tmp_path)
+    file = tmp_path / "history.jsonl"
+    with file.open("a") as out:
+        out.write('{"time": 99')
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.judge", str(file), "--edn", str(tmp_path / "edn")],
+        cwd=JUDGE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "after-ack: ('red', 1) came again as attempt 2" in done.stdout
+    assert (tmp_path / "edn" / "elle.edn").exists()
+
+
+def parsed(file: Path) -> list[dict[str, Any]]:
+    operations = []
+    for line in file.read_text().splitlines():
+        values = edn_format.loads(line)
+        operations.append({key.name: value for key, value in values.items()})
+    return operations
+
+
+def test_an_export_is_a_history_as_jepsen_reads_it(tmp_path: Path) -> None:
+    story = Story()
+    everything(story)
+    assert story.faults(tmp_path) == set()
+
+    export(Facts(read([tmp_path / "history.jsonl"])), tmp_path)
+
+    for name in ("total-queue.edn", "elle.edn"):
+        operations = parsed(tmp_path / name)
+        assert [one["index"] for one in operations] == list(range(len(operations)))
+        open_: set[int] = set()
+        for one in operations:
+            assert one["type"].name in ("invoke", "ok", "fail", "info")
+            if one["type"].name == "invoke":
+                assert one["process"] not in open_
+                open_.add(one["process"])
+            else:
+                open_.remove(one["process"])
+    queue = parsed(tmp_path / "total-queue.edn")
+    enqueued, dequeued = (
+        [tuple(o["value"]) for o in queue if (o["f"].name, o["type"].name) == (f, "ok")]
+        for f in ("enqueue", "dequeue")
+    )
+    # What a total queue is: all that was put in came out, once.
+    assert sorted(enqueued) == sorted(dequeued)
+    assert ("red", "m4") in dequeued
+    registers = [o for o in parsed(tmp_path / "elle.edn") if o["type"].name == "ok"]
+    values = [
+        [(word.name, register, value) for word, register, value in one["value"]]
+        for one in registers
+    ]
+    assert [("r", "red/1", None), ("w", "red/1", 1)] in values
+    assert [("r", "red/1", 1), ("w", "red/1", -1)] in values
+    assert [("r", "red/4", 3), ("w", "red/4", 1_000_001)] in values
