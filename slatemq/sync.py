@@ -337,6 +337,7 @@ class SyncClient(Face[asynchronous.Client]):
     read_archived = iterator_of(asynchronous.Client.read_archived)
     list_redrives = iterator_of(asynchronous.Client.list_redrives)
     failed_tasks = iterator_of(asynchronous.Client.failed_tasks)
+    pending_tasks = iterator_of(asynchronous.Client.pending_tasks)
     list_job_runs = iterator_of(asynchronous.Client.list_job_runs)
     watch_job_run = iterator_of(asynchronous.Client.watch_job_run)
     watch_delayed = maker_of(asynchronous.Client.watch_delayed, DelayedWatch)

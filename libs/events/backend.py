@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import msgspec
 from opentelemetry.metrics import NoOpMeter
 
 from libs.events.deliveries import Handler, end_task
 from libs.events.measures import EVENT, TASK, QueueMeasures
 from libs.events.retrying import Outage
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
-from slatemq.errors import FailedPrecondition, SlateMQError
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, decode_task
+from slatemq.errors import FailedPrecondition, InvalidArgument, SlateMQError
 from slatemq.events.envelope import Event
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,13 @@ class TaskCarrier(Protocol):
         ...
 
     async def failed(self, limit: int) -> Sequence[FailedTask | UnreadableTask]: ...
+
+    def pending(self) -> AsyncGenerator[bytes, None]:
+        """The tasks that are not finished, as JSON, as far as the system shows them.
+
+        Those that wait for another attempt first, then the oldest. A task may come twice.
+        """
+        ...
 
     async def stop(self) -> None:
         """Give what is not finished to other consumers."""
@@ -305,3 +313,20 @@ class QueueBackend(ABC):
         """
         with self._translated():
             return await self._tasks.failed(limit)
+
+    async def pending_tasks(self, limit: int) -> Sequence[WriteTask]:
+        """Tasks that are not finished, without payloads, the oldest first, at most `limit`.
+
+        Those that wait for another attempt come before others are left out. What is no task is left
+        out: it becomes a dead letter when it is its turn.
+        """
+        found: dict[str, WriteTask] = {}
+        with self._translated():
+            async with aclosing(self._tasks.pending()) as pending:
+                async for encoded in pending:
+                    with suppress(InvalidArgument):
+                        task = decode_task(encoded)
+                        found[task.task_id] = msgspec.structs.replace(task, payload={})
+                    if len(found) == limit:
+                        break
+        return sorted(found.values(), key=lambda task: (task.created_at, task.task_id))

@@ -47,7 +47,7 @@ class Task:
         ended_at_ms: The time when it was applied or failed permanently; 0 = neither.
         published: The messages of an applied task, in the order of the request.
         error: The error of the last failed attempt; of a pending task only where it is known.
-        attempts_count: Failed attempts, where `error` is known.
+        attempts_count: Failed attempts, where `error` is known, or the task was listed.
     """
 
     task_id: str
@@ -105,6 +105,23 @@ class TaskCalls(Calls):
         answers = await self._ask_ingests(
             lambda channel: TaskServiceStub(channel).ListFailedTasks,
             task_pb2.ListFailedTasksRequest(limit=limit),
+        )
+        for answer in answers:
+            if not isinstance(answer, SlateMQError):
+                for task in answer.tasks:
+                    yield _task_of(task)
+        _raise_first(answers)
+
+    async def pending_tasks(self, limit: int = 100) -> AsyncIterator[Task]:
+        """The tasks that wait to be applied, the oldest of each ingest first.
+
+        At most `limit` of each ingest, and as far as its backend shows them (`ListPendingTasks`).
+        Errors are as those of `failed_tasks`.
+        """
+        check_whole("limit", limit, 1)
+        answers = await self._ask_ingests(
+            lambda channel: TaskServiceStub(channel).ListPendingTasks,
+            task_pb2.ListPendingTasksRequest(limit=limit),
         )
         for answer in answers:
             if not isinstance(answer, SlateMQError):

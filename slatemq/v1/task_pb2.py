@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15slatemq/v1/task.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xd2\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.slatemq.v1.TaskState\x12\x16\n\x0e\x61\x63\x63\x65pted_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x04 \x01(\x03\x12\x13\n\x0bmessage_ids\x18\x05 \x03(\x03\x12\x12\n\nduplicates\x18\x06 \x03(\x05\x12\x16\n\x0ereceived_at_ms\x18\x07 \x01(\x03\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12\x16\n\x0e\x61ttempts_count\x18\t \x01(\x05\"!\n\x0eGetTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"1\n\x0fGetTaskResponse\x12\x1e\n\x04task\x18\x01 \x01(\x0b\x32\x10.slatemq.v1.Task\"\"\n\x0fWaitTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"2\n\x10WaitTaskResponse\x12\x1e\n\x04task\x18\x01 \x01(\x0b\x32\x10.slatemq.v1.Task\"\'\n\x16ListFailedTasksRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\":\n\x17ListFailedTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.slatemq.v1.Task\"\x19\n\x17RetryFailedTasksRequest\"1\n\x18RetryFailedTasksResponse\x12\x15\n\rretried_count\x18\x01 \x01(\x03*n\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x16\n\x12TASK_STATE_APPLIED\x10\x02\x12\x15\n\x11TASK_STATE_FAILED\x10\x03\x32\xf3\x02\n\x0bTaskService\x12J\n\x07GetTask\x12\x1a.slatemq.v1.GetTaskRequest\x1a\x1b.slatemq.v1.GetTaskResponse\"\x06\xca\xbd\x18\x02\x18\x01\x12M\n\x08WaitTask\x12\x1b.slatemq.v1.WaitTaskRequest\x1a\x1c.slatemq.v1.WaitTaskResponse\"\x06\xca\xbd\x18\x02\x18\x01\x12\x62\n\x0fListFailedTasks\x12\".slatemq.v1.ListFailedTasksRequest\x1a#.slatemq.v1.ListFailedTasksResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12\x65\n\x10RetryFailedTasks\x12#.slatemq.v1.RetryFailedTasksRequest\x1a$.slatemq.v1.RetryFailedTasksResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15slatemq/v1/task.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xd2\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.slatemq.v1.TaskState\x12\x16\n\x0e\x61\x63\x63\x65pted_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x04 \x01(\x03\x12\x13\n\x0bmessage_ids\x18\x05 \x03(\x03\x12\x12\n\nduplicates\x18\x06 \x03(\x05\x12\x16\n\x0ereceived_at_ms\x18\x07 \x01(\x03\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12\x16\n\x0e\x61ttempts_count\x18\t \x01(\x05\"!\n\x0eGetTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"1\n\x0fGetTaskResponse\x12\x1e\n\x04task\x18\x01 \x01(\x0b\x32\x10.slatemq.v1.Task\"\"\n\x0fWaitTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"2\n\x10WaitTaskResponse\x12\x1e\n\x04task\x18\x01 \x01(\x0b\x32\x10.slatemq.v1.Task\"\'\n\x16ListFailedTasksRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\":\n\x17ListFailedTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.slatemq.v1.Task\"(\n\x17ListPendingTasksRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\";\n\x18ListPendingTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.slatemq.v1.Task\"\x19\n\x17RetryFailedTasksRequest\"1\n\x18RetryFailedTasksResponse\x12\x15\n\rretried_count\x18\x01 \x01(\x03*n\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x16\n\x12TASK_STATE_APPLIED\x10\x02\x12\x15\n\x11TASK_STATE_FAILED\x10\x03\x32\xda\x03\n\x0bTaskService\x12J\n\x07GetTask\x12\x1a.slatemq.v1.GetTaskRequest\x1a\x1b.slatemq.v1.GetTaskResponse\"\x06\xca\xbd\x18\x02\x18\x01\x12M\n\x08WaitTask\x12\x1b.slatemq.v1.WaitTaskRequest\x1a\x1c.slatemq.v1.WaitTaskResponse\"\x06\xca\xbd\x18\x02\x18\x01\x12\x62\n\x0fListFailedTasks\x12\".slatemq.v1.ListFailedTasksRequest\x1a#.slatemq.v1.ListFailedTasksResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12\x65\n\x10ListPendingTasks\x12#.slatemq.v1.ListPendingTasksRequest\x1a$.slatemq.v1.ListPendingTasksResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12\x65\n\x10RetryFailedTasks\x12#.slatemq.v1.RetryFailedTasksRequest\x1a$.slatemq.v1.RetryFailedTasksResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKSERVICE'].methods_by_name['WaitTask']._serialized_options = b'\312\275\030\002\030\001'
   _globals['_TASKSERVICE'].methods_by_name['ListFailedTasks']._loaded_options = None
   _globals['_TASKSERVICE'].methods_by_name['ListFailedTasks']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_TASKSERVICE'].methods_by_name['ListPendingTasks']._loaded_options = None
+  _globals['_TASKSERVICE'].methods_by_name['ListPendingTasks']._serialized_options = b'\312\275\030\002\030\006'
   _globals['_TASKSERVICE'].methods_by_name['RetryFailedTasks']._loaded_options = None
   _globals['_TASKSERVICE'].methods_by_name['RetryFailedTasks']._serialized_options = b'\312\275\030\002\030\006'
-  _globals['_TASKSTATE']._serialized_start=628
-  _globals['_TASKSTATE']._serialized_end=738
+  _globals['_TASKSTATE']._serialized_start=731
+  _globals['_TASKSTATE']._serialized_end=841
   _globals['_TASK']._serialized_start=63
   _globals['_TASK']._serialized_end=273
   _globals['_GETTASKREQUEST']._serialized_start=275
@@ -57,10 +59,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTFAILEDTASKSREQUEST']._serialized_end=488
   _globals['_LISTFAILEDTASKSRESPONSE']._serialized_start=490
   _globals['_LISTFAILEDTASKSRESPONSE']._serialized_end=548
-  _globals['_RETRYFAILEDTASKSREQUEST']._serialized_start=550
-  _globals['_RETRYFAILEDTASKSREQUEST']._serialized_end=575
-  _globals['_RETRYFAILEDTASKSRESPONSE']._serialized_start=577
-  _globals['_RETRYFAILEDTASKSRESPONSE']._serialized_end=626
-  _globals['_TASKSERVICE']._serialized_start=741
-  _globals['_TASKSERVICE']._serialized_end=1112
+  _globals['_LISTPENDINGTASKSREQUEST']._serialized_start=550
+  _globals['_LISTPENDINGTASKSREQUEST']._serialized_end=590
+  _globals['_LISTPENDINGTASKSRESPONSE']._serialized_start=592
+  _globals['_LISTPENDINGTASKSRESPONSE']._serialized_end=651
+  _globals['_RETRYFAILEDTASKSREQUEST']._serialized_start=653
+  _globals['_RETRYFAILEDTASKSREQUEST']._serialized_end=678
+  _globals['_RETRYFAILEDTASKSRESPONSE']._serialized_start=680
+  _globals['_RETRYFAILEDTASKSRESPONSE']._serialized_end=729
+  _globals['_TASKSERVICE']._serialized_start=844
+  _globals['_TASKSERVICE']._serialized_end=1318
 # @@protoc_insertion_point(module_scope)

@@ -75,7 +75,7 @@ class Task(_message.Message):
     error: _builtins.str
     """The error of the last attempt; of a pending task only if this process made the attempt."""
     attempts_count: _builtins.int
-    """The number of failed attempts, where `error` is known."""
+    """The number of failed attempts, where `error` is known, or the task was listed."""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an applied task, the IDs of its messages in the order of the request, as in PublishResponse."""
@@ -242,6 +242,52 @@ class ListFailedTasksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListFailedTasksResponse: _TypeAlias = ListFailedTasksResponse  # noqa: Y015
+
+@_typing.final
+class ListPendingTasksRequest(_message.Message):
+    """The tasks to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """At most; 0 = 100. At most 1,000."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPendingTasksRequest: _TypeAlias = ListPendingTasksRequest  # noqa: Y015
+
+@_typing.final
+class ListPendingTasksResponse(_message.Message):
+    """The pending tasks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]:
+        """All are TASK_STATE_PENDING, with the number of their failed attempts."""
+
+    def __init__(
+        self,
+        *,
+        tasks: _abc.Iterable[Global___Task] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPendingTasksResponse: _TypeAlias = ListPendingTasksResponse  # noqa: Y015
 
 @_typing.final
 class RetryFailedTasksRequest(_message.Message):

@@ -54,6 +54,11 @@ class TaskServiceStub:
                 request_serializer=slatemq_dot_v1_dot_task__pb2.ListFailedTasksRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_task__pb2.ListFailedTasksResponse.FromString,
                 _registered_method=True)
+        self.ListPendingTasks = channel.unary_unary(
+                '/slatemq.v1.TaskService/ListPendingTasks',
+                request_serializer=slatemq_dot_v1_dot_task__pb2.ListPendingTasksRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_task__pb2.ListPendingTasksResponse.FromString,
+                _registered_method=True)
         self.RetryFailedTasks = channel.unary_unary(
                 '/slatemq.v1.TaskService/RetryFailedTasks',
                 request_serializer=slatemq_dot_v1_dot_task__pb2.RetryFailedTasksRequest.SerializeToString,
@@ -98,6 +103,17 @@ class TaskServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPendingTasks(self, request, context):
+        """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
+        shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
+        order, which are left out here.
+
+        Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RetryFailedTasks(self, request, context):
         """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
 
@@ -124,6 +140,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ListFailedTasks,
                     request_deserializer=slatemq_dot_v1_dot_task__pb2.ListFailedTasksRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_task__pb2.ListFailedTasksResponse.SerializeToString,
+            ),
+            'ListPendingTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPendingTasks,
+                    request_deserializer=slatemq_dot_v1_dot_task__pb2.ListPendingTasksRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_task__pb2.ListPendingTasksResponse.SerializeToString,
             ),
             'RetryFailedTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.RetryFailedTasks,
@@ -217,6 +238,33 @@ class TaskService:
             '/slatemq.v1.TaskService/ListFailedTasks',
             slatemq_dot_v1_dot_task__pb2.ListFailedTasksRequest.SerializeToString,
             slatemq_dot_v1_dot_task__pb2.ListFailedTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPendingTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.TaskService/ListPendingTasks',
+            slatemq_dot_v1_dot_task__pb2.ListPendingTasksRequest.SerializeToString,
+            slatemq_dot_v1_dot_task__pb2.ListPendingTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

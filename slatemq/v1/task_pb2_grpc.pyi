@@ -55,6 +55,13 @@ class TaskServiceStub:
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
     """
+    ListPendingTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.ListPendingTasksRequest, _task_pb2.ListPendingTasksResponse]
+    """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
+    shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
+    order, which are left out here.
+
+    Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
+    """
     RetryFailedTasks: _grpc.UnaryUnaryMultiCallable[_task_pb2.RetryFailedTasksRequest, _task_pb2.RetryFailedTasksResponse]
     """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
 
@@ -87,6 +94,13 @@ class TaskServiceAsyncStub(TaskServiceStub):
     empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
 
     Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
+    """
+    ListPendingTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.ListPendingTasksRequest, _task_pb2.ListPendingTasksResponse]  # type: ignore[assignment]
+    """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
+    shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
+    order, which are left out here.
+
+    Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
     """
     RetryFailedTasks: _aio.UnaryUnaryMultiCallable[_task_pb2.RetryFailedTasksRequest, _task_pb2.RetryFailedTasksResponse]  # type: ignore[assignment]
     """Retries every failed task as if it were new: its attempts count from 0. Safe to repeat.
@@ -135,6 +149,19 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         empty `task_id` and an `error` that begins with `unreadable` and names its place; it is never retried.
 
         Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN).
+        """
+
+    @_abc_1.abstractmethod
+    def ListPendingTasks(
+        self,
+        request: _task_pb2.ListPendingTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_pb2.ListPendingTasksResponse, _abc.Awaitable[_task_pb2.ListPendingTasksResponse]]:
+        """Lists this ingest's pending tasks, the oldest first: those that wait for another attempt, and then the others, as far as the backend
+        shows them. RabbitMQ shows only those that are being applied, ActiveMQ the first 400; Kafka also shows tasks that were applied out of
+        order, which are left out here.
+
+        Errors: INVALID_ARGUMENT (`limit`), UNAVAILABLE (BACKEND_DOWN; the store is down).
         """
 
     @_abc_1.abstractmethod

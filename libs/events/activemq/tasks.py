@@ -7,6 +7,7 @@ same, so the first task is the next one that is due: a consumer holds it until t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 from libs.events.activemq.connection import OPERATION_S, Connection, message_of
 from libs.events.activemq.engine import Received, Receiver
@@ -126,6 +127,13 @@ class Tasks:
         for address in (self._addresses.tasks, self._addresses.retry):
             pending |= {message.id for message in await self._browse(address, BROWSED_MAX)}
         return len(pending), len(await self._browse(self._addresses.dead, BROWSED_MAX))
+
+    async def pending(self) -> AsyncGenerator[bytes, None]:
+        for message in [*self._held]:
+            yield message.body
+        for address in (self._addresses.retry, self._addresses.tasks):
+            for message in await self._browse(address, BROWSED_MAX):
+                yield message.body
 
     async def stop(self) -> None:
         """Nothing to do: what was not accepted goes back with the connection."""

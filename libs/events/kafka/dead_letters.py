@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from libs.events.kafka.connection import ERROR, OPERATION_S, Connection
+from libs.events.kafka.connection import ERROR, Connection
 from libs.events.kafka.offsets import Lookers
 from libs.events.tasks import (
     FailedTask,
@@ -25,7 +25,6 @@ from slatemq.errors import InvalidArgument
 KIND: Final = "kind"
 UNREADABLE: Final = b"unreadable"
 
-LOOK_MS: Final = 200
 COMMIT_COUNT: Final = 100
 """The offset is committed after this many dead letters that were sent again."""
 
@@ -62,9 +61,11 @@ class DeadLetters:
     async def tasks(self, limit: int) -> list[FailedTask | UnreadableTask]:
         """Each task once, with its last error, the oldest first; they stay there."""
         found: dict[str, FailedTask | UnreadableTask] = {}
-        async with self._reader() as consumer:
+        async with self._lookers.reader(self._group) as consumer:
             for topic in self.topics:
-                async with aclosing(self._read(consumer, topic)) as dead_letters:
+                async with aclosing(
+                    self._lookers.read(consumer, topic, self._group)
+                ) as dead_letters:
                     async for record in dead_letters:
                         if len(found) > limit:
                             break
@@ -82,8 +83,10 @@ class DeadLetters:
         retried: set[str] = set()
         done: dict[TopicPartition, int] = {}
         # Two at a time would enqueue them twice.
-        async with self._turn, self._reader() as consumer:
-            async with aclosing(self._read(consumer, self._topic)) as dead_letters:
+        async with self._turn, self._lookers.reader(self._group) as consumer:
+            async with aclosing(
+                self._lookers.read(consumer, self._topic, self._group)
+            ) as dead_letters:
                 async for record in dead_letters:
                     dead = _dead_letter_of(record)
                     if isinstance(dead, UnreadableTask):  # kept where it is not passed over
@@ -102,7 +105,7 @@ class DeadLetters:
 
     async def commit_again(self) -> dict[TopicPartition, int]:
         """Commit what was retried once more, before brokers forget it; returns the offsets."""
-        async with self._turn, self._reader() as consumer:
+        async with self._turn, self._lookers.reader(self._group) as consumer:
             numbers = await self._connection.partitions(self._topic)
             partitions = [TopicPartition(self._topic, number) for number in numbers]
             known = {one: await consumer.committed(one) for one in partitions}
@@ -111,37 +114,6 @@ class DeadLetters:
                 consumer.assign(list(retried))
                 await consumer.commit(retried)
         return retried
-
-    async def _read(self, consumer: Any, topic: str) -> AsyncGenerator[Any, None]:
-        """The records that are in a topic now; one partition after another."""
-        ranges = await self._lookers.ranges(topic, self._group)
-        for partition, (begin, end) in ranges.items():
-            consumer.assign([partition])
-            consumer.seek(partition, begin)
-            position = begin
-            is_first = True
-            while position < end:
-                async with asyncio.timeout(OPERATION_S):
-                    records: list[Any] = []
-                    while not records:
-                        fetched = await consumer.getmany(timeout_ms=LOOK_MS)
-                        records = fetched.get(partition, [])
-                if is_first:  # some servers report the end late, but never with a fetch
-                    end = max(end, consumer.highwater(partition) or 0)
-                    is_first = False
-                for record in records:
-                    position = record.offset + 1
-                    yield record
-
-    @asynccontextmanager
-    async def _reader(self) -> AsyncIterator[Any]:
-        consumer = self._connection.consumer(self._group)
-        try:
-            async with asyncio.timeout(OPERATION_S):
-                await consumer.start()
-            yield consumer
-        finally:
-            await consumer.stop()
 
 
 def _dead_letter_of(record: Any) -> FailedTask | UnreadableTask:

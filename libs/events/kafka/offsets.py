@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from aiokafka import TopicPartition, errors
 from aiokafka.abc import ConsumerRebalanceListener
@@ -13,6 +14,8 @@ from aiokafka.abc import ConsumerRebalanceListener
 from libs.events.kafka.connection import OPERATION_S, Connection
 
 log = logging.getLogger(__name__)
+
+LOOK_MS: Final = 200
 
 
 class _Partition:
@@ -103,7 +106,10 @@ class Offsets(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 class Lookers:
-    """One consumer for each group that is looked at: it reads offsets, and no record."""
+    """Looks at topics without taking part in a group, and without moving it.
+
+    One consumer for each group reads offsets, and no record; records have readers of their own.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -119,6 +125,37 @@ class Lookers:
             except BaseException:
                 await self._drop(group)
                 raise
+
+    @asynccontextmanager
+    async def reader(self, group: str) -> AsyncIterator[Any]:
+        """A consumer that can be assigned any partition."""
+        consumer = self._connection.consumer(group)
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                await consumer.start()
+            yield consumer
+        finally:
+            await consumer.stop()
+
+    async def read(self, consumer: Any, topic: str, group: str) -> AsyncGenerator[Any, None]:
+        """The records behind what a group has committed; one partition after another."""
+        for partition, (begin, end) in (await self.ranges(topic, group)).items():
+            consumer.assign([partition])
+            consumer.seek(partition, begin)
+            position = begin
+            is_first = True
+            while position < end:
+                async with asyncio.timeout(OPERATION_S):
+                    records: list[Any] = []
+                    while not records:
+                        fetched = await consumer.getmany(timeout_ms=LOOK_MS)
+                        records = fetched.get(partition, [])
+                if is_first:  # some servers report the end late, but never with a fetch
+                    end = max(end, consumer.highwater(partition) or 0)
+                    is_first = False
+                for record in records:
+                    position = record.offset + 1
+                    yield record
 
     async def close(self) -> None:
         async with self._turn:

@@ -7,7 +7,8 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Any, Final
 
 from aiokafka import TopicPartition, errors
@@ -223,6 +224,14 @@ class Tasks:
                     end = max(end, self._consumer.highwater(partition) or 0)
                 pending += max(0, end - begin)
         return pending, await self._dead.count()
+
+    async def pending(self) -> AsyncGenerator[bytes, None]:
+        """Also those that are finished behind one that is not."""
+        async with self._lookers.reader(self._group) as consumer:
+            for topic in (self._retry_topic, self._topic):
+                async with aclosing(self._lookers.read(consumer, topic, self._group)) as records:
+                    async for record in records:
+                        yield record.value or b""
 
     async def trim(self) -> bool:
         """Commit again, and let the brokers remove what is finished or retried; whether they have.

@@ -129,6 +129,11 @@ class Tasks:
         here = arrived + sum(1 for _ in self._held) + (self._held.unreadable is not None)
         return waiting + here, await self._count(self._names.dead)
 
+    async def pending(self) -> AsyncGenerator[bytes, None]:
+        """Those that this consumer has: AMQP shows no others."""
+        for message in [*self._held]:
+            yield message.body
+
     async def stop(self) -> None:
         """Nothing to do: what was not acknowledged goes back with the connection."""
 

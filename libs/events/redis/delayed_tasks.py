@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from redis import asyncio as aioredis
@@ -44,6 +46,22 @@ local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 return first[2]
 """
 """Moves delayed tasks that are due to the others; returns when the next one is due."""
+
+
+PAGE: Final = 16
+"""Tasks of one look at those that wait, which may have bodies of 512 KiB."""
+
+
+async def pages(
+    read: Callable[[int, int], Awaitable[Sequence[bytes]]],
+) -> AsyncGenerator[bytes, None]:
+    """What `read` returns from one place to another, which it includes."""
+    for first in itertools.count(0, PAGE):
+        page = await read(first, first + PAGE - 1)
+        for one in page:
+            yield one
+        if len(page) < PAGE:
+            return
 
 
 class TaskReading(NamedTuple):
@@ -116,6 +134,10 @@ class DelayedTasks(ABC, Generic[D]):
     def _is_held(self, task_id: str, delivery: D) -> bool:
         """Whether this consumer holds this very delivery."""
         return False
+
+    @abstractmethod
+    def _all(self) -> AsyncGenerator[bytes, None]:
+        """Tasks that are waiting or delivered, as JSON."""
 
     @abstractmethod
     async def _count(self) -> int:
@@ -205,6 +227,12 @@ class DelayedTasks(ABC, Generic[D]):
 
     async def failed(self, limit: int) -> list[FailedTask | UnreadableTask]:
         return await self._dead.tasks(limit)
+
+    async def pending(self) -> AsyncGenerator[bytes, None]:
+        async for task in pages(partial(self._client.zrange, self._delayed)):
+            yield task
+        async for task in self._all():
+            yield task
 
     async def counts(self) -> tuple[int, int]:
         """Tasks that are waiting, delayed or delivered, and dead letters."""

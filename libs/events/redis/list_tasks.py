@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from redis import asyncio as aioredis
 
 from libs.events.redis.connection import HOLD_MS, RECLAIM_S
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
-from libs.events.redis.delayed_tasks import READ_BYTES, DelayedTasks, TaskReading
+from libs.events.redis.delayed_tasks import READ_BYTES, DelayedTasks, TaskReading, pages
 from libs.events.settings import RedisSettings
 
 _ALIVE_S = HOLD_MS / 1000 / 3
@@ -95,6 +96,14 @@ class ListTasks(DelayedTasks[bytes]):
     def _finish(self, pipeline: Pipeline, deliveries: Sequence[bytes]) -> None:
         for task in deliveries:
             pipeline.lrem(self._processing, 1, task)
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        processing = [
+            key async for key in self._client.scan_iter(match=f"{self._key}:processing:*")
+        ]
+        for key in (*processing, self._key):
+            async for task in pages(partial(self._client.lrange, key)):
+                yield task
 
     async def _count(self) -> int:
         total = int(await self._client.llen(self._key))

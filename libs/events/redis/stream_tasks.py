@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from redis import asyncio as aioredis
 
 from libs.events.redis.dead_letters import DeadLetters, Pipeline
-from libs.events.redis.delayed_tasks import DelayedTasks, TaskReading
+from libs.events.redis.delayed_tasks import PAGE, DelayedTasks, TaskReading
 from libs.events.redis.streams import Delivery, Group, StreamAppends
 from libs.events.settings import RedisSettings
 
@@ -66,6 +66,13 @@ class StreamTasks(DelayedTasks[Delivery]):
 
     def _finish(self, pipeline: Pipeline, deliveries: Sequence[Delivery]) -> None:
         self._group.finish(pipeline, *(one.entry_id for one in deliveries), remove=True)
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        after = "-"
+        while page := await self._client.xrange(self._key, min=after, count=PAGE):
+            for entry_id, fields in page:
+                yield fields.get(b"task", b"")
+                after = "(" + entry_id.decode()
 
     async def _count(self) -> int:
         return int(await self._client.xlen(self._key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import msgspec
@@ -117,6 +118,18 @@ class Tasks:
             error=entry.reason.removeprefix(FAIL_PREFIX),
             failed_at=failed_at,
         )
+
+    async def pending(self) -> AsyncGenerator[bytes, None]:
+        for state in (
+            slatemq.EntryState.DELAYED,
+            slatemq.EntryState.IN_FLIGHT,
+            slatemq.EntryState.AVAILABLE,
+        ):
+            async for entry in self._queues.client.list_entries(
+                self._queues.tasks, state, view=slatemq.EntryView.FULL
+            ):
+                if entry.message is not None:
+                    yield entry.message.payload
 
     async def stop(self) -> None:
         await release([message for _, message in self._held])

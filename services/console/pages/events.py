@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
 from starlette.requests import Request
@@ -10,7 +11,6 @@ from starlette.responses import Response
 from services.console import formats
 from services.console.rendering import client_of, done, field_of, render
 from slatemq._admin.tasks import Task
-from slatemq.client import Client
 from slatemq.errors import FailedPrecondition, SlateMQError, Unauthenticated
 
 TASKS_SHOWN: Final = 100
@@ -20,15 +20,17 @@ TASKS_SHOWN: Final = 100
 async def show_events(request: Request) -> Response:
     client = await client_of(request)
     statuses = await client.events_status()
-    tasks, problem = await _failed_tasks(client)
+    failed, problem = await _gathered(client.failed_tasks(TASKS_SHOWN))
+    pending, pending_problem = await _gathered(client.pending_tasks(TASKS_SHOWN))
     task_id = field_of(request, "task").strip()
     found = await client.get_task(task_id) if task_id else None
     return render(
         request,
         "events.html",
         statuses=statuses,
-        tasks=tasks,
-        problem=problem,
+        failed=failed,
+        pending=pending,
+        problem=problem or pending_problem,
         task_id=task_id,
         found=found,
     )
@@ -40,11 +42,11 @@ async def retry_tasks(request: Request) -> Response:
     return done(request, "/events", f"Trying {formats.counted(count, 'task')} again.")
 
 
-async def _failed_tasks(client: Client) -> tuple[list[Task], str]:
-    """Those that failed permanently, and why others are missing."""
+async def _gathered(listing: AsyncIterator[Task]) -> tuple[list[Task], str]:
+    """The tasks of a listing, and why others are missing."""
     tasks: list[Task] = []
     try:
-        async for task in client.failed_tasks(TASKS_SHOWN):
+        async for task in listing:
             tasks.append(task)  # noqa: PERF401 - what came before an error counts
     except FailedPrecondition as error:
         # In direct mode there are no tasks.

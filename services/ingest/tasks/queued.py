@@ -224,6 +224,17 @@ class Tasks:
                 found[dead.task.task_id] = _known(dead)
         return list(found.values())
 
+    async def pending(self, limit: int) -> Sequence[KnownTask]:
+        """Tasks that the backend has not finished, without applied ones; raises as `failed`."""
+        found: list[KnownTask] = []
+        for task in await self._backend.connected.pending_tasks(limit):
+            if not await self._outcomes.is_applied(task.task_id):
+                last = self._outcomes.last_attempt(task.task_id)
+                error = "" if last is None else last.error
+                accepted_at_ms = parse_timestamp("created_at", task.created_at)
+                found.append(KnownTask(task.task_id, accepted_at_ms, None, task.attempts, error))
+        return found
+
     async def retry_failed(self) -> int:
         """Move all dead letters back; returns how many. Raises as `failed`."""
         backend = self._backend.connected

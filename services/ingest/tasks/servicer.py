@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from services.ingest.tasks.queued import Tasks
 
 FAILED_MAX: Final = 10_000
-FAILED_DEFAULT: Final = 100
+PENDING_MAX: Final = 1_000
+"""Each is read with its body, and looked up in the store."""
+
+LISTED_DEFAULT: Final = 100
 
 ANSWER_S: Final = 1.0
 """A call that waits is answered this long before its deadline."""
@@ -39,10 +42,16 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
     async def ListFailedTasks(  # noqa: N802 - the RPC's name
         self, request: task_pb2.ListFailedTasksRequest, context: Any
     ) -> task_pb2.ListFailedTasksResponse:
-        if not 0 <= request.limit <= FAILED_MAX:
-            raise InvalidArgument("limit", f"must be 0 to {FAILED_MAX}, not {request.limit}")
-        found = await self._tasks.failed(request.limit or FAILED_DEFAULT)
+        _check_limit(request.limit, FAILED_MAX)
+        found = await self._tasks.failed(request.limit or LISTED_DEFAULT)
         return task_pb2.ListFailedTasksResponse(tasks=map(_task_of, found))
+
+    async def ListPendingTasks(  # noqa: N802 - the RPC's name
+        self, request: task_pb2.ListPendingTasksRequest, context: Any
+    ) -> task_pb2.ListPendingTasksResponse:
+        _check_limit(request.limit, PENDING_MAX)
+        found = await self._tasks.pending(request.limit or LISTED_DEFAULT)
+        return task_pb2.ListPendingTasksResponse(tasks=map(_task_of, found))
 
     async def RetryFailedTasks(  # noqa: N802 - the RPC's name
         self, request: task_pb2.RetryFailedTasksRequest, context: Any
@@ -56,6 +65,11 @@ class TaskServicer(task_pb2_grpc.TaskServiceServicer):
                 "DIRECT_MODE", "this ingest stores publishes directly: it has no tasks"
             )
         return self._ledger
+
+
+def _check_limit(limit: int, highest: int) -> None:
+    if not 0 <= limit <= highest:
+        raise InvalidArgument("limit", f"must be 0 to {highest}, not {limit}")
 
 
 def seconds_to_wait(context: Any) -> float | None:

@@ -95,6 +95,37 @@ def _show_failed(found: Sequence[Task]) -> None:
     )
 
 
+@task.command("pending")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000),
+    default=100,
+    show_default=True,
+    help="At most, of each ingest.",
+)
+def pending(session: Session, limit: int) -> None:
+    """List the tasks that wait to be applied, with the errors of their attempts.
+
+    Example:
+      slatemq task pending --limit 10
+
+    RabbitMQ shows only the tasks that are being applied, ActiveMQ the first 400.
+    """
+    write_listing(session, lambda client: client.pending_tasks(limit), _fields, _show_pending)
+
+
+def _show_pending(found: Sequence[Task]) -> None:
+    write_items(
+        found,
+        {
+            "task": lambda one: one.task_id,
+            "accepted": lambda one: format_time(one.accepted_at_ms),
+            "attempts": lambda one: one.attempts_count,
+            "error": lambda one: one.error,
+        },
+    )
+
+
 @task.command("retry")
 def retry(session: Session) -> None:
     """Retry every task that has failed.

@@ -155,6 +155,25 @@ class Console:
     def message(self, queue: str, payload: bytes = b"hello", **headers: str) -> None:
         self.client.publish(payload, {"queue": queue, **headers})
 
+    def waiting(self) -> str:
+        """A queue with a message."""
+        queue = self.queue()
+        self.message(queue)
+        self.entry(queue, "available")
+        return queue
+
+    def delayed(self) -> str:
+        """A queue with a message that waits for its time."""
+        queue = self.queue(default_delay=600)
+        self.message(queue)
+        self.entry(queue, "delayed")
+        return queue
+
+    def paused(self) -> str:
+        queue = self.queue()
+        self.client.pause_queue(queue)
+        return queue
+
     def dead_letters(self, payloads: int = 1) -> str:
         """A queue with so many dead letters."""
         queue = self.queue(max_attempts=1, backoff=Backoff.none())
@@ -175,12 +194,18 @@ class Console:
             self.message(queue, kind=f"b{number}")
         raise AssertionError
 
-    def failed_task(self) -> str:
+    def poison_task(self, max_retries: int) -> str:
         """A publish that was accepted, and whose body no attempt finds."""
         task_id = new_task_id()
-        poison = enqueue(self._settings, task_id, {"content_length": 4, "data_ref": "any"})
+        payload: dict[str, object] = {"content_length": 4, "data_ref": "any"}
+        poison = enqueue(self._settings, task_id, payload, max_retries)
         with ThreadPoolExecutor(1) as thread:  # This one has the loop of the browser.
             thread.submit(asyncio.run, poison).result()
+        return task_id
+
+    def failed_task(self) -> str:
+        """One of these that has failed permanently."""
+        task_id = self.poison_task(0)
         while task_id not in self.failures():
             pass
         self.first_failures = self.failures()

@@ -38,26 +38,6 @@ class Action(NamedTuple):
     is_done: Callable[[Console, str], bool]
 
 
-def waiting(console: Console) -> str:
-    queue = console.queue()
-    console.message(queue)
-    console.entry(queue, "available")
-    return queue
-
-
-def delayed(console: Console) -> str:
-    queue = console.queue(default_delay=600)
-    console.message(queue)
-    console.entry(queue, "delayed")
-    return queue
-
-
-def paused(console: Console) -> str:
-    queue = console.queue()
-    console.client.pause_queue(queue)
-    return queue
-
-
 def confirm(page: Page, queue: str, button: str) -> None:
     page.get_by_label(f"Type {queue} to confirm").fill(queue)
     page.get_by_role("button", name=button, exact=True).click()
@@ -207,31 +187,31 @@ def is_replaced(console: Console, queue: str) -> bool:
 
 ACTIONS = {
     "pause": Action(
-        waiting,
+        Console.waiting,
         of_queue("Pause…", "Pause"),
         "is paused",
         lambda console, queue: console.client.get_queue(queue).paused,
     ),
     "resume": Action(
-        paused,
+        Console.paused,
         of_queue("Resume…", "Resume"),
         "delivers again",
         lambda console, queue: not console.client.get_queue(queue).paused,
     ),
     "purge": Action(
-        waiting,
+        Console.waiting,
         of_queue("Purge…", "Purge"),
         "Removed 1 message",
         lambda console, queue: console.client.get_queue(queue).counts.available_count == 0,
     ),
     "remove": Action(
-        waiting,
+        Console.waiting,
         of_message("available", "Remove from the queue"),
         "was removed",
         lambda console, queue: not console.client.entry_page(queue, "available").entries,
     ),
     "deliver": Action(
-        delayed,
+        Console.delayed,
         of_message("delayed", "Deliver now"),
         "is available now",
         lambda console, queue: bool(console.client.entry_page(queue, "available").entries),
@@ -262,7 +242,7 @@ ACTIONS = {
         "new settings: max attempts, lease",
         is_edited,
     ),
-    "delete": Action(waiting, of_queue("Delete…", "Delete"), "was deleted", is_gone),
+    "delete": Action(Console.waiting, of_queue("Delete…", "Delete"), "was deleted", is_gone),
     "lift": Action(
         Console.quarantined,
         lift,
@@ -354,7 +334,7 @@ def form_token(page: Page) -> str:
 
 
 def test_a_wrong_name_confirms_nothing(console: Console) -> None:
-    queue = waiting(console)
+    queue = console.waiting()
 
     with console.page("ops") as page:
         page.goto(f"/queue/do/purge?queue={queue}")
@@ -576,6 +556,22 @@ def test_processes_and_routes_are_shown_with_how_they_are(console: Console) -> N
             row = page.get_by_role("row").filter(has_text=f"{service} 0")
             expect(row).to_contain_text("redis, async")
             expect(row).to_contain_text("answers")
+    assert console.take_problems() == []
+
+
+def test_tasks_that_wait_are_listed_with_the_error_of_their_last_attempt(console: Console) -> None:
+    with console.page("ops") as page:
+        page.goto("/events")
+        expect(page.get_by_text("No task waits to be applied")).to_be_visible()
+
+        task_id = console.poison_task(max_retries=10)  # a second after each
+        waits = page.get_by_role("row").filter(has_text=task_id)
+        while not waits.filter(has_text="data_ref").count():
+            page.reload()
+
+        expect(page.get_by_role("heading", name="Waiting to be applied")).to_be_visible()
+        expect(waits).to_contain_text("pending")
+        assert int(waits.locator("[data-name=attempts]").inner_text()) > 0
     assert console.take_problems() == []
 
 

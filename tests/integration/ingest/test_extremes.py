@@ -28,6 +28,7 @@ READING: Final = {
     "GetTask",
     "WaitTask",
     "ListFailedTasks",
+    "ListPendingTasks",
 }
 """They change nothing."""
 

@@ -321,6 +321,32 @@ async def test_what_is_not_a_task_is_a_dead_letter_and_long_errors_are_cut(rig: 
     assert await next_task(consumer) == poison
 
 
+async def test_tasks_that_are_not_finished_are_listed_as_far_as_the_backend_shows_them(
+    rig: Rig,
+) -> None:
+    # Given a task that is being applied, one that waits behind it, and what is no task
+    producer, consumer = await rig.backend(), await rig.backend()
+    times = (1_771_761_600_000, 1_771_761_600_001)
+    tasks = [a_task(task_id=make_task_id(at), created_at=format_timestamp(at)) for at in times]
+    await producer.enqueue_task(tasks[0])
+    first = await next_task(consumer)
+    await producer.enqueue_task(tasks[1])
+    await enqueue_raw(rig.settings, b"not JSON")
+
+    # Then both are listed, the oldest first, without payloads; RabbitMQ shows the first alone
+    shown = tasks[:1] if type(consumer).NAME == "RabbitMQ" else tasks
+    expected = [msgspec.structs.replace(task, payload={}) for task in shown]
+    assert await consumer.pending_tasks(10) == expected
+    assert await consumer.pending_tasks(1) in ([expected[0]], [expected[-1]])
+
+    # And those of them that are finished are not
+    await consumer.complete_task(first.task_id)
+    await consumer.complete_task((await next_task(consumer)).task_id)
+    async with asyncio.timeout(60):
+        while await consumer.pending_tasks(10):
+            await asyncio.sleep(0.05)
+
+
 async def test_no_task_comes_from_an_empty_queue_within_seconds(rig: Rig) -> None:
     consumer = await rig.backend()
     assert await asyncio.wait_for(consumer.dequeue_task(), 20) is None

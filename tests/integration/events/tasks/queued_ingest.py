@@ -106,6 +106,12 @@ class QueuedIngest(Ingest):
             request = task_pb2.ListFailedTasksRequest()
             return list((await self.tasks.ListFailedTasks(request, timeout=30)).tasks)
 
+    async def pending(self, limit: int = 0) -> list[task_pb2.Task]:
+        """The tasks that wait to be applied."""
+        with raising_slatemq_errors():
+            request = task_pb2.ListPendingTasksRequest(limit=limit)
+            return list((await self.tasks.ListPendingTasks(request, timeout=30)).tasks)
+
     async def retry(self) -> int:
         """Retry what failed."""
         with raising_slatemq_errors():
@@ -154,8 +160,13 @@ def new_task_id() -> str:
     return TaskIds(0).make(int(time.time() * 1000))
 
 
-async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, object]) -> None:
-    """Put a task into the backend beside the ingest."""
+async def enqueue(
+    settings: QueueSettings,
+    task_id: str,
+    payload: dict[str, object],
+    max_retries: int | None = None,
+) -> None:
+    """Put a task into the backend beside the ingest; None: with the retries of the settings."""
     backend = TaskBackend(settings, 0, Telemetry().meter)
     await backend.connect()
     await backend.enqueue(
@@ -163,7 +174,7 @@ async def enqueue(settings: QueueSettings, task_id: str, payload: dict[str, obje
             task_id=task_id,
             operation="Publish",
             created_at="2026-02-22T12:00:00.000Z",
-            max_retries=backend.max_retries,
+            max_retries=backend.max_retries if max_retries is None else max_retries,
             payload=payload,
         )
     )

@@ -276,6 +276,33 @@ async def test_a_task_that_comes_again_is_not_applied_again(backend: tuple[str, 
         assert list((await ingest.task(task_id)).message_ids) == ids
 
 
+async def test_a_task_that_waits_for_another_attempt_is_listed_with_its_error(
+    backend: tuple[str, Server],
+) -> None:
+    settings = queue_settings(*backend, retry_delay_ms=10 * 60_000)
+    async with queued(settings) as ingest:
+        # Given a task whose first attempt has failed
+        task_id = new_task_id()
+        await enqueue(settings, task_id, {"content_length": 4, "data_ref": "any"}, max_retries=3)
+        while not (await ingest.task(task_id)).error:
+            await asyncio.sleep(0.01)
+
+        # Then it is listed, but by RabbitMQ, which shows no message that waits
+        expected = [] if backend[0] == "rabbitmq" else [task_id]
+        await eventually(lambda: _lists(ingest, expected))
+        for task in await ingest.pending():
+            assert (task.state, task.attempts_count) == (task_pb2.TASK_STATE_PENDING, 1)
+            assert "payload.data_ref" in task.error
+
+        # And a wrong limit is named
+        with pytest.raises(InvalidArgument, match="limit"):
+            await ingest.pending(1_001)
+
+
+async def _lists(ingest: QueuedIngest, task_ids: list[str]) -> bool:
+    return [one.task_id for one in await ingest.pending()] == task_ids
+
+
 async def test_a_wrong_task_id_is_distinguished_from_one_that_waits(
     backend: tuple[str, Server],
 ) -> None:
