@@ -50,11 +50,13 @@ class RecordedEvents(ShardEvents):
         self._record_settings(QueueUpdated, queue, now_ms)
 
     def deleted(self, queue: Queue, now_ms: int) -> None:
-        self._record(queue, QueueDeleted(queue=queue.queue_id), now_ms)
+        if _speaks_for_queue(queue):
+            self._record(queue, QueueDeleted(queue=queue.queue_id), now_ms)
 
     def paused(self, queue: Queue, now_ms: int) -> None:
-        kind = QueuePaused if queue.settings.paused else QueueResumed
-        self._record(queue, kind(queue=queue.queue_id), now_ms)
+        if _speaks_for_queue(queue):
+            kind = QueuePaused if queue.settings.paused else QueueResumed
+            self._record(queue, kind(queue=queue.queue_id), now_ms)
 
     def purged(self, queue: Queue, kinds: Collection[Purge], count: int, now_ms: int) -> None:
         states = [kind.name.lower() for kind in Purge if kind in kinds]
@@ -118,6 +120,8 @@ class RecordedEvents(ShardEvents):
     def _record_settings(
         self, kind: type[QueueCreated | QueueUpdated], queue: Queue, now_ms: int
     ) -> None:
+        if not _speaks_for_queue(queue):
+            return
         settings = queue.settings
         data = kind(
             queue=queue.queue_id,
@@ -135,6 +139,12 @@ class RecordedEvents(ShardEvents):
 
     def _is_own(self, queue: Queue) -> bool:
         return any(header in queue.settings.filter for header in self._own_headers)
+
+
+def _speaks_for_queue(queue: Queue) -> bool:
+    """Whether changes of the whole queue are this shard's to report: of partitions the first's."""
+    partition = queue.settings.partition
+    return partition is None or partition.index == 0
 
 
 class BrokerRelay(ProcessRelay):

@@ -142,7 +142,7 @@ class Broker:
             OutboxServicer(shard, owner, database, blobs, target, self.sender),
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
-            QueueNameServicer(shard, names),
+            QueueNameServicer(names),
             _snapshots(root, database, starts, owner),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from libs.filters import (
     Rest,
     RuleSet,
 )
+from libs.storage.layout.partitions import Partition
 from libs.storage.records.log_runs import LogRun, one_by_one
 from services.router.entries import LogEntry
 
@@ -31,7 +32,8 @@ NO_DELAY = -1
 class QueueRule(NamedTuple):
     """One queue as far as routing goes: its expressions, or that it is gone, or why it is left out.
 
-    A filter of None is the default one: the messages whose header `queue` is the queue's ID.
+    A filter of None is the default one: the messages whose header `queue` is the queue's ID. With a
+    partition it gets those of its matches that the partition selects.
     """
 
     queue_id: str
@@ -41,6 +43,7 @@ class QueueRule(NamedTuple):
     fallback_priority: int = DEFAULT_PRIORITY
     default_delay_ms: int = 0
     quarantine: str = ""
+    partition: Partition | None = None
 
 
 class QueueColumns:
@@ -138,6 +141,7 @@ class BrokerRules:
         self._rules = RuleSet(allowance)
         self._broken: dict[str, str] = {}
         self._queues: dict[str, QueueRule] = {}
+        self._partitions: dict[str, Partition] = {}
         # The revisions with which queues came to be judged otherwise, or not at all; ascending.
         self._changed: dict[str, int] = {}
 
@@ -174,6 +178,8 @@ class BrokerRules:
         some._rules = self._rules.only(queue_ids)
         for queue_id in self._queues.keys() & set(queue_ids):
             some._queues[queue_id] = self._queues[queue_id]
+            if queue_id in self._partitions:
+                some._partitions[queue_id] = self._partitions[queue_id]
             if queue_id in self._broken:
                 some._broken[queue_id] = self._broken[queue_id]
         return some
@@ -187,11 +193,14 @@ class BrokerRules:
             self._changed.pop(queue_id, None)
             self._changed[queue_id] = revision
             self._broken.pop(queue_id, None)
+            self._partitions.pop(queue_id, None)
             if queue.deleted:
                 self._queues.pop(queue_id, None)
                 self._rules.remove(queue_id)
                 continue
             self._queues[queue_id] = queue
+            if queue.partition is not None:
+                self._partitions[queue_id] = queue.partition
             if queue.quarantine:
                 self._rules.remove(queue_id)
                 self._broken[queue_id] = f"the queue is in quarantine: {queue.quarantine}"
@@ -242,7 +251,7 @@ class BrokerRules:
                     return Judgement(matches_count, unmatched_count, at, out.rest)
             rest = None
             deadline_ms = received + 1000 * retention_s if retention_s else 0
-            message_ids: tuple[int, ...] = (first_id,)
+            message_ids: Sequence[int] = (first_id,)
             deadlines_ms: tuple[int, ...] = (deadline_ms,)
             count = len(sizes)
             if count > 1 and self._are_for_all(run):
@@ -263,7 +272,16 @@ class BrokerRules:
                 unmatched_count += count
                 continue
             matches_count += count * len(matches)
+            all_ids, all_deadlines_ms = message_ids, deadlines_ms
             for queue_id, priority in matches:
+                if queue_id in self._partitions:
+                    message_ids = self._partitions[queue_id].select(all_ids, headers)
+                    deadlines_ms = all_deadlines_ms[: len(message_ids)]  # All are the same.
+                    matches_count -= count - len(message_ids)
+                    if not message_ids:
+                        continue
+                else:
+                    message_ids, deadlines_ms = all_ids, all_deadlines_ms
                 column = columns.get(queue_id)
                 if column is None:
                     default_delay_ms = self._queues[queue_id].default_delay_ms
@@ -278,10 +296,19 @@ class BrokerRules:
                 else:
                     column.add(message_ids, priority, deadlines_ms, visible_at_ms)
             if fallbacks:
-                for queue_id in fallbacks:
-                    columns[queue_id].fallbacks_count += count
-                fallbacks.clear()
+                self._count_fallbacks(all_ids, headers, columns)
         return Judgement(matches_count, unmatched_count)
+
+    def _count_fallbacks(
+        self, message_ids: Sequence[int], headers: Mapping[str, str], columns: Columns
+    ) -> None:
+        """Count the matches of these messages whose priority failed."""
+        for queue_id in self._rules.fallbacks:
+            partition = self._partitions.get(queue_id)
+            mine = message_ids if partition is None else partition.select(message_ids, headers)
+            if mine:
+                columns[queue_id].fallbacks_count += len(mine)
+        self._rules.fallbacks.clear()
 
     def _are_for_all(self, run: LogRun) -> bool:
         """Whether the matches of a run's first message, just judged, are the others', too."""
@@ -301,8 +328,16 @@ class BrokerRules:
         return [(direct, self._rules.priority(direct, headers, fields, delay, sizes[0]))]
 
     def explain(self, message: Facts, queue_ids: Iterable[str]) -> list[QueueOutcome]:
-        """What these queues, which must be known, would do with a message, and why."""
-        asked = self._queues.keys() & set(queue_ids)
+        """What these queues would do with a message, and why; unknown ones are left out.
+
+        So are partitions that would not get it: its ordering header and its ID decide that.
+        """
+        asked = {
+            queue_id
+            for queue_id in self._queues.keys() & set(queue_ids)
+            if queue_id not in self._partitions
+            or self._partitions[queue_id].select((message.message_id,), message.headers)
+        }
         sound = asked.difference(self._broken)
         outcomes = self._rules.explain(message, sound)
         outcomes += [

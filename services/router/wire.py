@@ -17,6 +17,7 @@ import grpc.aio
 from libs.filters import DEFAULT_PRIORITY, TooSlow
 from libs.serving.peers.calls import PeerFailed
 from libs.storage.errors import CorruptRecord
+from libs.storage.layout.partitions import Partition
 from libs.storage.records.log_parts import read_log_parts
 from services.router.entries import FreshMessages, LogEntry
 from services.router.pieces import Piece, Seen
@@ -72,7 +73,12 @@ def queue_rule(queue: queue_pb2.Queue) -> QueueRule:
         else DEFAULT_PRIORITY,
         default_delay_ms=queue.default_delay_ms,
         quarantine=queue.quarantine.reason,
+        partition=_partition(queue.partition) if queue.HasField("partition") else None,
     )
+
+
+def _partition(partition: queue_pb2.Partition) -> Partition:
+    return Partition(partition.index, partition.count, partition.ordering_header)
 
 
 FRESH_BYTES_MAX = 256 << 10

@@ -31,7 +31,8 @@ class EntryServiceStub:
 
     An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
     Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). For a handle without a
+    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
+    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
     place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
     also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
@@ -76,7 +77,8 @@ class EntryServiceServicer:
 
     An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
     Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). For a handle without a
+    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
+    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
     place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
     also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.
@@ -174,7 +176,8 @@ class EntryService:
 
     An entry is one message in one queue. Its handle has the place of the entry, so that finding it costs the same however long the queue is.
     Handles come from listings (`Entry.handle`), and can be composed for published messages (`<queue ID>/<message ID in
-    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). For a handle without a
+    hex>/p<received_at_ms>`, from PublishResponse) and claimed ones (`<queue ID>/<message ID in hex>/l<lease token>`). That of an entry of a
+    partitioned queue names the index of its partition: `<queue ID>/<message ID in hex>/<index>:<place>`; ask the broker of that partition. For a handle without a
     place (`<queue ID>/<message ID in hex>`) the broker searches the queue in the background: some seconds per million messages. The broker
     also finds most entries that have moved since their handles were made; where it does not, the call fails with FAILED_PRECONDITION
     (HANDLE_STALE): list or find the entry again.

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bslatemq/v1/queue_name.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"%\n\x11GetNameUseRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\"L\n\x12GetNameUseResponse\x12 \n\x03use\x18\x01 \x01(\x0e\x32\x13.slatemq.v1.NameUse\x12\x14\n\x0c\x62roker_shard\x18\x02 \x01(\x05*a\n\x07NameUse\x12\x18\n\x14NAME_USE_UNSPECIFIED\x10\x00\x12\x11\n\rNAME_USE_NONE\x10\x01\x12\x12\n\x0eNAME_USE_QUEUE\x10\x02\x12\x15\n\x11NAME_USE_CHANGING\x10\x03\x32g\n\x10QueueNameService\x12S\n\nGetNameUse\x12\x1d.slatemq.v1.GetNameUseRequest\x1a\x1e.slatemq.v1.GetNameUseResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bslatemq/v1/queue_name.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"%\n\x11GetNameUseRequest\x12\x10\n\x08queue_id\x18\x01 \x01(\t\"f\n\x12GetNameUseResponse\x12 \n\x03use\x18\x01 \x01(\x0e\x32\x13.slatemq.v1.NameUse\x12\x14\n\x0c\x62roker_shard\x18\x02 \x01(\x05\x12\x18\n\x10partitions_count\x18\x03 \x01(\x05*a\n\x07NameUse\x12\x18\n\x14NAME_USE_UNSPECIFIED\x10\x00\x12\x11\n\rNAME_USE_NONE\x10\x01\x12\x12\n\x0eNAME_USE_QUEUE\x10\x02\x12\x15\n\x11NAME_USE_CHANGING\x10\x03\x32g\n\x10QueueNameService\x12S\n\nGetNameUse\x12\x1d.slatemq.v1.GetNameUseRequest\x1a\x1e.slatemq.v1.GetNameUseResponse\"\x06\xca\xbd\x18\x02\x08\x01\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\nslatemq.v1P\001Z\024slatemq/v1;slatemqv1'
   _globals['_QUEUENAMESERVICE'].methods_by_name['GetNameUse']._loaded_options = None
   _globals['_QUEUENAMESERVICE'].methods_by_name['GetNameUse']._serialized_options = b'\312\275\030\002\010\001'
-  _globals['_NAMEUSE']._serialized_start=185
-  _globals['_NAMEUSE']._serialized_end=282
+  _globals['_NAMEUSE']._serialized_start=211
+  _globals['_NAMEUSE']._serialized_end=308
   _globals['_GETNAMEUSEREQUEST']._serialized_start=68
   _globals['_GETNAMEUSEREQUEST']._serialized_end=105
   _globals['_GETNAMEUSERESPONSE']._serialized_start=107
-  _globals['_GETNAMEUSERESPONSE']._serialized_end=183
-  _globals['_QUEUENAMESERVICE']._serialized_start=284
-  _globals['_QUEUENAMESERVICE']._serialized_end=387
+  _globals['_GETNAMEUSERESPONSE']._serialized_end=209
+  _globals['_QUEUENAMESERVICE']._serialized_start=310
+  _globals['_QUEUENAMESERVICE']._serialized_end=413
 # @@protoc_insertion_point(module_scope)

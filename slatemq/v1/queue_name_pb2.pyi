@@ -75,19 +75,23 @@ class GetNameUseResponse(_message.Message):
 
     USE_FIELD_NUMBER: _builtins.int
     BROKER_SHARD_FIELD_NUMBER: _builtins.int
+    PARTITIONS_COUNT_FIELD_NUMBER: _builtins.int
     use: Global___NameUse.ValueType
     """Its use."""
     broker_shard: _builtins.int
     """The broker shard that responds."""
+    partitions_count: _builtins.int
+    """Of a queue: how many partitions it has; 0 = it is not partitioned."""
     def __init__(
         self,
         *,
         use: Global___NameUse.ValueType = ...,
         broker_shard: _builtins.int = ...,
+        partitions_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "use", b"use"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "partitions_count", b"partitions_count", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,6 +89,7 @@ class Queue(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     QUARANTINE_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.str
     """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
@@ -166,6 +167,10 @@ class Queue(_message.Message):
     def totals(self) -> Global___QueueTotals:
         """Output only, where `counts` is: what has passed through the queue. Two answers give rates."""
 
+    @_builtins.property
+    def partition(self) -> Global___Partition:
+        """Set on a partition of a partitioned queue: each of its shards has one, with settings, counts and limits of its own. Cannot change."""
+
     def __init__(
         self,
         *,
@@ -192,10 +197,11 @@ class Queue(_message.Message):
         replay: Global___Replay | None = ...,
         quarantine: Global___Quarantine | None = ...,
         totals: Global___QueueTotals | None = ...,
+        partition: Global___Partition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "counts", b"counts", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "partition", b"partition", "priority", b"priority", "quarantine", b"quarantine", "replay", b"replay", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "totals", b"totals", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms", "_done_retention_s", b"_done_retention_s", "_failed_retention_s", b"_failed_retention_s", "_fallback_priority", b"_fallback_priority", "_filter", b"_filter", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_max_lease_ms", b"_max_lease_ms", "_max_total_lease_ms", b"_max_total_lease_ms", "_priority", b"_priority", "backoff", b"backoff", "broker_shard", b"broker_shard", "counts", b"counts", "created_at_ms", b"created_at_ms", "default_delay_ms", b"default_delay_ms", "done_retention_s", b"done_retention_s", "etag", b"etag", "failed_retention_s", b"failed_retention_s", "fallback_priority", b"fallback_priority", "filter", b"filter", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "max_lease_ms", b"max_lease_ms", "max_total_lease_ms", b"max_total_lease_ms", "partition", b"partition", "paused", b"paused", "priority", b"priority", "quarantine", b"quarantine", "queue_id", b"queue_id", "replay", b"replay", "revision", b"revision", "totals", b"totals", "updated_at_ms", b"updated_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__default_delay_ms: _TypeAlias = _typing.Literal["default_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__default_delay_ms: _TypeAlias = _typing.Literal["_default_delay_ms", b"_default_delay_ms"]  # noqa: Y015
@@ -243,6 +249,46 @@ class Queue(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Queue: _TypeAlias = Queue  # noqa: Y015
+
+@_typing.final
+class Partition(_message.Message):
+    """One partition of a queue that is spread over broker shards. It gets those of the queue's messages whose partition by this rule is
+    `index`:
+
+    - hash of a message with the ordering header: the first 8 bytes of the SHA-256 of the header's value (UTF-8), as a big-endian number;
+    - hash of another message: its ID × 0x9E3779B97F4A7C15, modulo 2^64;
+    - its partition: hash × count / 2^64, rounded down.
+
+    So each message is in one partition, and messages with the same value of the ordering header are in the same one. Order, leases,
+    attempts, priorities and `max_in_flight` are a partition's own: between partitions there is no order. A consumer claims from any
+    partition; whatever names a lease goes to the broker of its shard.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    ORDERING_HEADER_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """From 0."""
+    count: _builtins.int
+    """How many partitions the queue has: 1–1,000, each on a shard of its own."""
+    ordering_header: _builtins.str
+    """The header whose value decides the partition; empty = all messages are spread by ID."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        count: _builtins.int = ...,
+        ordering_header: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "index", b"index", "ordering_header", b"ordering_header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Partition: _TypeAlias = Partition  # noqa: Y015
 
 @_typing.final
 class Quarantine(_message.Message):
@@ -567,6 +613,7 @@ class CreateQueueRequest(_message.Message):
     WITH_QUEUE_ID_FIELD_NUMBER: _builtins.int
     START_FROM_MS_FIELD_NUMBER: _builtins.int
     START_FROM_BEGINNING_FIELD_NUMBER: _builtins.int
+    BROKER_SHARDS_FIELD_NUMBER: _builtins.int
     with_queue_id: _builtins.str
     """A queue of this shard whose shard the new one must share, so that commands on both can be executed together; empty = any.
     NOT_FOUND when this shard has no such queue: ask the broker that has it.
@@ -581,6 +628,10 @@ class CreateQueueRequest(_message.Message):
     def queue(self) -> Global___Queue:
         """`queue_id` is required, the output-only fields are ignored."""
 
+    @_builtins.property
+    def broker_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `queue.partition`: the shards of all partitions, by index; the one at `queue.partition.index` is the shard asked. Else empty."""
+
     def __init__(
         self,
         *,
@@ -588,10 +639,11 @@ class CreateQueueRequest(_message.Message):
         with_queue_id: _builtins.str = ...,
         start_from_ms: _builtins.int = ...,
         start_from_beginning: _builtins.bool = ...,
+        broker_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "start", b"start", "start_from_beginning", b"start_from_beginning", "start_from_ms", b"start_from_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "start", b"start", "start_from_beginning", b"start_from_beginning", "start_from_ms", b"start_from_ms", "with_queue_id", b"with_queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shards", b"broker_shards", "queue", b"queue", "start", b"start", "start_from_beginning", b"start_from_beginning", "start_from_ms", b"start_from_ms", "with_queue_id", b"with_queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["start_from_ms", "start_from_beginning"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

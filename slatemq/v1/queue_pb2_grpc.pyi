@@ -53,6 +53,13 @@ class QueueServiceStub:
 
     An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
     (`ReplayRange.waits_for_ingest`).
+
+    A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with the same settings and start and with
+    the `partition` of that shard, partition 0 first. Each partition begins in quarantine, so none gets messages before all exist; then
+    call LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A creation that broke off is repeated:
+    ALREADY_EXISTS means that the partition is there; GetQueue says whether it is as wanted, and whether partition 0 is still in
+    quarantine. ALREADY_EXISTS with another `broker_shard` means that the name is another queue's, or that the queue has partitions on
+    other shards than named, or another count of them.
     """
     GetQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]
     """Reads one queue, with the counts of its messages.
@@ -75,7 +82,7 @@ class QueueServiceStub:
     DeleteQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]
     """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
     leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
-    starts empty.
+    starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
@@ -143,6 +150,13 @@ class QueueServiceAsyncStub(QueueServiceStub):
 
     An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
     (`ReplayRange.waits_for_ingest`).
+
+    A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with the same settings and start and with
+    the `partition` of that shard, partition 0 first. Each partition begins in quarantine, so none gets messages before all exist; then
+    call LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A creation that broke off is repeated:
+    ALREADY_EXISTS means that the partition is there; GetQueue says whether it is as wanted, and whether partition 0 is still in
+    quarantine. ALREADY_EXISTS with another `broker_shard` means that the name is another queue's, or that the queue has partitions on
+    other shards than named, or another count of them.
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetQueueRequest, _queue_pb2.GetQueueResponse]  # type: ignore[assignment]
     """Reads one queue, with the counts of its messages.
@@ -165,7 +179,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]  # type: ignore[assignment]
     """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
     leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
-    starts empty.
+    starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
@@ -236,6 +250,13 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
 
         An ingest that is down does not fail the call: the replay of its log begins when it is up again, with what is stored by then
         (`ReplayRange.waits_for_ingest`).
+
+        A partitioned queue is one queue on several shards: create it on each of `broker_shards`, with the same settings and start and with
+        the `partition` of that shard, partition 0 first. Each partition begins in quarantine, so none gets messages before all exist; then
+        call LiftQuarantine on each, on partition 0 last. What was published meanwhile is judged then. A creation that broke off is repeated:
+        ALREADY_EXISTS means that the partition is there; GetQueue says whether it is as wanted, and whether partition 0 is still in
+        quarantine. ALREADY_EXISTS with another `broker_shard` means that the name is another queue's, or that the queue has partitions on
+        other shards than named, or another count of them.
         """
 
     @_abc_1.abstractmethod
@@ -282,7 +303,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_queue_pb2.DeleteQueueResponse, _abc.Awaitable[_queue_pb2.DeleteQueueResponse]]:
         """Deletes a queue with everything in it. The call takes no longer for a large queue: rows are removed in the background. The queue's
         leases end: acks, waiting claims and open streams get NOT_FOUND. The messages themselves stay stored. A new queue of the same name
-        starts empty.
+        starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
         """

@@ -19,6 +19,8 @@ from libs.serving.requests.shape import field_at_fault, walk
 from libs.storage.records.configs import decode_config, encode_config
 from libs.storage.records.execution_records import OutboxRecord, decode_outbox
 from services.broker.core.batches.execute import Push
+from services.broker.core.lifecycle import new_state
+from services.broker.core.queue import Notes, Queue
 from services.broker.core.settings import QueueSettings
 from services.broker.entries import lister
 from services.broker.entries.handles import parse_handle, waiting_handle
@@ -178,7 +180,8 @@ def _lease(text: str) -> None:
 def _handle(text: str) -> None:
     handle = parse_handle(text, 0)
     if handle.waiting is not None:
-        again = waiting_handle(handle.queue_id, handle.message_id, handle.waiting)
+        queue = Queue(handle.queue_id, QueueSettings(""), new_state(None, 1), Notes())
+        again = waiting_handle(queue, handle.message_id, handle.waiting)
         same(parse_handle(again, 0), handle, "handle")
 
 

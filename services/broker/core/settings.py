@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from libs.storage.errors import CorruptRecord
+from libs.storage.layout.partitions import Partition
 from libs.storage.records.configs import QueueConfigRecord
 
 MAX_LEASE_MS = 43_200_000
@@ -120,6 +121,8 @@ class QueueSettings:
     quarantine: str = ""
     """Why routing leaves the queue out; empty if it does not."""
     quarantined_at_ms: int = 0
+    partition: Partition | None = None
+    """Which part of the queue this is; None: all of it."""
     owner: str = ""
     """The principal that was the last to set the filter or the priority; empty without a policy."""
     filter_cost: int = 0
@@ -144,6 +147,13 @@ class QueueSettings:
             self.default_delay_ms,
             self.quarantine,
         )
+
+    def accepts(self, source: QueueSettings) -> bool:
+        """Whether messages of that queue may move in: not where their headers must decide."""
+        partition = self.partition
+        if partition is None or partition.count == 1 or not partition.ordering_header:
+            return True
+        return partition == source.partition  # The same headers have decided the same.
 
     @property
     def cost(self) -> int:
@@ -198,6 +208,7 @@ _STORED: dict[str, Callable[[str], Any]] = {
     "paused": lambda text: text == "1",
     "quarantine": str,
     "quarantined_at_ms": int,
+    "partition": Partition.parse,
     "owner": str,
     "filter_cost": int,
     "priority_cost": int,
@@ -209,6 +220,6 @@ _STORED: dict[str, Callable[[str], Any]] = {
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, Backoff):
+    if isinstance(value, Backoff | Partition):
         return value.text()
     return str(int(value) if isinstance(value, bool) else value)

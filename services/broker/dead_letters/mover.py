@@ -150,13 +150,19 @@ class Mover:
         self.owner.shard.outbox.check_capacity(1, 0)
         return await self.pusher.begin()
 
-    async def is_elsewhere(self, queue_id: str) -> bool:
-        """Whether a queue is on another shard. Raises NotFound where it is on none."""
-        if queue_id in self.owner.shard.queues:
-            return False
-        if not await self.pusher.elsewhere({queue_id}):
+    async def is_elsewhere(self, target_id: str, source_id: str) -> bool:
+        """Whether messages of a queue of this shard get into a target by being pushed to it.
+
+        It is on another shard then, or a header decides their partition. Raises NotFound where the
+        target is on no shard.
+        """
+        queues = self.owner.shard.queues
+        target, source = queues.get(target_id), queues.get(source_id)
+        if target is not None:
+            return source is not None and not target.settings.accepts(source.settings)
+        if not await self.pusher.elsewhere({target_id}):
             await self.owner.durable()
-            raise NotFound("queue", queue_id)
+            raise NotFound("queue", target_id)
         return True
 
 

@@ -179,7 +179,7 @@ class RedriveRunner:
             await self._end(number, "")
             return
         try:
-            is_elsewhere = await self._mover.is_elsewhere(record.target_queue_id)
+            is_elsewhere = await self._mover.is_elsewhere(record.target_queue_id, record.queue_id)
         except NotFound:
             await self._end(number, f"queue {record.target_queue_id!r} does not exist any more")
             return

@@ -217,7 +217,7 @@ class Archiver:
 
         Raises NotFound, InvalidArgument, ResourceExhausted and Unavailable.
         """
-        is_elsewhere = await self._mover.is_elsewhere(target_id)
+        is_elsewhere = await self._mover.is_elsewhere(target_id, queue.queue_id)
         limits = (await self._mover.begin_pushes()).limits
         for number, content in enumerate(contents):
             limits.check_payload(f"rows[{number}].payload", len(content.payload))

@@ -18,6 +18,7 @@ from libs.storage.records.queues import (
 )
 from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import attempts_at
+from services.broker.core.queue import Queue
 from services.broker.core.waiting.bucket import Place
 from services.broker.delivery.message_cache import Ingests
 from services.broker.entries.finder import EntryLocation, Finished
@@ -49,13 +50,13 @@ def checked_view(view: View) -> View:
 
 
 def waiting_entry(
-    queue_id: str, place: Place, item: AvailableMessage, now_ms: int
+    queue: Queue, place: Place, item: AvailableMessage, now_ms: int
 ) -> entry_pb2.Entry:
     """An available entry, or one that is delayed at `now_ms`."""
     delayed = item.visible_at_ms > now_ms
     return entry_pb2.Entry(
-        handle=waiting_handle(queue_id, item.message_id, place),
-        queue_id=queue_id,
+        handle=waiting_handle(queue, item.message_id, place),
+        queue_id=queue.queue_id,
         message_id=item.message_id,
         state=queue_pb2.ENTRY_STATE_DELAYED if delayed else queue_pb2.ENTRY_STATE_AVAILABLE,
         priority=item.priority,
@@ -65,15 +66,15 @@ def waiting_entry(
     )
 
 
-def delayed_entry(queue_id: str, delayed_message: DelayedMessage) -> entry_pb2.Entry:
+def delayed_entry(queue: Queue, delayed_message: DelayedMessage) -> entry_pb2.Entry:
     """An entry that the journal of delayed messages has."""
     order = lane_order(
         BucketKind.TIMED, delayed_message.bucket_order, delayed_message.bucket_number
     )
     place = Place(delayed_message.priority, BucketKind.TIMED, order)
     return entry_pb2.Entry(
-        handle=waiting_handle(queue_id, delayed_message.message_id, place),
-        queue_id=queue_id,
+        handle=waiting_handle(queue, delayed_message.message_id, place),
+        queue_id=queue.queue_id,
         message_id=delayed_message.message_id,
         state=queue_pb2.ENTRY_STATE_DELAYED,
         priority=delayed_message.priority,
@@ -83,10 +84,9 @@ def delayed_entry(queue_id: str, delayed_message: DelayedMessage) -> entry_pb2.E
 
 
 def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
-    queue_id = lease.queue.queue_id
     return entry_pb2.Entry(
-        handle=listed_handle(queue_id, lease.message_id, "i", lease.bucket.order),
-        queue_id=queue_id,
+        handle=listed_handle(lease.queue, lease.message_id, "i", lease.bucket.order),
+        queue_id=lease.queue.queue_id,
         message_id=lease.message_id,
         state=queue_pb2.ENTRY_STATE_IN_FLIGHT,
         priority=lease.priority,
@@ -98,11 +98,11 @@ def in_flight_entry(lease: Lease) -> entry_pb2.Entry:
     )
 
 
-def listed_entry(queue_id: str, listed: ListedMessage[Finished]) -> entry_pb2.Entry:
+def listed_entry(queue: Queue, listed: ListedMessage[Finished]) -> entry_pb2.Entry:
     """An entry of a finished list."""
     message, order = listed.message, listed.spot.order
     entry = entry_pb2.Entry(
-        queue_id=queue_id, message_id=message.message_id, attempts_count=message.attempts
+        queue_id=queue.queue_id, message_id=message.message_id, attempts_count=message.attempts
     )
     if isinstance(message, DoneMessage):
         mark, entry.state = "d", queue_pb2.ENTRY_STATE_DONE
@@ -118,17 +118,17 @@ def listed_entry(queue_id: str, listed: ListedMessage[Finished]) -> entry_pb2.En
             mark, entry.state = "x", queue_pb2.ENTRY_STATE_ARCHIVED
             entry.archived.run, entry.archived.bucket_order = message.run, order
             entry.archived.archived_at_ms = message.archived_at_ms
-    entry.handle = listed_handle(queue_id, message.message_id, mark, order)
+    entry.handle = listed_handle(queue, message.message_id, mark, order)
     return entry
 
 
 def found_entry(found: EntryLocation, now_ms: int) -> entry_pb2.Entry:
-    queue_id, entry = found.queue.queue_id, found.entry
+    queue, entry = found.queue, found.entry
     if isinstance(entry, Lease):
         return in_flight_entry(entry)
     if isinstance(entry, ListedMessage):
-        return listed_entry(queue_id, entry)
-    return waiting_entry(queue_id, *entry, now_ms)
+        return listed_entry(queue, entry)
+    return waiting_entry(queue, *entry, now_ms)
 
 
 @dataclass(eq=False)

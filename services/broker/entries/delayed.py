@@ -135,7 +135,7 @@ class DelayedWatches:
                 stream.wake.clear()
                 await self._check(stream)
                 page = await self._page(queue, stream.position)
-                answers, end, held_bytes = await self._filled(queue_id, page, view)
+                answers, end, held_bytes = await self._filled(queue, page, view)
                 stream.position = end
                 try:
                     if answers[0].entries or loop.time() - sent_s >= self._heartbeat_s:
@@ -198,13 +198,13 @@ class DelayedWatches:
     # --- Messages -----------------------------------------------------------
 
     async def _filled(
-        self, queue_id: str, page: _Page, view: View
+        self, queue: Queue, page: _Page, view: View
     ) -> tuple[list[entry_pb2.WatchDelayedResponse], WatchPosition, int]:
         """An answer with the first entries of a page, the position behind them, bytes held.
 
         The answer is in a list, out of which it is taken: nothing else may keep it.
         """
-        entries = [delayed_entry(queue_id, message) for message, _ in page.messages]
+        entries = [delayed_entry(queue, message) for message, _ in page.messages]
         end, held_bytes = page.end, 0
         if view in WITH_MESSAGE and entries:
             count, held_bytes = await self._reader.add_messages(entries, view)
@@ -216,7 +216,7 @@ class DelayedWatches:
         now_ms = self._owner.clock.now_ms()  # It may have taken long to read.
         answer = entry_pb2.WatchDelayedResponse(
             entries=(one for one in entries if is_delayed(one, now_ms)),
-            position=encode_position(queue_id, end),
+            position=encode_position(queue.queue_id, end),
         )
         return [answer], end, held_bytes
 

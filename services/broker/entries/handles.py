@@ -1,6 +1,7 @@
 """Handles: the texts that say which entry of which queue is meant, and where to look first.
 
     <queue ID>/<message ID in hex>/<place>
+    <queue ID>/<message ID in hex>/<index of the partition>:<place>   of a partitioned queue
 
     place   (empty)                     nowhere in particular: the queue is searched
             p<received at, ms>          published then
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from libs.storage.layout.buckets import MAX_ORDER, BucketKind, order_in_time
 from libs.storage.layout.ids import MAX_MESSAGE_ID
+from services.broker.core.leases import LeaseOwner
 from services.broker.core.waiting.bucket import Place
 from services.broker.requests.queues import QUEUE_ID
 from services.broker.requests.tokens import parse_token
@@ -30,9 +32,9 @@ FIELD = "handle"
 _KINDS = {"r": BucketKind.READY, "t": BucketKind.TIMED}
 _MARKS = {kind: mark for mark, kind in _KINDS.items()}
 _PLACE = re.compile(
-    r"p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
+    r"(?:\d{1,4}:)?(?:p(?P<received>\d{1,15})|l(?P<lease>[A-Za-z0-9._-]{1,64})"
     r"|a(?P<priority>\d{1,3})\.(?P<kind>[rt])\.(?P<order>[0-9a-f]{1,26})"
-    r"|(?P<list>[idfx])(?P<row>[0-9a-f]{1,16})",
+    r"|(?P<list>[idfx])(?P<row>[0-9a-f]{1,16}))",
     re.ASCII,
 )
 
@@ -81,11 +83,17 @@ def _placed(handle: Handle, found: re.Match[str], shard: int) -> Handle:
     raise InvalidArgument(FIELD, f"{found[0][:64]!r} is not a place of an entry")
 
 
-def waiting_handle(queue_id: str, message_id: int, place: Place) -> str:
+def waiting_handle(queue: LeaseOwner, message_id: int, place: Place) -> str:
     kind = _MARKS[place.kind]
-    return f"{queue_id}/{message_id:x}/a{place.priority}.{kind}.{place.order:x}"
+    return f"{_head(queue, message_id)}a{place.priority}.{kind}.{place.order:x}"
 
 
-def listed_handle(queue_id: str, message_id: int, mark: str, order: int) -> str:
+def listed_handle(queue: LeaseOwner, message_id: int, mark: str, order: int) -> str:
     """The handle of an entry in flight (`i`), done (`d`), failed (`f`), archived (`x`)."""
-    return f"{queue_id}/{message_id:x}/{mark}{order:x}"
+    return f"{_head(queue, message_id)}{mark}{order:x}"
+
+
+def _head(queue: LeaseOwner, message_id: int) -> str:
+    partition = queue.settings.partition
+    head = f"{queue.queue_id}/{message_id:x}/"
+    return head if partition is None else f"{head}{partition.index}:"

@@ -108,7 +108,7 @@ class EntryLister:
         )
         entries = []
         for place, item in page.entries:
-            entry = waiting_entry(queue.queue_id, place, item, now_ms)
+            entry = waiting_entry(queue, place, item, now_ms)
             behind = (place.priority, place.order, int(place.kind), item.message_id)
             entries.append((entry, behind))
         return EntryList(entries, None if page.next is None else tuple(map(int, page.next)))
@@ -127,7 +127,7 @@ class EntryLister:
         span = TimeRange(max(request.finished_from_ms, kept_ms), request.finished_until_ms)
         spot = ListPosition(*after) if after is not None else None
         page = await reader.page(queue, span, spot, limit, newest_first=request.newest_first)
-        entries = [(listed_entry(queue.queue_id, one), tuple(one.spot)) for one in page.messages]
+        entries = [(listed_entry(queue, one), tuple(one.spot)) for one in page.messages]
         return EntryList(entries, None if page.next is None else tuple(page.next))
 
 

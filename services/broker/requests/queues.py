@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from libs.filters import DEFAULT_FILTER, SOURCE_BYTES_MAX, check
+from libs.serving.limits import HEADER_TEXT_BYTES_MAX
 from libs.serving.requests.expressions import checking_expression
 from libs.serving.requests.headers import check_delay_ms
+from libs.storage.layout.partitions import Partition
 from libs.storage.records.replay_records import OPEN_END, ReplayRange
 from services.broker.core.commands import Purge
 from services.broker.core.config_log import ConfigChange
@@ -53,6 +56,9 @@ CHANGES_MAX = 1000
 CHANGES_BYTES_MAX = 1 << 20
 """Their bytes, unless there is one alone: a queue has 16 KiB of expressions, its replay 1 MB."""
 
+PARTITIONS_MAX = 1000
+"""Partitions of one queue at most: a claim of its name, and a look for it, name all shards."""
+
 EntryState: TypeAlias = "queue_pb2.EntryState.ValueType"
 
 SETTINGS = ("filter", "priority", "default_delay_ms", "backoff", *_LEAST_MOST)
@@ -70,6 +76,33 @@ def checked_id(queue_id: str, field: str) -> str:
             field, "must be 1 to 255 characters of A-Z a-z 0-9 . _ -", reason="INVALID_QUEUE_ID"
         )
     return queue_id
+
+
+def partition_of(
+    request: queue_pb2.CreateQueueRequest, shard: int
+) -> tuple[Partition | None, tuple[int, ...]]:
+    """The partition to create on this shard, None for a whole queue, and the queue's shards.
+
+    Raises InvalidArgument.
+    """
+    shards = tuple(request.broker_shards)
+    if not request.queue.HasField("partition"):
+        if shards:
+            raise InvalidArgument("broker_shards", "is for partitions: set queue.partition")
+        return None, (shard,)
+    wire = request.queue.partition
+    within("queue.partition.count", wire.count, 1, PARTITIONS_MAX)
+    within("queue.partition.index", wire.index, 0, wire.count - 1)
+    within_bytes("queue.partition.ordering_header", wire.ordering_header, HEADER_TEXT_BYTES_MAX)
+    if len(shards) != wire.count or len(set(shards)) != wire.count or min(shards) < 0:
+        raise InvalidArgument(
+            "broker_shards", f"must be {wire.count} different shards, one for each partition"
+        )
+    if shards[wire.index] != shard:
+        raise InvalidArgument(
+            f"broker_shards[{wire.index}]", f"must be {shard}, the shard of this broker"
+        )
+    return Partition(wire.index, wire.count, wire.ordering_header), shards
 
 
 def changes_of(
@@ -197,6 +230,8 @@ def public(
     if settings.quarantine:
         queue.quarantine.reason = settings.quarantine
         queue.quarantine.since_ms = settings.quarantined_at_ms
+    if settings.partition is not None:
+        queue.partition.MergeFrom(queue_pb2.Partition(**asdict(settings.partition)))
     if closed := [one for one in replay if one.end != OPEN_END]:
         queue.replay.CopyFrom(_replay(closed))
     return queue

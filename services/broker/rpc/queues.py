@@ -34,6 +34,7 @@ from services.broker.requests.queues import (
     checked_id,
     etag_of,
     pages_of,
+    partition_of,
     public,
     purges_of,
     with_counts,
@@ -62,6 +63,8 @@ LISTED_PARTS = 1000
 under 10 ms, in which nothing else runs."""
 QUEUE_PARTS = 10
 """What a queue costs without these, in parts."""
+BEING_CREATED = "partitions are being created; if that broke off, create the queue again"
+"""The quarantine in which a partition begins."""
 WATCHERS_MAX = 1000
 """Open WatchQueues streams at most: each change costs a message to each."""
 
@@ -97,7 +100,8 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         changes = await self._changes(request.queue, SETTINGS)
         await _require_addressees(queue_id, changes)
         base = QueueSettings(DEFAULT_FILTER(queue_id))
-        wanted = changed(base, changes).changed(owner=caller_name())
+        partition, shards = partition_of(request, self._shard)
+        wanted = changed(base, changes).changed(owner=caller_name(), partition=partition)
         beside = checked_id(request.with_queue_id, "with_queue_id") if request.with_queue_id else ""
         if beside:
             require("inspect", beside)
@@ -105,7 +109,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._check_limits(wanted)
         await self._pace.turn()
         with self._starts.creating():
-            return await self._create(request, queue_id, wanted, beside)
+            return await self._create(request, queue_id, wanted, beside, shards)
 
     async def _create(
         self,
@@ -113,6 +117,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         queue_id: str,
         wanted: QueueSettings,
         beside: str,
+        shards: tuple[int, ...],
     ) -> queue_pb2.CreateQueueResponse:
         now_ms = self._owner.clock.now_ms()
         starts = await self._starts.find(request, now_ms)
@@ -134,11 +139,13 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
             settings = wanted.changed(created_at_ms=now_ms, updated_at_ms=now_ms)
             replay = ranges_from(starts, self._owner.shard.cursors)
             queue = self._owner.shard.create_queue(queue_id, settings, replay)
+            if settings.partition is not None:
+                self._owner.shard.quarantine(queue, BEING_CREATED, now_ms)
             self._owner.shard.events.created(queue, now_ms)
             return queue
 
         await self._owner.run(check)  # A claim that would be for nothing is not made.
-        async with self._names.claimed(queue_id):
+        async with self._names.claimed(queue_id, shards):
             queue = await self._owner.run(create, request.ByteSize())
             replay = self._owner.shard.replays.of(queue_id)
             # Before the wait: what others change meanwhile may not be durable at the answer.
@@ -445,11 +452,9 @@ def _after(token: str) -> str:
 class QueueNameServicer(queue_name_pb2_grpc.QueueNameServiceServicer):
     """Answers other brokers: whether this shard needs a queue's name."""
 
-    _shard: int
     _names: UniqueNames
 
     async def GetNameUse(  # noqa: N802 - the RPC's name
         self, request: queue_name_pb2.GetNameUseRequest, context: Any
     ) -> queue_name_pb2.GetNameUseResponse:
-        use = await self._names.use(checked_id(request.queue_id, "queue_id"))
-        return queue_name_pb2.GetNameUseResponse(use=use, broker_shard=self._shard)
+        return await self._names.use(checked_id(request.queue_id, "queue_id"))

@@ -45,7 +45,7 @@ class DeadLetterServicer(entry_pb2_grpc.DeadLetterServiceServicer):
         queue_id, target_id = await self._checked(request)
         if self._owner.shard.redrives.of_request(request.request_id) is None:
             await self._owner.find(queue_id)
-            await self._mover.is_elsewhere(target_id)  # or it is here
+            await self._mover.is_elsewhere(target_id, queue_id)  # or it is here
             # What has failed before the call is in rows when this is over.
             await self._owner.durable()
 

@@ -16,6 +16,11 @@ A crash between any two steps leaves a claim without a queue: its shard, once as
 order makes that answer safe. A shard that says NONE has no note at that moment; should it create
 the queue later, it reads the claim after that, and of two claims of one number the store takes one.
 A creation always makes a claim of its own, also where the shard has an older one.
+
+A partitioned queue is claimed for the shards of all partitions at once, by the creation of
+partition 0: no other shard of the claim may have such a queue then. The creation of another
+partition makes the same claim once more, and only while partition 0 is there. So of two callers
+that create a queue of one name, the one that creates partition 0 decides which shards it has.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,10 +37,10 @@ from weakref import WeakValueDictionary
 from libs.serving.peers.calls import PeerFailed, peer_failures
 from libs.serving.peers.channels import Channels
 from libs.storage.errors import CorruptRecord, StorageError
-from libs.storage.objects.queue_names import UNCLAIMED, NameClaim, QueueNames
+from libs.storage.objects.queue_names import UNCLAIMED, NameClaim, QueueNames, named_shards
 from services.broker.shard.owner import ShardOwner
-from slatemq.errors import AlreadyExists, DataLoss, Unavailable
-from slatemq.v1.queue_name_pb2 import GetNameUseRequest, NameUse
+from slatemq.errors import AlreadyExists, DataLoss, FailedPrecondition, Unavailable
+from slatemq.v1.queue_name_pb2 import GetNameUseRequest, GetNameUseResponse, NameUse
 from slatemq.v1.queue_name_pb2_grpc import QueueNameServiceStub
 
 log = logging.getLogger(__name__)
@@ -56,20 +61,23 @@ class UniqueNames:
     )
 
     @asynccontextmanager
-    async def claimed(self, queue_id: str) -> AsyncIterator[None]:
-        """Claims the name for this shard, as long as the block, or a queue made in it, exists.
+    async def claimed(self, queue_id: str, shards: tuple[int, ...]) -> AsyncIterator[None]:
+        """Claims the name for these shards, as long as the block, or a queue made in it, exists.
 
-        One block at a time for each name.
+        They are this one alone, or those of the queue's partitions by index; this one is one of
+        them. One block at a time for each name.
 
         Raises:
-            AlreadyExists: Another shard has such a queue; `broker_shard` is in the metadata.
-            Unavailable: The store, or the broker that has the name, cannot be asked now.
+            AlreadyExists: Another shard has such a queue, or its partitions are on other shards;
+                `broker_shard` is in the metadata.
+            FailedPrecondition: Partition 0 is missing (PARTITION_MISSING).
+            Unavailable: The store, or a broker that may have the name, cannot be asked now.
             DataLoss: The claim is damaged.
         """
         with self._noted(queue_id):
             async with self._lock(queue_id):
                 if not self._exists(queue_id):
-                    await self._claim(queue_id)
+                    await self._claim(queue_id, shards)
                 yield
 
     @contextmanager
@@ -91,24 +99,53 @@ class UniqueNames:
     def _exists(self, queue_id: str) -> bool:
         return queue_id in self._owner.shard.queues
 
-    async def _claim(self, queue_id: str) -> None:
+    async def _claim(self, queue_id: str, shards: tuple[int, ...]) -> None:
         try:
             claim = UNCLAIMED  # As most names are: then nothing is read.
-            while not await self._claim_after(queue_id, claim):
+            if self._shard != shards[0]:
+                await self._check_begun(queue_id, shards)
+                claim = await self._names.get(queue_id)
+            while not await self._claim_after(queue_id, shards, claim):
                 claim = await self._names.get(queue_id)
         except CorruptRecord as error:
             raise DataLoss(str(error), reason="NAME_DAMAGED") from error
         except StorageError as error:
             raise Unavailable(f"the name {queue_id!r} cannot be claimed: {error}") from error
 
-    async def _claim_after(self, queue_id: str, claim: NameClaim) -> bool:
-        for shard in claim.broker_shards:
-            if shard != self._shard:
-                await self._check_unused(queue_id, shard)
-        return await self._names.claim(queue_id, (self._shard,), claim)
+    async def _claim_after(self, queue_id: str, shards: tuple[int, ...], claim: NameClaim) -> bool:
+        if self._shard == shards[0]:
+            for shard in claim.broker_shards:
+                if shard != self._shard:
+                    await self._check_unused(queue_id, shard)
+        elif claim.broker_shards != shards:
+            raise _exists_on(queue_id, claim.broker_shards)
+        return await self._names.claim(queue_id, shards, claim)
+
+    async def _check_begun(self, queue_id: str, shards: tuple[int, ...]) -> None:
+        """Raises FailedPrecondition, AlreadyExists or Unavailable unless partition 0 is there.
+
+        The creation of that one decides about the queue.
+        """
+        answer = await self._ask_use(queue_id, shards[0])
+        if answer.use == NameUse.NAME_USE_NONE:
+            raise FailedPrecondition(
+                "PARTITION_MISSING",
+                f"create partition 0 of queue {queue_id!r} first, on broker {shards[0]}",
+                subject=queue_id,
+            )
+        if answer.use == NameUse.NAME_USE_QUEUE and answer.partitions_count != len(shards):
+            raise _exists_on(queue_id, shards[:1])
+        _check_settled(queue_id, shards[0], answer)
 
     async def _check_unused(self, queue_id: str, shard: int) -> None:
         """Raises AlreadyExists, or Unavailable, unless that shard does not need the name."""
+        answer = await self._ask_use(queue_id, shard)
+        if answer.use == NameUse.NAME_USE_QUEUE:
+            raise _exists_on(queue_id, (shard,))
+        _check_settled(queue_id, shard, answer)
+
+    async def _ask_use(self, queue_id: str, shard: int) -> GetNameUseResponse:
+        """That shard's use of the name. Raises Unavailable."""
         try:
             with peer_failures():
                 stub = QueueNameServiceStub(await self._channels.to("broker", shard))
@@ -122,25 +159,20 @@ class UniqueNames:
                 reason="BROKER_AWAY",
                 metadata={"broker_shard": str(shard)},
             ) from error
-        if answer.use == NameUse.NAME_USE_QUEUE:
-            raise AlreadyExists(
-                "queue",
-                queue_id,
-                f"queue {queue_id!r} exists already, on broker {shard}",
-                metadata={"broker_shard": str(shard)},
-            )
-        if answer.use != NameUse.NAME_USE_NONE:
-            raise Unavailable(
-                f"broker {shard} is creating or deleting a queue {queue_id!r} now",
-                reason="QUEUE_CHANGING",
-                metadata={"broker_shard": str(shard)},
-            )
+        return answer
 
-    async def use(self, queue_id: str) -> NameUse.ValueType:
+    async def use(self, queue_id: str) -> GetNameUseResponse:
         """What this shard uses a name for, if that is the same before and after a commit."""
         before = self._use_now(queue_id)
         await self._owner.commits.prove_ownership()
-        return before if self._use_now(queue_id) == before else NameUse.NAME_USE_CHANGING
+        use = before if self._use_now(queue_id) == before else NameUse.NAME_USE_CHANGING
+        queue = self._owner.shard.queues.get(queue_id)
+        partition = None if queue is None else queue.settings.partition
+        return GetNameUseResponse(
+            use=use,
+            broker_shard=self._shard,
+            partitions_count=0 if partition is None else partition.count,
+        )
 
     def _use_now(self, queue_id: str) -> NameUse.ValueType:
         if self._exists(queue_id):
@@ -151,6 +183,7 @@ class UniqueNames:
     async def free(self, queue_id: str) -> None:
         """Free the name of a queue whose deletion is durable, unless it is used again.
 
+        The last partition of a queue to be deleted frees its name.
         Raises nothing: a claim that stays is taken over as after a crash.
         """
         async with self._lock(queue_id):
@@ -159,7 +192,36 @@ class UniqueNames:
                 # A process that takes the shard over after this proof makes its claims under the
                 # number that is created below, or a higher one.
                 await self._owner.commits.prove_ownership()
-                if claim.broker_shards == (self._shard,) and not self._exists(queue_id):
+                is_mine = self._shard in claim.broker_shards and not self._exists(queue_id)
+                if is_mine and not await self._is_used_beside(queue_id, claim):
                     await self._names.free(queue_id, claim)
-            except StorageError as error:
+            except (StorageError, Unavailable) as error:
                 log.warning("the name of deleted queue %s is still claimed: %s", queue_id, error)
+
+    async def _is_used_beside(self, queue_id: str, claim: NameClaim) -> bool:
+        """Whether another shard of the claim uses the name. Raises Unavailable."""
+        for shard in claim.broker_shards:
+            if shard != self._shard:
+                answer = await self._ask_use(queue_id, shard)
+                if answer.use != NameUse.NAME_USE_NONE:
+                    return True
+        return False
+
+
+def _exists_on(queue_id: str, shards: Sequence[int]) -> AlreadyExists:
+    return AlreadyExists(
+        "queue",
+        queue_id,
+        f"queue {queue_id!r} exists already, on {named_shards(shards)}",
+        metadata={"broker_shard": ",".join(map(str, shards))},
+    )
+
+
+def _check_settled(queue_id: str, shard: int, answer: GetNameUseResponse) -> None:
+    """Raises Unavailable where a shard is creating or deleting a queue of this name."""
+    if answer.use not in (NameUse.NAME_USE_NONE, NameUse.NAME_USE_QUEUE):
+        raise Unavailable(
+            f"broker {shard} is creating or deleting a queue {queue_id!r} now",
+            reason="QUEUE_CHANGING",
+            metadata={"broker_shard": str(shard)},
+        )

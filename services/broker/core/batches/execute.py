@@ -19,6 +19,7 @@ from services.broker.core.lease_table import lease_ended, lease_unknown
 from services.broker.core.leases import Lease
 from services.broker.core.lists.attempts import attempts_at, carried
 from services.broker.core.queue import Queue
+from services.broker.core.settings import QueueSettings
 from services.broker.core.shard import Shard
 from services.broker.core.waiting.scan import AttemptsKey
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, SlateMQError
@@ -201,14 +202,21 @@ class _Planner:
                 key = attempts_at(lease.queue, lease.message_id)
                 return Step(partial(self._fail, command, lease), (key,))
             case Transfer():
-                target = self._target(command)
+                target = self._target(command, lease.queue.settings)
                 keys = carried((lease.message_id,), lease.queue, target)
                 return Step(partial(self._transfer, command, lease, target), keys)
 
-    def _target(self, command: Transfer) -> Queue:
+    def _target(self, command: Transfer, source: QueueSettings) -> Queue:
         target = self._shard.queues.get(command.target)
-        if target is not None:
+        if target is not None and target.settings.accepts(source):
             return target
+        if target is not None:
+            raise FailedPrecondition(
+                "OTHER_PARTITION",
+                f"a header decides the partition of queue {command.target!r}: push a new message "
+                "to it, or give both queues the same partitions and ordering header",
+                subject="queue",
+            )
         if command.target in self._execution.elsewhere:
             raise FailedPrecondition(
                 "OTHER_SHARD",
