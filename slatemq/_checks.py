@@ -125,7 +125,7 @@ def iterable(field: str, what: str, values: Iterable[T]) -> Iterable[T]:
 
 
 def moved(error: InvalidArgument, field: str) -> InvalidArgument:
-    """The same error about another field, such as that of one item of a list."""
+    """The error, but about another field, such as a field of one item of a list."""
     return InvalidArgument(
         field.rstrip("."), error.description, reason=error.reason, metadata=error.metadata
     )

@@ -30,7 +30,7 @@ class LoadedFiles(Generic[T]):
     """
 
     def __init__(self, read: Callable[[], T], *files: Path | None) -> None:
-        """`read` gives the value of these files, and raises InvalidArgument: so does this."""
+        """`read` returns the value of these files, and raises InvalidArgument: so does this."""
         self._read = read
         self._files = files
         self._status = file_status(*files)
@@ -56,13 +56,13 @@ class FilesValue(Generic[T]):
     """What files say: looked at when it is asked for, but not more often than every `LOOK_S`."""
 
     def __init__(self, read: Callable[[], T], *files: Path | None) -> None:
-        """As of LoadedFiles."""
+        """The arguments are those of LoadedFiles."""
         self._loaded = LoadedFiles(read, *files)
         self._looked_s = time.monotonic()
 
     @property
     def value(self) -> T:
-        """That of the newest files that were good."""
+        """The value of the newest files that were good."""
         self._look()
         return self._loaded.value
 

@@ -166,7 +166,7 @@ def _profile(name: str | None, environ: Mapping[str, str]) -> Mapping[str, Any]:
     file = Path(stated) if stated else PROFILES_FILE.expanduser()
     try:
         text = file.read_text(encoding="utf-8")
-        import tomllib  # Not for those who have no file.
+        import tomllib  # Only where there is a file.
 
         profiles = tomllib.loads(text)
     except FileNotFoundError:

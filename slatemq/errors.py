@@ -4,8 +4,8 @@
 
     SlateMQError
     ├── InvalidArgument      the call itself is wrong: fix it
-    ├── Unauthenticated      who calls is not proven: get a new token
-    ├── PermissionDenied     the caller may not do that: ask who keeps the policy
+    ├── Unauthenticated      the caller is not proven: get a new token
+    ├── PermissionDenied     the caller may not do that: ask an operator
     ├── NotFound             the thing named does not exist
     ├── AlreadyExists        the thing to create is there already
     ├── FailedPrecondition   right call, wrong state: look at `reason`

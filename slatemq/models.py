@@ -1,4 +1,4 @@
-"""What the client takes and gives: plain frozen values, in milliseconds where they are stored."""
+"""The client's arguments and results: plain frozen values; times are in ms where stored."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def time_ms(time: Time, field: str = "") -> int:
 
 
 def optional_ms(time: Time | None, field: str) -> int | None:
-    """As `time_ms`; None for None."""
+    """Like `time_ms`; None for None."""
     return None if time is None else time_ms(time, field)
 
 

@@ -4,7 +4,7 @@ A call proves who makes it by a bearer token in `authorization`, or, without one
 certificate of its connection. A token that is refused is refused, whatever the certificate says.
 
 Checking a static token costs some 50 ms of scrypt, a JSON Web Token some 0.2 ms. So what a good
-token proved is kept, under a keyed hash of the token (who reads our memory finds no token there),
+token proved is kept, under a keyed hash of the token (so that no token can be read from memory),
 until it expires or the files change. Of refused tokens nothing is kept: they could fill it.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 PROVEN_MAX: Final = 10_000
 
 PROVEN_S: Final = 600.0
-"""So long a proof is kept at most: then the key of a JSON Web Token may have been withdrawn."""
+"""The longest time to keep a proof: the key of a JSON Web Token may be withdrawn meanwhile."""
 
 CHECKS_MAX: Final = 2
 """Static tokens that are checked at once; each takes 16 MiB and a processor."""

@@ -109,7 +109,7 @@ class Caller:
         self.check_queues(method, method.queues(request))
 
     def check_queues(self, method: MethodAccess, queues: Iterable[str]) -> None:
-        """As `check`, for the queues that a request has named."""
+        """Like `check`, for the queues that a request has named."""
         if method.caller == "authenticated":
             if self.principal is ANONYMOUS:
                 raise _unproven()
@@ -241,7 +241,7 @@ class Callers:
         return Caller(principal, self._policy, quota)
 
     def _quota(self, principal: Principal, policy: Policy) -> PrincipalQuota:
-        """That of the name: two tokens of one principal share it."""
+        """The quota of a principal's name: two tokens of one principal share it."""
         limits = policy.limits(principal)
         quota = self._quotas.get(principal.name)
         if quota is not None:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
-"""Signatures by a private key alone: with HMAC, who can check a token could make one."""
+"""Signatures by a private key alone: with HMAC, anyone that can check a token could make one."""
 
 KEYS_BYTES_MAX: Final = 1 << 20
 FETCH_TIMEOUT_S: Final = 5.0
@@ -48,7 +48,7 @@ KEYS_AGE_S_MAX: Final = 600.0
 """Keys older than this are fetched again, so that one that its issuer has withdrawn ends."""
 
 KEYS_OUTAGE_S_MAX: Final = 3600.0
-"""So long keys are used while their issuer does not answer."""
+"""How long keys stay in use while their issuer does not answer."""
 
 FETCH_AGAIN_S: Final = 10.0
 """Between two fetches, however many tokens name a key that is not there."""
@@ -245,7 +245,7 @@ class _PrivateRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _is_private(url: str) -> bool:
-    """Whether what it gives cannot be read or changed on the way."""
+    """Whether its responses cannot be read or changed on the way."""
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:  # as for https://[

@@ -61,7 +61,7 @@ def access_of(method: str) -> MethodAccess:
     """What `/slatemq.v1.QueueService/GetQueue` asks of its caller.
 
     Raises:
-        LookupError: It is no RPC of a service that is known here, or its proto does not say.
+        LookupError: It is not an RPC of a service that is known here, or its proto does not say.
     """
     for prefix, access in OF_OTHERS.items():
         if method.startswith(prefix):

@@ -237,7 +237,7 @@ class Policy:
         )
 
     def limits(self, principal: Principal) -> Limits:
-        """Those of the first entry that has the principal's name."""
+        """The limits of the first entry that has the principal's name."""
         for names, limits in self._limits:
             if names.matches(principal.name):
                 return limits
@@ -251,7 +251,7 @@ class Policy:
         return Rights(principal, tuple(rules.values()), self._decisions)
 
     def bindings_of(self, principal: Principal) -> list[Binding]:
-        """Those that have the principal's name."""
+        """The bindings that have the principal's name."""
         return [one for one in self._bindings if one.principals.matches(principal.name)]
 
 
@@ -264,7 +264,7 @@ class Rights:
     """
 
     def __init__(self, principal: Principal, rules: Sequence[Rule], decisions: Decisions) -> None:
-        """`decisions` keeps some of what `_decision` gives."""
+        """`decisions` caches some results of `_decision`."""
         self.principal = principal
         self._rules = rules
         self._facts = facts_of(principal)
@@ -292,7 +292,7 @@ class Rights:
         return self._decisions(self, verb, queue, read)
 
     def evaluate(self, verb: Verb, queue: str, headers: Mapping[str, str] | None) -> Decision:
-        """What `decide` gives, by the rules alone."""
+        """The decision by the rules alone, without the cache of `decide`."""
         problems = []
         for rule in self._rules:
             if not rule.covers(verb, queue, headers):

@@ -34,7 +34,7 @@ class Principal:
 
 
 LIMIT_REASON: Final = "PRINCIPAL_LIMIT"
-"""That of the error of a call which exceeds a limit of its principal."""
+"""The reason in the error of a call that exceeds a limit of its principal."""
 
 ANONYMOUS: Final = Principal("anonymous", "none")
 """A caller that proved nothing. A policy may grant it something, by this name alone."""

@@ -36,8 +36,8 @@ PROMPT_REFUSALS_PER_S: Final = 20
 """Refusals that are answered at once. Clients that wait as asked have fewer."""
 
 HELD_S_MAX: Final = 5.0
-"""A refused call costs nearly as much as one that is served, most of it gRPC's. So who calls again
-at once, with 100 calls at a time, gets no more refusals than are prompt."""
+"""A refused call costs nearly as much as one that is served, most of it gRPC's. So a caller that
+repeats it at once, with 100 calls at a time, gets no more refusals than are prompt."""
 
 HELD_MAX: Final = 1_000
 """Answers held back at once for one limit of a principal: some 20 MB. Beyond them it is answered at
@@ -69,7 +69,7 @@ class Usage:
 
 
 class RateQuota:
-    """So many a second. What passes may exceed what is left, and is then paid off by waiting.
+    """N per second. What passes may exceed what is left, and is then paid off by waiting.
 
     So a batch that is larger than the limit passes once nothing is owed, and costs as many seconds.
     """
@@ -104,7 +104,7 @@ class RateQuota:
         return wait_ms
 
     def take(self, count: float) -> None:
-        """Count what passes; after `wait_ms` gave 0."""
+        """Count what passes; call it after `wait_ms` returned 0."""
         self._left -= count
         self._last_count = count
 

@@ -36,7 +36,7 @@ class ReloadedFile(LoadedFiles[T]):
     """
 
     def __init__(self, file: Path, read: Callable[[Path], T], *others: Path) -> None:
-        """Read it: `read` gives its value, which may come from other files, too.
+        """Read it: `read` returns its value, which may come from other files, too.
 
         Raises:
             InvalidArgument: From `read`.

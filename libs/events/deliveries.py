@@ -104,7 +104,7 @@ class GroupEvents(ABC, Generic[D]):
     async def _deliver_all(
         self, types: frozenset[str], handler: Handler, note_up: Callable[[], None]
     ) -> None:
-        """As `deliver`, by `_deliver_one`."""
+        """Like `deliver`, by `_deliver_one`."""
 
     @abstractmethod
     async def _accept(self, delivery: D) -> None:

@@ -66,7 +66,7 @@ class LateHandlers(grpc.GenericRpcHandler):
 
 class GrpcPort:
     def __init__(self, make: Callable[[], grpc.aio.Server], tls: ServerTls | None) -> None:
-        """Serve by servers that `make` gives, with all their handlers."""
+        """Serve by servers that `make` returns, with all their handlers."""
         self._make = make
         self._tls = tls
         self._address = ""
@@ -123,6 +123,6 @@ class GrpcPort:
 
 
 def _is_running(server: grpc.aio.Server) -> bool:
-    # What the public methods give comes only once all calls have ended.
+    # The public methods answer only once all calls have ended.
     public: Any = server
     return bool(public._server.is_running())

@@ -53,14 +53,14 @@ busy process take meanwhile."""
 
 SILENT_CALLS_MAX = 1_000
 """Calls whose request has not come, of methods with payloads and of the others, and streams without
-their first one. The oldest is ended for a further one: calls in flight are bounded, and callers who
-say nothing must leave room for those who do."""
+their first one. The oldest is ended for a further one: calls in flight are bounded, and silent
+callers must leave room for others."""
 
 PROBE_STREAMS_MAX = 256
 """Watches of health, and streams of reflection: the few that look after a process, many times."""
 
 PROBES_AT_ONCE = 2
-"""The same of health and reflection, which wait for no others."""
+"""Requests of health and reflection that may arrive at once; they wait for no others."""
 
 ARRIVING_GROWTH_BYTES_MAX = 8 * MEBIBYTE
 """By how much the process may have grown since slow requests began to arrive for more to do so,
@@ -123,7 +123,7 @@ def message_bytes_max(payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> int:
 
 
 def within_open_files(most: int, part: int) -> int:
-    """As much as this, and at most one of so many parts of the files that may be open."""
+    """`most`, but not above 1/`part` of the files that the process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if files == resource.RLIM_INFINITY else min(most, files // part)
 

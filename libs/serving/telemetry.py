@@ -111,7 +111,7 @@ class Telemetry:
     def traced_stream(
         self, method: str, behavior: Callable[[Any, Any], AsyncIterator[Any]]
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        """As `traced`, for an async generator."""
+        """Like `traced`, for an async generator."""
         if not self.enabled:
             return behavior
         call = _Method(self, method)

@@ -33,7 +33,7 @@ SAMPLE_S: Final = 2.0
 """Between two samples at least, and after one that failed."""
 
 SAMPLE_SHARE: Final = 4
-"""A sample that takes long is followed by a pause of so many times its length."""
+"""A sample that takes long is followed by a pause of this many times its length."""
 
 SAMPLES_KEPT: Final = 60
 """Two minutes, unless samples take long."""

@@ -19,11 +19,11 @@ STREAMS: Final = "/live/"
 """Paths that begin so are open for minutes: streams are counted, not timed."""
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Those that OpenTelemetry's conventions of HTTP advise."""
+"""The buckets that OpenTelemetry's conventions for HTTP advise."""
 
 
 METHODS: Final = ("GET", "HEAD", "POST")
-"""Those with a series of their own: anyone may send others, as many as they like."""
+"""The methods with a series of their own: anyone may send any number of others."""
 
 
 class Measures(NamedTuple):

@@ -77,7 +77,8 @@ class Shard:
         """Return if it is certain that messages which were not found are not stored.
 
         `last_message_id` is where the log ended before they were looked for. Raises Unavailable for
-        one behind that: who knows of it may have it from an owner that has replaced this one.
+        one behind that: a caller that knows of it may have it from an owner that has replaced this
+        one.
         """
         if not missing_ids:
             return

@@ -58,7 +58,7 @@ class ActStore:
         await self._objects.delete(self._path(event_id))
 
     async def owed(self) -> list[Event]:
-        """Those of this janitor, the oldest first. Raises StoreUnavailable."""
+        """The events of this janitor, the oldest first. Raises StoreUnavailable."""
         found: list[Event] = []
         for path in sorted(await self._objects.list(_ACTS)):
             if not path.startswith(self._prefix):

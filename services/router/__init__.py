@@ -7,7 +7,7 @@ It owns nothing and may be stopped and started at any instant; two may run side 
 `pieces`    judged ranges of a log, and how they catch up with new configs
 `route`     one log on its way to one broker shard, as a plain state machine
 `wire`      log entries, configs and assignments from and to protobuf
-`tails`     reading the logs: one shared stream per log, own ones for those who lag
+`tails`     reading the logs: one shared stream per log, and one for each broker shard that lags
 `backfill`  bringing stored messages into queues that start in the past
 `brokers`   sending to one broker shard and keeping its configs current
 `router`    finds logs and brokers in the topology and joins them

@@ -223,7 +223,7 @@ class Backfills:
         limits: PieceLimits,
         metrics: Metrics,
     ) -> None:
-        """Send on the channel that `connect` gives, in tasks that `start` watches over.
+        """Send on the channel that `connect` returns, in tasks that `start` watches over.
 
         `refresh` learns what changed at the broker, or raises PeerFailed after this many seconds;
         `quarantine` has it leave out a queue that takes too long, as of this revision.
@@ -296,7 +296,7 @@ class Backfills:
             self._running.discard(shard)
 
     async def _take_turn(self, log: Log, queue_id: str) -> tuple[TooSlow, int] | None:
-        """Bring in some pieces of what a queue needs next, and all who stand where it does.
+        """Bring in some pieces of what a queue needs next, for all queues that have come as far.
 
         Gives what ended it if a queue took too long, and the revision by which that was judged: the
         queue may have changed since.

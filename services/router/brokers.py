@@ -81,7 +81,7 @@ class BrokerLink:
         metrics: Metrics,
         tracing: Tracing,
     ) -> None:
-        """Call the broker on the channel that `connect` gives; `start` watches over a task."""
+        """Call the broker on the channel that `connect` returns; `start` watches over a task."""
         self.shard = shard
         self.rules = BrokerRules()
         self.is_live = False

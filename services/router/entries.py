@@ -66,7 +66,7 @@ class LogEntry:
         size_bytes: int,
         read: Callable[[], Sequence[LogRun]] | None = None,
     ) -> None:
-        """It has at least one message. With `read`, which gives them again, they need not stay."""
+        """It has at least one message. With `read`, which reads them again, they need not stay."""
         self.first, _, self.received_at_ms, *_ = runs[0][0]
         (first_of_last_run, *_), _, _, sizes, _ = runs[-1]
         self.last = first_of_last_run + len(sizes) - 1

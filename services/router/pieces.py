@@ -226,7 +226,7 @@ class Piece:
         self._catch_up = _CatchUp(rules.revision, rules.only(changed))
 
     def step(self, messages_max: int) -> int:
-        """Judge some of it again; gives how many messages that were. Raises TooSlow."""
+        """Judge some of it again; returns how many messages that was. Raises TooSlow."""
         state, count = self._catch_up, 0
         if state is None:
             return 0

@@ -119,8 +119,8 @@ STEP_NS = 5_000_000
 """For so long an entry is judged between two looks at everything else there is to do."""
 
 LOOK_EVERY = 4
-"""Messages, or runs of such that are alike, between two looks at the clock: so many plain filters
-take little, and after each evaluation of another one the clock is looked at anyway."""
+"""Messages, or runs of messages that are alike, between two looks at the clock: this many plain
+filters take little, and after each evaluation of another one the clock is looked at anyway."""
 
 
 class BrokerRules:
@@ -171,7 +171,7 @@ class BrokerRules:
             del self._changed[queue_id]
 
     def only(self, queue_ids: Iterable[str]) -> BrokerRules:
-        """The same, of these queues alone."""
+        """The rules of these queues alone."""
         some = BrokerRules()
         some.revision = self.revision
         some._now_ns = self._now_ns

@@ -19,7 +19,7 @@ up once, for that long.
 
 All routes together have a budget. Beyond it each route that holds anything is full, until that is
 assigned or let go of; one that holds nothing takes one answer of ingest, in as little memory as it
-can. So no route waits for memory that another one does not give back.
+can. So no route waits for memory that another one does not release.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Log:
         buffer: Buffer,
         budget: ByteBudget,
     ) -> None:
-        """Read from the channel that `connect` gives, in tasks that `start` watches over."""
+        """Read from the channel that `connect` returns, in tasks that `start` watches over."""
         self.ingest_shard = ingest_shard
         self.durable_sequence = 0
         self.ids = LogIds(0, [])

@@ -42,7 +42,7 @@ def log_entries(response: ingest_pb2.TailLogResponse) -> Iterator[LogEntry | Non
 
 
 def _fresh(entry: LogEntry, messages: Sequence[ingest_pb2.StoredRun]) -> FreshMessages:
-    """Those of the messages that came with an entry that begin in it, and their size."""
+    """The messages that came with an entry and begin in it, and their size."""
     runs = [
         run
         for run in messages

@@ -81,7 +81,7 @@ class Readings:
         return queue
 
     async def _rate(self, trigger: Trigger) -> float:
-        """That of a queue which was read just now; looks once more where one look is all."""
+        """The rate of a queue that was read just now; reads it again if it was read only once."""
         while (rate := self._rates.rate(trigger.queue_id)) is None:
             await asyncio.sleep(RATE_S_MIN)
             await self._read(trigger)

@@ -54,7 +54,7 @@ REASON_KEY = "slatemq-not-serving"
 """Trailing metadata of a health check: why the process does not serve, or what it waits for."""
 
 NOTE_KEY = "slatemq-note"
-"""The same of one that serves: what an operator should know."""
+"""Trailing metadata of a health check that says SERVING: what an operator should know."""
 
 STATUS_S = 3.0
 """How long `status` waits for a process."""

@@ -130,7 +130,7 @@ class QueueCalls(Calls):
     async def list_answering(
         self, prefix: str = "", answer_s: float = ANSWER_S
     ) -> AsyncIterator[Queue]:
-        """As `list_queues`; waits for brokers as `QueueLocations.ask_all` does."""
+        """Like `list_queues`; waits for brokers as `QueueLocations.ask_all` does."""
         request = message_of(queue_pb2.ListQueuesRequest, page_size=PAGE_SIZE, prefix=prefix)
         first = await self._locations.ask_all(_list_queues, request, answer_s)
         queues = {shard: self._pages(shard, request, p) for shard, p in first.by_shard.items()}

@@ -188,7 +188,7 @@ class MessageRefs(RefSet[T]):
         self._execute = execute
 
     def add_claimed(self, claimed: Claimed) -> int:
-        """Puts a claimed message in, in place of an earlier claim of it; gives its ID."""
+        """Puts a claimed message in, in place of an earlier claim of it; returns its ID."""
         item = ClaimedItem(claimed, self._codec, self._encryption)
         self._slots[item.item_id] = item
         return item.run.message_ids[0]

@@ -51,7 +51,7 @@ class TextQueueStore(Generic[T]):
         self._claims: dict[Hashable, Claim] = {}
 
     async def pop(self) -> Hashable | None:
-        """Claims the first message that is queued and free; gives its claim's token.
+        """Claims the first message that is queued and free; returns its claim's token.
 
         Raises TextQueueError (Busy), and what the codec raises: then the message is free again, as
         it is when this is cancelled.
@@ -80,7 +80,7 @@ class TextQueueStore(Generic[T]):
         return await self._locked(self._count)
 
     async def _locked(self, use: Callable[[], R]) -> R:
-        """What `use` gives under the file's lock, tried until the timeout. Raises Busy, OSError.
+        """The result of `use` under the file's lock, tried until the timeout. Raises Busy, OSError.
 
         When this is cancelled, `use` has either run to its end or has not begun.
         """
@@ -140,7 +140,7 @@ class TextQueueStore(Generic[T]):
 
 
 async def _to_its_end(call: Callable[[], R]) -> R:
-    """What `call` gives in a thread. Who is cancelled waits for its end."""
+    """The result of `call` in a thread. A cancelled caller still waits for its end."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)

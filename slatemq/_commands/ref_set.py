@@ -26,7 +26,7 @@ class Slot(Generic[T]):
     """An item of a set, and how many references there are to it."""
 
     def __init__(self, item_id: Hashable, load: Callable[[], T]) -> None:
-        """Not referred to yet; `load` gives the item."""
+        """Not referred to yet; `load` returns the item."""
         self.item_id = item_id
         self.load = load
         self.references = 0

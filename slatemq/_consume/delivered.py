@@ -1,9 +1,9 @@
 """Claimed messages: read from the answer, their leases kept, then acked or given back.
 
 The broker could keep the leases of what a stream delivered (`keep_leases`). This client does not
-ask for it: only who extends learns that a lease is lost and can let go of a message that is held
-for too long, and messages outlive their stream here, when it breaks and when their consumer is
-closed.
+ask for it: only a consumer that extends learns that a lease is lost and can let go of a message
+that is held for too long, and messages outlive their stream here, when it breaks and when their
+consumer is closed.
 """
 
 from __future__ import annotations
@@ -431,7 +431,7 @@ class Received(ClaimedMessage):
         await self._settle("fail", lambda: self._origin.finisher.fail(self.lease_token, reason))
 
     async def extend(self, lease: Duration | None = None) -> int:
-        """Sets the lease's end to now + `lease` (None: as long as at the claim); gives it in ms."""
+        """Ends the lease at now + `lease` (None: as long as at the claim); returns that in ms."""
         length = milliseconds(lease, "lease") if lease is not None else 0
         (result,) = await self._origin.finisher.extend_many([self.lease_token], length)
         if isinstance(result, SlateMQError):

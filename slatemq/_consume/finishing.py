@@ -65,7 +65,7 @@ class Batcher(Generic[I, R]):
     """Sends items together: what comes while a call is under way goes with the next one."""
 
     def __init__(self, send: Callable[[list[I]], Awaitable[Sequence[R | SlateMQError]]]) -> None:
-        """Send with this, which gives one result for each item."""
+        """Send with this, which returns one result for each item."""
         self._send = send
         self._waiting: list[tuple[I, asyncio.Future[R]]] = []
         self._task: asyncio.Task[None] | None = None
@@ -278,7 +278,7 @@ class Finisher:
         call_s: float | None = None,
         rows: Rows | None = None,
     ) -> list[R | SlateMQError]:
-        """One result for each item, whose tokens these are; raises only when no shard gave any."""
+        """One result for each token; raises only when no shard returned any."""
         by_shard, refused = places_by_shard(tokens, rows and rows.heads(tokens))
         parts = [
             (shard, places[start : start + CALL_MAX])
@@ -310,7 +310,7 @@ class Finisher:
     async def _of_shard(
         self, shard: int, part: list[I], send: Send[I, R], call_s: float | None
     ) -> tuple[list[R | SlateMQError], SlateMQError | None]:
-        """One result for each item, and why the shard gave none, if it did not."""
+        """One result for each item, and why the shard returned none, if it did not."""
 
         async def attempt(timeout: float) -> list[R | SlateMQError]:
             channel = await self._peers.broker(shard)
@@ -376,7 +376,7 @@ class Rows(NamedTuple):
     """Where the tokens stand that are in none, in order."""
 
     def heads(self, tokens: Sequence[str]) -> list[str]:
-        """Those that speak for all: the others, then the first one of each row."""
+        """The tokens that represent all: the others, then the first of each row."""
         places = [*self.others, *(row.at for row in self.rows)]
         return list(map(tokens.__getitem__, places))
 

@@ -2,7 +2,7 @@
 
 In reading order; a file imports only files above it:
 
-`published` What publishing gives: the message's ID, and what else is known of it
+`published` The result of a publish: the message's ID, and what else is known of it
 `wire`      Messages on their way out: their wire form, their size, and errors about one of many
 `shards`    The ingest shard of a request: that of its dedupe keys, or any, in turn, that answers
 `streams`   Requests on a stream to their ingest shard: a quarter of the work of a call for each

@@ -1,4 +1,4 @@
-"""What publishing gives: the message's ID, and what else is known of it."""
+"""The result of a publish: the message's ID, and what else is known of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Published(int):
         duplicate: Nothing was stored: the dedupe key was used before, and the ID is that of the
             first message.
         task_id: Of a publish that is accepted and not stored yet, its task: the ID is 0 then, and
-            `Client.wait_task` gives it. Empty = it is stored.
+            `Client.wait_task` returns it. Empty = it is stored.
         task_place: The message's place in the task.
     """
 
@@ -36,7 +36,7 @@ class Published(int):
 
     @property
     def message_id(self) -> int:
-        """The same, as a plain int."""
+        """The message's ID as a plain int."""
         return int(self)
 
     def handle(self, queue_id: str) -> str:

@@ -47,7 +47,7 @@ STREAMS_MAX: Final = 8
 """Streams that a client opens for messages that may go to any shard."""
 
 STREAMS_LIMIT: Final = "PRINCIPAL_LIMIT"
-"""Ends a stream for which there is no place; limits of publishes are answered for each request."""
+"""Ends a stream that exceeds the limit; limits of publishes are answered for each request."""
 
 _METHOD: Final = "/slatemq.v1.IngestService/PublishStream"
 

@@ -10,8 +10,7 @@ In reading order; a file imports only files above it:
                   hundred thousand
 `topology_cache`  Where the processes of an instance are: learned from any of them, and kept up to
                   date
-`metadata_channels` Channels whose calls carry metadata: the trace context, and the token of who
-                  calls
+`metadata_channels` Channels whose calls carry metadata: the trace context, and the caller's token
 `tls`             TLS of a client or a service: its certificates as files, read again when they
                   change
 `tls_probe`       Whether a server speaks TLS: asked when a connection has failed, to say why

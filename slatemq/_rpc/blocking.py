@@ -126,7 +126,7 @@ class Face(Generic[A_co]):
 
 
 class StreamFace(Face[A_co], Generic[A_co, T], ABC):
-    """A face that gives items: an iterator, and a context manager that closes it."""
+    """A face that yields items: an iterator, and a context manager that closes it."""
 
     @abstractmethod
     def take(self) -> T:
@@ -156,7 +156,7 @@ class StreamFace(Face[A_co], Generic[A_co, T], ABC):
 def maker_of(
     method: Callable[Concatenate[A, P], T], face: Callable[[Loop, T], F]
 ) -> Callable[Concatenate[Face[A], P], F]:
-    """The same method, giving a face of what it makes."""
+    """`method`, but returning a face of what it makes."""
 
     @wraps(method)
     def made(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
@@ -172,7 +172,7 @@ def list_of(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, list[T]]],
     face: Callable[[Loop, T], F],
 ) -> Callable[Concatenate[Face[A], P], list[F]]:
-    """The same method, giving faces of the items that it waits for."""
+    """`method`, but waiting for its list, and returning faces of the items."""
 
     @wraps(method)
     def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> list[F]:
@@ -185,7 +185,7 @@ def list_of(
 def method_of(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Face[A], P], T]:
-    """The same method, waiting for its result."""
+    """`method`, but waiting for its result."""
 
     @wraps(method)
     def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -197,7 +197,7 @@ def method_of(
 def iterator_of(
     method: Callable[Concatenate[A, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Face[A], P], Iterator[T]]:
-    """The same method, as an iterator that waits for each item."""
+    """`method`, but as an iterator that waits for each item."""
 
     @wraps(method)
     def waiting(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Channels whose calls carry metadata: the trace context, and the token of who calls."""
+"""Channels whose calls carry metadata: the trace context, and the caller's token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAKERS = frozenset({"unary_unary", "unary_stream", "stream_unary", "stream_stre
 
 
 def channel_with(metadata: CallMetadata, channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """The same channel for stubs, which adds `metadata()` to every call."""
+    """The channel for stubs, which adds `metadata()` to every call."""
     return cast("grpc.aio.Channel", _MetadataChannel(channel, metadata))
 
 

@@ -22,7 +22,7 @@ PROVEN_S = 1.0
 
 
 class Outage(NamedTuple):
-    """That nothing comes: since when, by the monotonic clock, which server is down, and why."""
+    """An outage: when it began, by the monotonic clock, which server is down, and why."""
 
     since_s: float
     server: str

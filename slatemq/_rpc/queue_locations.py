@@ -26,7 +26,7 @@ ANSWER_S = 5.0
 """How long a question to all brokers waits for one of them, when others have answered."""
 
 REFUSED_S = 1.0
-"""The same for a broker whose address refuses connections: its process may be starting again."""
+"""How long it waits for a broker whose address refuses connections, and which may be restarting."""
 
 
 class Answers(NamedTuple, Generic[T]):

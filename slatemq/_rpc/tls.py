@@ -65,7 +65,7 @@ class ChannelTls:
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
-        """Those of the newest files that were good."""
+        """The credentials of the newest files that were good."""
         return self._credentials.value
 
     @property

@@ -26,7 +26,7 @@ CONNECT_S = 5.0
 """How long the only known address may take to answer."""
 
 LOOK_UP_S = 2.0
-"""The same where there are other addresses to ask."""
+"""How long an address may take to answer where there are others to ask."""
 
 STAGGER_S = 0.25
 """The next address is asked when the one before has not answered for so long."""
@@ -182,7 +182,7 @@ class TopologyCache:
 async def first_answer(
     keys: Sequence[K], ask: Callable[[K], Awaitable[T]], stagger_s: float
 ) -> tuple[T | None, dict[K, SlateMQError]]:
-    """The first answer of any, or None and why each of them gave none.
+    """The first answer of any, or None and why each of them did not answer.
 
     Asks the next one when the one before has failed, or has not answered for `stagger_s`: 0 asks
     all at once. Cancels the rest. What is not a SlateMQError is raised.

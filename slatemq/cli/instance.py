@@ -28,7 +28,7 @@ SETTINGS: Final = (
 """Their names, which shells complete without loading the client."""
 
 ENDLESS: Final = ("retention_s", "replay_window_s")
-"""Those of which 0 means forever."""
+"""The settings of which 0 means forever."""
 
 UNITS_MS: Final = {"_ms": 1, "_s": 1000}
 

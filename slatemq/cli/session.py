@@ -100,7 +100,7 @@ class Session:
         return slatemq.connect(address, call_timeout=self.timeout, credentials=credentials)
 
     def credentials(self) -> slatemq.Credentials:
-        """Those of the options, the environment and the profile. Raises UsageError."""
+        """The credentials of the options, the environment and the profile. Raises UsageError."""
         given = {name: getattr(self, name) for name in CREDENTIALS if name != "profile"}
         try:
             return slatemq.Credentials.load(given, profile=self.profile)

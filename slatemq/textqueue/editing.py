@@ -58,7 +58,7 @@ def entry_at(descriptor: int, offset: int) -> Entry:
 
 
 def found_at(descriptor: int, offset: int) -> Entry | None:
-    """As `entry_at`; None where no entry can be read."""
+    """Like `entry_at`; None where no entry can be read."""
     try:
         return entry_at(descriptor, offset)
     except (NoSuchEntry, FormatError):

@@ -210,7 +210,7 @@ def _controls(states: frozenset[State]) -> str:
 
 
 def _line_by_line(content: bytes, states: frozenset[State]) -> list[str] | None:
-    """As `texts_in`, for lines that are long, or of any kind."""
+    """Like `texts_in`, for lines that are long, or of any kind."""
     lines = io.BytesIO(content).readlines()
     if not content.endswith(b"\n"):
         lines[-1] += b"\n"

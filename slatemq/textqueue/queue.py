@@ -40,7 +40,7 @@ def _milliseconds(lease: timedelta) -> int:
 class TextQueue:
     """A queue file. Nothing is open between calls; threads and processes can share the file.
 
-    Iterating gives the queued messages. Raises FormatError where the file breaks the format, and
+    Iterating yields the queued messages. Raises FormatError where the file breaks the format, and
     OSError where the system refuses.
     """
 
@@ -59,7 +59,7 @@ class TextQueue:
             path: Its path. A link stays a link; the sidecar is beside its target.
             fsync: Write each change to the disk before the call returns.
             strict: Refuse unknown control characters; else such entries are skipped, and kept.
-            owner: A name of the worker, for people who look.
+            owner: A name of the worker, for people.
             clock_ms: Unix time, by which claims end; all processes that share the file must agree.
         """
         self._file = QueueFile(path, fsync, strict)

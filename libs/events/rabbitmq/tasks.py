@@ -176,7 +176,7 @@ class Tasks:
         return len(retried)
 
     async def _dead_letters(self) -> AsyncGenerator[AbstractIncomingMessage, None]:
-        """Those that are there now; unacknowledged ones are back in the queue afterwards."""
+        """The dead letters in the queue now; unacknowledged ones are back in it afterwards."""
         async with self._dead_turn:
             left = 0
             channel = await self._connection.open_channel()

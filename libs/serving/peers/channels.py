@@ -59,7 +59,7 @@ class Channels:
     ) -> None:
         """Find peers in this directory; unary calls without a deadline get this one.
 
-        `carrier` gives metadata that every call has: the trace context, where telemetry is on.
+        `carrier` returns metadata that every call has: the trace context, where telemetry is on.
         `tls` proves that this process is a service; None connects without TLS.
         """
         self._tls = tls
@@ -163,7 +163,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel to `host:port` whose unary calls have a deadline, stated or not.
 
-    `carrier` gives metadata that every call has.
+    `carrier` returns metadata that every call has.
     """
     options = options or limits.channel_options()
     channel = channel_to(address, options, tls)

@@ -65,7 +65,7 @@ class Elsewhere:
         """The error for a call of a method (`/slatemq.v1.QueueService/GetQueue`) not served here.
 
         Its reason is WRONG_SERVICE where another process serves it, and UNIMPLEMENTED where none
-        does. Who has not proven anything is not shown the addresses.
+        does. A caller that has not proven anything is not shown the addresses.
         """
         service = _service_of(method)
         kinds = SERVED_BY.get(service.removeprefix(PACKAGE), ())

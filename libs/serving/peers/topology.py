@@ -186,7 +186,7 @@ class TopologyDirectory:
 
     async def read(self, max_age_ms: int = CACHE_MS) -> Topology:
         """The topology, at most `max_age_ms` old, or the last known one while the store is down."""
-        async with self._reading:  # One reading serves all who wait for it.
+        async with self._reading:  # One reading serves all callers that wait for it.
             if self._known is not None and self._age_ms(self._read_at) <= max_age_ms:
                 return self._known
             try:

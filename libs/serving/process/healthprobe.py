@@ -66,7 +66,7 @@ def probe(
 
 
 def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
-    """As `probe`, of a process that answers HTTP."""
+    """Like `probe`, of a process that answers HTTP."""
     host, _, port = address.rpartition(":")
     request = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     try:

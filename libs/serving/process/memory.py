@@ -63,9 +63,10 @@ STEP_MAX: Final = 20_000
 async def collect_in_steps() -> None:
     """Look at the young objects while they are few, for ever.
 
-    Calls leave cycles, so that a process with few messages in hand reaches `YOUNG_MAX` by what they
-    left, and that look, and freeing it all at once, holds up every call for 15 to 60 ms. Where many
-    messages are in hand, there is seldom a moment with few young objects, and so hardly a look.
+    Calls leave cycles, so that a process with few messages in memory reaches `YOUNG_MAX` by what
+    they left, and that look, and freeing it all at once, holds up every call for 15 to 60 ms. Where
+    many messages are in memory, there is seldom a moment with few young objects, and so hardly a
+    look.
     """
     looks_count = 0
     while True:

@@ -41,7 +41,7 @@ class StoreWatch:
         meter: metrics.Meter,
         serves_without: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`waits_ms` gives how long the store has not answered, by what waits for it.
+        """`waits_ms` returns how long the store has not answered, by what waits for it.
 
         `serves_without`: whether the process serves all the same now.
         """

@@ -10,7 +10,7 @@ other call, the commit loop, health. So no step may take long, and work that may
                              when it began ─┘        └── looked at twice per bound: its stack
 
 What counts is the processor time of the loop's thread: a step that was only kept off the processor
-is no fault of the code. It is read after steps that were long by the wall clock, since reading it
+is not the code's fault. It is read after steps that were long by the wall clock, since reading it
 is a system call; against the reading before, which is at most `MARK_NS` older than the step. So a
 short step costs two looks at the clock: 0.6 µs, where a call costs some hundred. `uncounted` leaves
 out what a process does before it serves anyone.

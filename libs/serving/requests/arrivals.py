@@ -232,8 +232,8 @@ class StreamReads:
     ) -> None:
         """End reads when the process grows by more than this within `LOOKS` looks.
 
-        It may grow besides by what `held_bytes` gives: what the service holds for its callers.
-        `resident` gives the memory of the process.
+        It may grow besides by `held_bytes()`: what the service holds for its callers.
+        `resident` returns the memory of the process.
         """
         self._growth_bytes_max = growth_bytes_max
         self._held_bytes = held_bytes
@@ -283,7 +283,7 @@ class StreamReads:
             growth_bytes >> 20,
             extra={"streams": len(self._waiting)},
         )
-        # Growth counts from here: those who come back are not ended for what is over.
+        # Growth counts from here: callers that come back are not ended for growth that is over.
         self._resident_bytes.clear()
         self._resident_bytes.append(resident)
         now = asyncio.get_running_loop().time()

@@ -129,7 +129,7 @@ class AnswerBudget(ByteBudget):
 
     @asynccontextmanager
     async def fetching(self, size_bytes: int) -> AsyncIterator[int]:
-        """Reserve as much of this as a fetch may take, which it gives.
+        """Reserve as much of this as a fetch may take; returns that.
 
         Once others have held the budget for a while, fetches take turns with a small one.
         """

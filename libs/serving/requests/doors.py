@@ -81,10 +81,10 @@ class Judge(Protocol):
         Its caller becomes the current one.
 
         Raises:
-            Unauthenticated: Who calls is not proven.
+            Unauthenticated: The caller's identity is not proven.
             PermissionDenied: No caller may make this call here.
             ResourceExhausted: The caller has reached its limit, or as Unavailable.
-            Unavailable: Who calls cannot be found out now.
+            Unavailable: The caller's identity cannot be found out now.
         """
 
 
@@ -144,7 +144,7 @@ class Certificates:
     """What the certificates of clients prove."""
 
     def __init__(self, revoked: Revocations | None) -> None:
-        """Those that were revoked prove nothing."""
+        """`revoked`: the certificates that prove nothing."""
         self._revoked = revoked
 
     @property
@@ -283,7 +283,7 @@ class _ByPolicy:
         return tuple(dict.fromkeys(self._access.queues(request))) if self._access.is_stream else ()
 
     def check_again(self, identity: Identity, queues: tuple[str, ...]) -> None:
-        """As `check`, of a stream's first request, which is no second act."""
+        """Like `check`, of a stream's first request, which is not a second act."""
         identity.caller.check_queues(self._access, queues)
 
     def _record(self, context: Context, identity: Identity | None, request: Any) -> None:

@@ -73,8 +73,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
     ) -> None:
         """Guard with this gate and size limit, and trace where telemetry is on.
 
-        `elsewhere` knows where the services are that this process does not have. `held_bytes` gives
-        what the service holds for its callers, requests aside.
+        `elsewhere` knows where the services are that this process does not have. `held_bytes`
+        returns what the service holds for its callers, requests aside.
         """
         self._gate = gate
         self._telemetry = telemetry

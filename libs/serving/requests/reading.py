@@ -71,7 +71,7 @@ class RequestReader:
     ) -> None:
         """Refuse requests over this size; `refuse` ends the call of a method with an error.
 
-        `held_bytes` gives what the service holds for its callers, requests aside.
+        `held_bytes` returns what the service holds for its callers, requests aside.
         """
         self._message_bytes_max = message_bytes_max
         self._refuse = refuse
@@ -122,7 +122,7 @@ class RequestReader:
     ) -> AsyncGenerator[Any, bool]:
         """The requests of a call, each held until the next is asked for.
 
-        `asend(True)` releases the last one without asking for the next, and gives None. `judge`
+        `asend(True)` releases the last one without asking for the next, and returns None. `judge`
         raises for one that its caller may not make.
 
         Raises InvalidArgument, ResourceExhausted.

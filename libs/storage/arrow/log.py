@@ -125,7 +125,7 @@ def _measure(
 
 
 def _exact_records(walk: Walk, counts: Ints, values: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """As `_records`, entry by entry. Raises CorruptRecord."""
+    """Like `_records`, entry by entry. Raises CorruptRecord."""
     starts: list[int] = []
     firsts = (walk.at - 2).tolist()
     for first, count, value in zip(firsts, counts.tolist(), values, strict=True):

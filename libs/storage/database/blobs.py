@@ -54,13 +54,13 @@ class Blobs:
     async def get(self, uri: str) -> bytes:
         """The payload at `uri`.
 
-        Raises ObjectNotFound, DamagedObject, and ForeignUri for what is no payload's.
+        Raises ObjectNotFound, DamagedObject, and ForeignUri for a URI that names no payload.
         """
         path = self.path_of(uri)
         return await _checked(path, await self._objects.get(path))
 
     async def get_slowly(self, uri: str, silence_s: float) -> bytes:
-        """As `get`, however long it takes; TimeoutError when no byte arrives for `silence_s`."""
+        """Like `get`, however long it takes; TimeoutError when no byte arrives for `silence_s`."""
         path = self.path_of(uri)
         return await _checked(path, await self._objects.get_slowly(path, silence_s))
 

@@ -56,7 +56,7 @@ class Opening:
     ) -> Db:
         """The open database. Raises SlateDB's errors, and those of `look` and `check`.
 
-        `look` gives the number of WAL objects to replay, or refuses to open it. `check` sends the
+        `look` returns the number of WAL objects to replay, or refuses to open it. `check` sends the
         store a request; it is called whenever no request was started for `stall_s` seconds.
         """
         building = asyncio.ensure_future(self._build(look))

@@ -99,7 +99,7 @@ class Batch:
         self.size_bytes += _OVERHEAD_BYTES * len(rows)
 
     def put_later(self, rows: Iterable[Change], size_bytes: int) -> None:
-        """As `put_all`, for rows that are made while the batch is written, of about this size.
+        """Like `put_all`, for rows that are made while the batch is written, of about this size.
 
         They count as one operation, and are written after all others.
         """
@@ -187,7 +187,7 @@ def translated(what: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def bounded(what: str, timeout_s: float | None) -> AsyncIterator[None]:
-    """As `translated`; raises StoreUnavailable after `timeout_s` seconds, None: never."""
+    """Like `translated`; raises StoreUnavailable after `timeout_s` seconds, None: never."""
     try:
         async with asyncio.timeout(timeout_s):
             with translated(what):

@@ -128,7 +128,7 @@ class Fixed:
             return count_prefix(field, rows) + b"".join(starmap(self.pack, rows))
 
     def pack_columns(self, field: str, *columns: Sequence[Any]) -> bytes:
-        """As `pack_array`, from the columns of the rows, all of one length.
+        """Like `pack_array`, from the columns of the rows, all of one length.
 
         Constant columns are packed once; into that, each other column byte by byte.
         """

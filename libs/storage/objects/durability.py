@@ -97,7 +97,7 @@ class FolderSync:
         self._ended = self._begun
 
     def sync_now(self) -> None:
-        """As `sync`, for a caller with a thread of its own."""
+        """Like `sync`, for a caller with a thread of its own."""
         self._sync_or_fail()
 
     def _sync_or_fail(self) -> None:

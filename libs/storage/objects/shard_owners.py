@@ -29,7 +29,7 @@ from libs.storage.objects.small_objects import Objects
 FOLDER: Final = "shard-owners"
 
 REPLACED_MAX: Final = 256
-"""Names that are remembered, the latest first: a pod that lives on beyond so many successors could
+"""Names that are remembered, the latest first: a pod that outlives this many successors could
 take its shard back, once."""
 
 _NONCE_BYTES: Final = 8

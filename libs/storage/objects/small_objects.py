@@ -95,7 +95,7 @@ class Objects:
             raise self._unavailable("reading", path, error) from error
 
     async def copy_to(self, path: str, target: Objects, target_path: str) -> int:
-        """Copy an object to another root, durably; gives its size. Raises ObjectNotFound."""
+        """Copy an object to another root, durably; returns its size. Raises ObjectNotFound."""
         with self._finding("reading", path):
             found = await self._patient.get_async(path)
         size_bytes = int(found.meta["size"])
@@ -202,7 +202,7 @@ class Objects:
         return await self._describe(prefix)
 
     async def describe_after(self, prefix: str, after: str) -> Sequence[ObjectInfo]:
-        """Those below the folder `prefix` that sort after the name `after`, sorted by path."""
+        """The objects below the folder `prefix` whose names sort after `after`, sorted by path."""
         return await self._describe(prefix, offset=f"{prefix}/{after}")
 
     async def _describe(self, prefix: str, **options: str) -> Sequence[ObjectInfo]:

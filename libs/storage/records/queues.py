@@ -146,7 +146,7 @@ def encode_active(
 
 
 def encode_new(message_ids: Sequence[int], priority: int, deadlines_ms: Sequence[int]) -> bytes:
-    """As `encode_active`, from columns of messages without a time that were never claimed.
+    """Like `encode_active`, from columns of messages without a time that were never claimed.
 
     `deadlines_ms` is empty where no message has one. A commit may write ten thousand such buckets.
     """
@@ -166,7 +166,7 @@ def encode_new(message_ids: Sequence[int], priority: int, deadlines_ms: Sequence
 def encode_in_flight(
     columns: Sequence[Sequence[Any]], available: Sequence[tuple[int, int, int, int, int]] = ()
 ) -> bytes:
-    """As `encode_active`, from the columns of InFlightMessages."""
+    """Like `encode_active`, from the columns of InFlightMessages."""
     return b"".join(
         (
             AVAILABLE_ROW.pack_array("available", available),

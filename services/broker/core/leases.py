@@ -459,7 +459,7 @@ class InFlight:
                 yield self._buckets[at]
 
     def empty(self) -> Iterator[tuple[LeaseBucket, Sequence[int], bool]]:
-        """Drops all leases: gives each bucket with its tokens, and whether they are a whole block.
+        """Drops all leases; yields each bucket with its tokens, and whether they are a whole block.
 
         The next commit deletes the rows.
         """
@@ -471,7 +471,7 @@ class InFlight:
                 yield bucket, tokens, is_whole
 
     def forget(self) -> Iterator[tuple[LeaseBucket, Sequence[int], bool]]:
-        """As `empty`, but writes nothing."""
+        """Like `empty`, but writes nothing."""
         yield from self.empty()
         self._buckets, self._changed, self._open = {}, {}, None
 

@@ -58,7 +58,7 @@ NEVER: Final = 1 << 63
 """A revision that is not reached."""
 
 IdFilter = Callable[[Sequence[int]], Sequence[int]]
-"""Those of some messages that are to be looked at, by their IDs."""
+"""Selects, from the IDs of some messages, those to look at."""
 
 ATTEMPTS_USED_UP = "no attempts left"
 """The reason of a dead letter whose queue now allows fewer attempts than it has had."""

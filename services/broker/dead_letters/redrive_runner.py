@@ -121,7 +121,7 @@ class RedriveRunner:
                 turn.cancel()
 
     def _begin_turns(self, turns: dict[str, asyncio.Task[None]]) -> float:
-        """Begins a turn for each queue that has none; gives in how many seconds the next is due."""
+        """Begins a turn for each queue that has none; returns the seconds until the next is due."""
         now = time.monotonic()
         due: dict[str, list[int]] = {}
         next_at = now + FORGET_EVERY_S
@@ -402,7 +402,7 @@ def _chosen(steps: Sequence[Step]) -> Iterator[FailedMessage]:
 
 
 def first_chosen(steps: Sequence[Step], count: int) -> list[Step]:
-    """The steps up to so many chosen messages; what follows is left to the next look."""
+    """The steps up to a number of chosen messages; what follows is left to the next look."""
     first: list[Step] = []
     for step in steps:
         if len(step.chosen) > count:

@@ -38,7 +38,7 @@ class Introductions:
     _asking: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     async def known(self, logs: Iterable[int]) -> Set[int]:
-        """Those of these logs whose ingests know of this shard by now."""
+        """The logs, of these, whose ingests know of this shard by now."""
         logs = set(logs)
         unknown = {one for one in logs if not self._is_known(one)}
         if unknown:

@@ -1,4 +1,4 @@
-"""What claims and streams share: who asks for how long, and the messages they are given."""
+"""What claims and streams share: the consumer's ID and lease, and the messages they are given."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def consumer_id(asked: str, field: str = "consumer_id") -> str:
 
 
 def stopping() -> Unavailable:
-    """What those hear who wait while the process drains."""
+    """The error sent to waiters when the broker drains."""
     return Unavailable("the broker is stopping", reason="DRAINING")
 
 
@@ -87,7 +87,7 @@ async def _in_turns(parts: Sequence[T]) -> AsyncIterator[T]:
 
 
 class _Columns(NamedTuple):
-    """What one claim gave: at least one message."""
+    """The result of one claim: at least one message."""
 
     claimed: Claimed
     payloads: Sequence[bytes]

@@ -52,7 +52,7 @@ NO_SHARDS = packed_shards(())
 
 
 class ClaimBatch(NamedTuple):
-    """What one claim gave: leases, their messages in the same order, and what these take."""
+    """The result of one claim: leases, their messages in the same order, and the bytes of these."""
 
     claimed: Claimed
     held: list[CachedMessage]
@@ -271,7 +271,7 @@ class Stream(Waiter):
         self._sending, self._in_hand = self._in_hand, []
 
     def sending_shards(self) -> Sequence[int]:
-        """`awaited_shards` go out now; gives them."""
+        """Returns `awaited_shards`, which go out now."""
         self._sent_shards = self.awaited_shards
         return sorted(self._sent_shards)
 

@@ -141,7 +141,7 @@ class EntryReader:
     _budget: AnswerBudget
 
     async def read(self, entries: Entries, view: View, context: Any) -> int:
-        """Adds what the view wants; gives how many of the first entries fit into an answer.
+        """Adds what the view wants; returns how many of the first entries fit into an answer.
 
         Messages count for the budget until the call ends. Raises Unavailable while messages are
         wanted and an ingest is away, ResourceExhausted where answers that are not read have the
@@ -158,7 +158,7 @@ class EntryReader:
         return count
 
     async def add_messages(self, entries: Entries, view: View) -> tuple[int, int]:
-        """Adds messages; gives how many of the first entries fit, and what to `release` later.
+        """Adds messages; returns how many of the first entries fit, and what to `release` later.
 
         Raises as `read`.
         """
@@ -170,7 +170,7 @@ class EntryReader:
         return count, size_bytes
 
     def release(self, held_bytes: int) -> None:
-        """Messages of so many bytes were sent."""
+        """Messages of this many bytes were sent."""
         self._budget.release(held_bytes)
 
     async def _add_attempts(self, entries: Entries) -> None:

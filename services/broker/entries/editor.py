@@ -39,7 +39,7 @@ LOOKS: Final = 200
 
 Find = Callable[[int], int]
 """A command that finds an available or delayed entry, given the time: when it is visible (0 = at
-once). Raises what the handle gives, and Needs."""
+once). Raises the errors of the handle, and Needs."""
 
 
 def replacement(request: EditMessageRequest) -> ReplaceMessageRequest:
@@ -68,7 +68,7 @@ class MessageEditor:
     _running: dict[asyncio.Task[str], int] = field(default_factory=dict, init=False)
 
     async def edit(self, wanted: ReplaceMessageRequest, find: Find) -> str:
-        """Replaces the message of an entry that is delayed; gives its new etag.
+        """Replaces the message of an entry that is delayed; returns its new etag.
 
         Raises what `find` does, FailedPrecondition (WRONG_STATE) where it is not delayed, what
         ingest refuses, ResourceExhausted, and Unavailable.

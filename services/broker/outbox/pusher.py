@@ -23,7 +23,7 @@ older than this is refused."""
 
 
 PUSHES_BYTES_MAX = 64 << 20
-"""Payloads and headers of the pushes of one call: as much as a claim may give."""
+"""Payloads and headers of the pushes of one call: as much as a claim may return."""
 
 REQUEST_ID_BYTES_MAX = 128
 """A UUID has 36."""
@@ -119,7 +119,7 @@ class Pusher:
     limits: PushLimits
 
     async def elsewhere(self, queue_ids: Set[str]) -> frozenset[str]:
-        """Those of the queues that are not on this shard but on another. Raises Unavailable."""
+        """The queues, of these, that are on another shard. Raises Unavailable."""
         return await self._others.having(queue_ids - self._owner.shard.queues.keys())
 
     async def begin(self) -> PushBatch:

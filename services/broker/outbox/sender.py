@@ -45,7 +45,7 @@ HALTED_MS_MAX = 30_000
 
 
 class _TooManyRefused(Exception):
-    """As many pushes are set aside as may be."""
+    """The number of pushes set aside has reached its limit."""
 
 
 class OutboxSender:

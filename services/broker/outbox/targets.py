@@ -99,7 +99,7 @@ class OtherBrokers:
     _shard: int
 
     async def having(self, queue_ids: Iterable[str]) -> frozenset[str]:
-        """Those of the queues that exist on other shards.
+        """The queues, of these, that exist on other shards.
 
         Raises Unavailable when one was not found and not every broker could be asked.
         """

@@ -10,7 +10,7 @@ from slatemq.errors import InvalidArgument
 LEASE_MS_MIN = 1000
 REASON_BYTES_MAX = 1024
 KNOWN_AWAITED_MAX = 1000
-"""As many ingests as an instance is planned for; 10,000 claims may wait, each with such a list."""
+"""The most ingests that an instance is planned for; 10,000 waiting claims may each list them."""
 
 
 N = TypeVar("N", int, float)

@@ -200,7 +200,7 @@ def _expression(name: str, source: str | None, default: str) -> dict[str, Any]:
 
 
 _EXPRESSIONS: Final[dict[str, Literal["bool", "int"]]] = {"filter": "bool", "priority": "int"}
-"""The settings that are expressions, and what they give."""
+"""The settings that are expressions, and the type of each result."""
 
 
 def etag_of(settings: QueueSettings) -> str:

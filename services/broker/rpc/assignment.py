@@ -124,7 +124,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
     def _is_outdated(self, piece: Range, sent: assignment_pb2.LogRange) -> bool:
         owner = self._owner
         if piece.previous != owner.shard.cursors.get(piece.log, 0):
-            return False  # Refused for its place, by whatever configs it was judged.
+            return False  # Refused for its place, no matter by which configs it was judged.
         seen_revision = sent.seen_revision if sent.seen_by == self._incarnation else 0
         return is_outdated(piece, owner.durable_configs, owner.durable_revision, seen_revision)
 
@@ -218,7 +218,7 @@ class AssignmentServicer(assignment_pb2_grpc.AssignmentServiceServicer):
         return await self._owner.apply(begin, self._deliver, _size_bytes(piece))
 
     def _deliver(self, queues: Sequence[Queue], now_ms: int) -> None:
-        """Claims what came for those who wait: one commit has both the matches and the leases."""
+        """Claims the matches for waiting consumers: one commit has both matches and leases."""
         if self._delivery.is_waited_on:
             for queue in queues:
                 self._delivery.deliver(queue, now_ms)

@@ -280,7 +280,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
     def _permitted(
         self, leases: Sequence[int], refused: list[Status | None]
     ) -> tuple[Sequence[int], list[Status | None]]:
-        """The same without the leases of queues from which the caller may not consume."""
+        """The arguments without the leases of queues from which the caller may not consume."""
         denied = denied_queues(self._owner.shard.leases, leases)
         if not denied:
             return leases, refused
@@ -297,7 +297,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         leases: list[int],
         refused: list[Status | None],
     ) -> tuple[list[int], list[Status | None]]:
-        """As `_leases`, behind those that are known already."""
+        """Like `_leases`, behind those that are known already."""
         for index, run in enumerate(runs):
             known, (status,) = self._leases([run.lease_token], f"runs[{index}].lease_token")
             if known:

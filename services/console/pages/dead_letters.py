@@ -192,7 +192,7 @@ async def steer_redrive(request: Request) -> Response:
 
 
 async def _redrives(request: Request, queue_id: str) -> list[Redrive]:
-    """Those that run, and the newest of the others."""
+    """The redrives that run, and the newest of the others."""
     client = await client_of(request)
     found = [one async for one in client.list_redrives(queue_id)]
     found.sort(key=lambda one: (one.state is not RedriveState.RUNNING, -one.created_at_ms))

@@ -22,7 +22,7 @@ JOBS: Final = {
     "dead-letters": "moves dead letters that failed more than 7 days ago into the archive.",
     "backup": "copies the whole instance to where the janitor's setting backup_root says.",
 }
-"""Those that need no more than their name; `slatemq janitor run` has all, with their options."""
+"""The jobs that need only their name; `slatemq janitor run` has all, with their options."""
 
 REPORT_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'"

@@ -13,7 +13,7 @@ from services.console.rendering import console_of, field_of, fragment, render, s
 from slatemq._admin.rates import lag_by_broker
 
 QUEUES_SHOWN: Final = 200
-"""Those with most messages; the filter finds the others."""
+"""The queues with the most messages; the filter finds the others."""
 
 
 async def show_overview(request: Request) -> Response:

@@ -27,7 +27,7 @@ async def show_processes(request: Request) -> Response:
 
 
 async def _outboxes(client: Client) -> tuple[list[OutboxLine], str]:
-    """Those that answer, and why others are missing."""
+    """The outboxes of the brokers that answer, and why others are missing."""
     lines: list[OutboxLine] = []
     try:
         async for line in client.outbox_lines():

@@ -40,13 +40,13 @@ _REFUSED: Final = HttpReply(
         "error": "the Authorization header must be Bearer and the token, or Basic with the token "
         "as the password"
     },
-    # Those who give a name and a password in the URL may send it only when they are asked.
+    # Clients with a name and a password in their URL may send them only when challenged.
     {"WWW-Authenticate": 'Basic realm="slatemq"'},
 )
 
 
 def _password(text: str) -> bytes:
-    """That of Basic (RFC 7617), whatever the name before it."""
+    """The password of Basic credentials (RFC 7617), with any user name."""
     try:
         return base64.b64decode(text).partition(b":")[2]
     except ValueError:

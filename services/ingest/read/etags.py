@@ -22,7 +22,7 @@ class Etag(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Etag:
-        """The inverse of `str`. Any other text gives an etag that no message has."""
+        """The inverse of `str`. Any other text becomes an etag that no message has."""
         payload, _, headers = text.partition("-")
         return cls(payload, headers)
 

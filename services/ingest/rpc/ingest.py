@@ -178,7 +178,7 @@ class _Stream:
             _wake(self._wanted)
 
     def _take(self, number: int, request: ingest_pb2.PublishRequest) -> Exception | None:
-        """Begin to store a request; gives the error of one that is refused."""
+        """Begin to store a request; returns the error of one that is refused."""
         waiting: Waiting | None = None
         try:
             accepted = self._accept(request)
@@ -386,7 +386,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServiceServicer):
     async def BatchGetMessages(  # noqa: N802 - the RPC's name
         self, request: ingest_pb2.BatchGetMessagesRequest, context: Any
     ) -> ingest_pb2.BatchGetMessagesResponse:
-        # IDs count up: who may guess them sees the messages of all queues.
+        # IDs count up: a caller that guesses them would see the messages of all queues.
         require("inspect", ALL_QUEUES)
         if request.max_bytes < 0:
             raise InvalidArgument("max_bytes", "may not be negative")

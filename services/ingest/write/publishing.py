@@ -240,7 +240,7 @@ class Publisher:
         return waiting.answered
 
     async def push(self, push: Push, accepted: Accepted, uris: dict[int, str]) -> int:
-        """Store those of the rows that are not stored yet; gives the last number stored.
+        """Store the rows that are not stored yet; returns the last number stored.
 
         `uris` are the payloads, by offset, that are stored as objects already. Durable on return.
         Raises as `publish` does, and FailedPrecondition for rows behind a gap.

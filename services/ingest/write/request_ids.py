@@ -193,7 +193,7 @@ class RequestIds:
             others.add(row)
 
     def begin_new(self, request_id: str, fingerprint: bytes) -> bool:
-        """As `begin`, without waiting: False, and nothing begun, where the ID may be known."""
+        """Like `begin`, without waiting: False, and nothing begun, where the ID may be known."""
         if request_id in self._pending or any(self._find(hash(request_id) & _MASK)):
             return False
         self._add_pending(request_id, fingerprint)

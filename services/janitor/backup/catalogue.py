@@ -155,7 +155,7 @@ class Catalogue:
             raise FailedPrecondition("BACKUP_EXISTS", f"there is a backup {backup.backup_id}")
 
     async def prune(self, kept: int) -> int:
-        """Remove the oldest backups over `kept`, and what no other one needs; gives their count."""
+        """Remove the oldest backups over `kept`, and what no other needs; returns their count."""
         ids = await self.ids()
         for backup_id in reversed(ids[kept:]):
             # The record first: what loses its objects is no backup any more.

@@ -45,7 +45,8 @@ from libs.storage.records.execution_records import decode_outbox_counter
 from libs.storage.records.states import decode_outbox_progress, encode_outbox_progress
 
 MESSAGES_A_S: Final = 100_000
-"""More than an ingest takes for long: IDs are left out for so many since the backup."""
+"""More messages per second than an ingest accepts for long. This many IDs are left out for each
+second since the backup."""
 
 LEFT_OUT_MIN: Final = 1 << 32
 """IDs that are left out at least; there are 2^48."""

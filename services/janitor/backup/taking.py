@@ -164,7 +164,7 @@ class Taking:
         ]
 
     async def _wait_quiet(self) -> set[str]:
-        """Return once no job removes anything; gives the runs that have begun so far."""
+        """Wait until no job removes anything; returns the runs that have begun so far."""
         until = time.monotonic() + QUIET_S
         while True:
             started = await self._started()

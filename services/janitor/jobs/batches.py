@@ -32,7 +32,7 @@ _ORDER_BITS: Final = 6 + 20
 """Bucket orders that go together: those of a quarter of an hour."""
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Takes the batches of a partition, gives counts."""
+"""Takes the batches of a partition, yields counts."""
 
 
 def in_log_order(frame: DataFrame) -> DataFrame:
@@ -106,7 +106,7 @@ def totals(frame: DataFrame, **sums: str) -> dict[str, int]:
 
 
 def totals_by_queue(frame: DataFrame, **sums: str) -> dict[str, int]:
-    """As `totals`, and the first sum of the queues where it is greatest, as NAME/QUEUE."""
+    """Like `totals`, and the first sum of the queues where it is greatest, as NAME/QUEUE."""
     first, rows = next(iter(sums)), frame.groupBy("queue").agg(*_summed(sums)).collect()
     rows.sort(key=lambda row: (-row[first], row["queue"]))
     fields = {f"{first}/{row['queue']}": int(row[first]) for row in rows[:QUEUES_TOLD]}

@@ -21,10 +21,10 @@ JOBS: Final = (
 """The names of all jobs."""
 
 VERIFYING: Final = ("verify", "repair")
-"""Those that read snapshots row by row."""
+"""The jobs that read snapshots row by row."""
 
 WITHOUT_SPARK: Final = (*VERIFYING, "backup")
-"""Those that run wherever a janitor does."""
+"""The jobs that run wherever a janitor does."""
 
 ARCHIVE_FOLDER: Final = "archive/dead-letters"
 """Of archived dead letters, below the root."""

@@ -1,4 +1,4 @@
-"""Tasks that ask owners to remove what a partition holds; each gives counts.
+"""Tasks that ask owners to remove what a partition holds; each yields counts.
 
 Owners check everything again, and refuse what is no longer true: that is counted, and no error. So
 is what is gone already: a job that is run again finds much of it.

@@ -115,10 +115,10 @@ def _percentiles(value: Column, name: str) -> list[Column]:
 
 
 QUEUES_SHOWN: Final = 50
-"""On the page, those with most messages, besides those of WAITING_SHOWN; the Parquet has all."""
+"""Queues on the page: those with the most messages, besides WAITING_SHOWN. The Parquet has all."""
 
 WAITING_SHOWN: Final = 10
-"""Those whose messages wait the longest: a queue that is stuck may be no busy one."""
+"""Queues on the page whose messages wait the longest: a stuck queue need not be a busy one."""
 
 DAY_MS: Final = 24 * 3600 * 1000
 

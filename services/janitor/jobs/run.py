@@ -101,7 +101,7 @@ def run_on(
     progress: Report = lambda _: None,
     started: tuple[str, float] = (STARTING, 0.0),
 ) -> JobResult:
-    """As `run_job`, in a session that is there already."""
+    """Like `run_job`, in a session that is there already."""
     _check(job, options)
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     run = options.run or f"{now}-{secrets.token_hex(4)}"

@@ -39,7 +39,7 @@ PHASES: Final[Mapping[str, int]] = {"verify": 2, "repair": 3}
 
 
 def run_job(job: str, root: str, options: JobOptions, progress: Report) -> JobResult:
-    """As `services.janitor.jobs.run.run_job`, for the jobs that need no Spark."""
+    """Like `services.janitor.jobs.run.run_job`, for the jobs that need no Spark."""
     return asyncio.run(_Work(job, root, options, progress).do())
 
 

@@ -186,7 +186,7 @@ class JanitorServicer(janitor_pb2_grpc.JanitorServiceServicer):
     ) -> janitor_pb2.RunJobResponse:
         ask = ask_of(request)
         if ask.job == "restore":
-            # Elsewhere, dead letters could be read by who may not inspect their queue.
+            # Elsewhere, callers could read dead letters of a queue that they may not inspect.
             for queue_id in (
                 *(ask.queue_ids or [ALL_QUEUES]),
                 *filter(None, [ask.target_queue_id]),

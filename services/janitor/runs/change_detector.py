@@ -1,6 +1,6 @@
 """Whether there is any work for a job, asked of the owners with calls that cost them little.
 
-A look gives what it found as numbers by name, its evidence: nothing at all means that there is no
+A look returns what it found as numbers by name, its evidence: nothing at all means that there is no
 work. The same evidence as before the last run that did all there was to do means that there is
 none either, for a day: what has aged meanwhile is found then. So an instance in which nothing
 happens starts no Spark, and one in which nothing has happened since yesterday starts it once a day.

@@ -49,7 +49,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Every:
-    """So long after the last time; at once for a job that was never done."""
+    """This long after the last run; immediately for a job that never ran."""
 
     length_ms: int
 

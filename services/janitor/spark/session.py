@@ -38,7 +38,7 @@ from slatemq.errors import Unavailable
 log = logging.getLogger(__name__)
 
 VERSIONS: Final = (17, 21)
-"""Those that Spark 4 is built and tested with."""
+"""The versions of Java that Spark 4 is built and tested with."""
 
 LOOK_S: Final = 20.0
 """How long `java -version` may take: a tenth of a second where nothing is wrong."""

@@ -46,7 +46,7 @@ INTERRUPTED: Final = 130
 """After Ctrl-C: 128 and the number of the signal, as shells do it."""
 
 READER_GONE: Final = 141
-"""The same of SIGPIPE: the reader, such as `head`, has read enough."""
+"""128 and the number of SIGPIPE: the reader, such as `head`, has read enough."""
 
 SHOWN_ROWS: Final = 1000
 """Rows of a table for people; the other forms have all."""

@@ -147,7 +147,7 @@ class ObjectCheck:
                     self.findings.add(Kind.LEFTOVER, BLOBS, "payload object", info.path, wrong)
 
     async def missing_bodies(self, shard: int, tasks: Set[bytes]) -> set[bytes]:
-        """Those of the tasks of an ingest that have no body; it may be of any backend."""
+        """The tasks, of these of one ingest, that have no body in the store of any backend."""
         names = [
             path.rpartition("/")[2] for path in await self.root.objects.list(task_folder(shard))
         ]

@@ -9,5 +9,5 @@ In reading order; a file imports only files above it:
                    with
 `token_files`      The files of tokens: that of the caller, and that of the services
 `dev_access`       All that a local stack needs to run with TLS and a policy
-`access`           `slatemq access`: tokens for those who call, and what the policy permits them
+`access`           `slatemq access`: tokens for callers, and what the policy permits them
 """

@@ -1,4 +1,4 @@
-"""`slatemq access`: tokens for those who call, and what the policy permits them."""
+"""`slatemq access`: tokens for callers, and what the policy permits them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SETTINGS: Final = {
 """The settings of the services, and the file of each."""
 
 VARIABLES: Final = {**SETTINGS, "SLATEMQ_CA": "ca.crt", "SLATEMQ_TOKEN_FILE": "operator.token"}
-"""The same, with those of the commands."""
+"""The settings of the services and of the commands, and the file of each."""
 
 
 def make_access(

@@ -47,7 +47,7 @@ def make_certificates(
         hosts: Further names and IP addresses of servers.
         client: The client's name.
         days: How long they are valid.
-        authority: Who signs them; None makes one.
+        authority: Signs them; None makes one.
 
     Returns:
         The files.

@@ -1,4 +1,4 @@
-"""Files of tokens: one for who calls, with the token, and one for the services, with hashes."""
+"""Files of tokens: one for the caller, with the token, and one for the services, with hashes."""
 
 from __future__ import annotations
 

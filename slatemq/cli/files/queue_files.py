@@ -60,7 +60,7 @@ _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Control characters that editors may lose, so without tab, newline and carriage return."""
 
 _NOT_IN_LINES = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
-"""The same for headers, each of which is one line."""
+"""Control characters that a header must not have, since each header is one line."""
 
 
 @dataclass(frozen=True, slots=True)

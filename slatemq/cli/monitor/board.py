@@ -223,7 +223,7 @@ class Board:
         self._first = 0 if key == "home" else max(0, self._first + steps.get(key, 0))
 
     def rows(self) -> list[Row]:
-        """Those that the filter leaves, sorted: the largest first, names from a on."""
+        """The rows that match the filter, sorted: the largest first, names from a to z."""
         wanted = self._filter.lower()
         found = [row for row in self._rows if wanted in row.queue.queue_id.lower()]
         found.sort(key=lambda row: row.queue.queue_id, reverse=self._reverse)
@@ -233,7 +233,7 @@ class Board:
         return found
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """The whole view, in at most so many columns and rows."""
+        """The whole view, in at most `width` columns and `height` rows."""
         head = [*self._head(), Text()] if height > 8 else self._head()[:1]
         rows = self.rows()
         self._page = max(1, height - len(head) - 2)

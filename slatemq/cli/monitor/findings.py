@@ -17,7 +17,7 @@ SKEW_MS_MAX: Final = 1_000
 """A clock that is further off delays or hurries deliveries by as much."""
 
 SKEW_MS_BAD: Final = 30_000
-"""The same as a problem: from a minute ahead of the store on, owners of shards do not start."""
+"""A clock this far off is a problem: a minute ahead of the store, owners of shards do not start."""
 
 STORE_TEST_MS_MAX: Final = 2_000
 """The test makes five requests; each commit takes as long as one of them."""

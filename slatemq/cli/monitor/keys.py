@@ -43,7 +43,7 @@ def keys_in(data: bytes) -> list[str]:
 
 
 def read_keys(terminal: int) -> list[str]:
-    """Those that are there now; raises EOFError where the terminal is gone."""
+    """The keys pressed so far; raises EOFError when the terminal is gone."""
     data = os.read(terminal, 1024)
     if not data:
         raise EOFError

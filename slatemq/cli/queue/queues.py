@@ -94,7 +94,7 @@ def create(
     duration), `size` (bytes of payload) and `message_id`. A filter that fails,
     for example on a missing header, matches nothing. Priorities are 0 to 255, 0
     the most urgent, and 128 unless --priority says otherwise; an expression that
-    fails or gives no integer gives the fallback priority.
+    fails or does not return an integer gives the fallback priority.
 
     A backoff says how long a message waits after its n-th failed attempt:
     fixed:10s, linear:5s..1m (n times 5s, at most 1m), exponential:1s..10m

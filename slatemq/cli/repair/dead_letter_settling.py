@@ -60,7 +60,7 @@ class DeadLetterSettler:
     # --- Looking ------------------------------------------------------------
 
     async def decide_once(self, step: Step) -> Step:
-        """As `decide`; a dead letter that already had a step in the file is a conflict."""
+        """Like `decide`; a dead letter that already had a step in the file is a conflict."""
         if step.settlement is None or step.problem:
             return await self.decide(step)
         line = self._asked.get(step.content.handle)
@@ -181,7 +181,7 @@ class DeadLetterSettler:
         self._report(step, now if isinstance(now, str) else twice)
 
     async def _still_there(self, batch: Sequence[Step]) -> list[Step]:
-        """Those that are still the exported dead letters; the others are reported."""
+        """The steps whose dead letters are still as exported; reports the others."""
         looks = asyncio.Semaphore(LOOKS_AT_ONCE)
 
         async def look(step: Step) -> Entry | str:

@@ -35,7 +35,7 @@ class Action(Enum):
 
 
 LIVING_ON = frozenset({Action.COMES_BACK, Action.IS_REPLACED})
-"""Those after which a consumer gets the message again, or what replaces it."""
+"""The actions after which a consumer gets the message again, or its replacement."""
 
 
 @dataclass(frozen=True, slots=True)

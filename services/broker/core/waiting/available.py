@@ -102,7 +102,7 @@ class Available:
         self.epoch = purges.lane_epoch
         """In the orders of the lanes: each purge begins another one."""
         self.garbage_epochs = purges.garbage_lane_epochs
-        """Those of former lanes whose rows are still to be removed."""
+        """The epochs of former lanes whose rows are still to be removed."""
         self.expired_count = 0
         """Messages that left past their retention since the start, for metrics."""
         self.entered_count = 0
@@ -204,7 +204,7 @@ class Available:
             self._add_ready(priority, items, now_ms)
 
     def admit(self, item: AvailableMessage, now_ms: int) -> Place | None:
-        """As `enqueue`; if the message is delayed, watchers of the queue see it arrive."""
+        """Like `enqueue`; if the message is delayed, watchers of the queue see it arrive."""
         place = self.enqueue(item, now_ms)
         if place is not None and place.kind is BucketKind.TIMED:
             self._journal(item, place)
@@ -271,7 +271,7 @@ class Available:
         return order
 
     def _add_columns(self, columns: Columns, now_ms: int) -> None:
-        """As `_add_ready`, without an object for each message unless a bucket is already open."""
+        """Like `_add_ready`, without an object for each message unless a bucket is already open."""
         priority = columns.priority
         begun = self._open_ready.get(priority)
         if begun is not None and begun.count < READY_BUCKET_MAX:
@@ -357,7 +357,7 @@ class Available:
         return lane, bucket
 
     def find_buckets(self, places: Iterable[Place]) -> dict[Place, tuple[Lane, Bucket] | None]:
-        """As `find_bucket` for several; raises one Needs for all that must be read."""
+        """Like `find_bucket` for several; raises one Needs for all that must be read."""
         found = {}
         slots: list[NeedsRows] = []
         for place in places:

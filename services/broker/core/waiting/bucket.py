@@ -142,7 +142,7 @@ class Bucket:
         return self.first_place + index if self.places is None else self.places[index]
 
     def places_of(self, first: int, end: int) -> Sequence[int]:
-        """As `place`, of the messages between two indexes."""
+        """Like `place`, of the messages between two indexes."""
         if self.places is None:
             return range(self.first_place + first, self.first_place + end)
         return self.places[first:end]

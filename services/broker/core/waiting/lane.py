@@ -60,7 +60,7 @@ BY_ORDER = attrgetter("order")
 _lane_record: Callable[[tuple[int, BucketKind, int, int, int, int]], LaneRecord] = partial(
     tuple.__new__, LaneRecord
 )
-"""As `LaneRecord`, without a call in Python: a commit may make ten thousand."""
+"""Like `LaneRecord`, without a call in Python: a commit may make ten thousand."""
 
 IsOver = Callable[[AvailableMessage], bool]
 """Whether a message must leave undelivered."""
@@ -191,7 +191,7 @@ class Lane:
 
     @property
     def earliest_in_time(self) -> int | None:
-        """As `earliest`, comparable with the orders of other lanes."""
+        """Like `earliest`, comparable with the orders of other lanes."""
         earliest = self.earliest
         return None if earliest is None else order_in_time(self.kind, earliest)
 
@@ -415,7 +415,7 @@ class Lane:
         through: int,
         is_over: IsOver,
     ) -> None:
-        """As `look_at_due` for what was read between two orders; `first` follows `due_until`."""
+        """Like `look_at_due` for what was read between two orders; `first` follows `due_until`."""
         read = dict(rows)
         for order, items in self.merged(rows, first, through):
             if order in read and any(map(is_over, items)):

@@ -27,7 +27,7 @@ class Orders:
         return self.next_of(self.epoch, now_ms)
 
     def next_of(self, epoch: int, now_ms: int) -> int:
-        """As `next`, in an epoch that may be another one."""
+        """Like `next`, in an epoch that may be another one."""
         own = self.epoch
         self.last = order = max(self.last + 1, order_of(own, now_ms, 0))
         return order if epoch == own else in_epoch(epoch, order)
