@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -45,6 +46,30 @@ POSTS_MAX: Final = 64
 """POST requests in work at once; over it 503. Each holds its body in memory."""
 
 _TOO_MANY: Final = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many POST requests"})
+
+
+REFUSAL_LENGTH_MAX: Final = 200
+"""Of an error that quotes a request, as it is logged."""
+
+
+class _Refusals(logging.Filter):
+    """Makes one line, a warning, of what aiohttp logs with a stack: a request that is no HTTP.
+
+    Anyone can send these: of such warnings most are held back, of errors none.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            what = " ".join(error.message.split())[:REFUSAL_LENGTH_MAX]
+            record.msg, record.args = "a request is not valid HTTP: %s", (what,)
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.exc_info = None
+        return True
+
+
+_requests_log: Final = logging.getLogger(f"{__name__}.requests")
+_requests_log.addFilter(_Refusals())
 
 
 class Exposition:
@@ -89,7 +114,11 @@ class HttpServer:
         for post in parts.posts:
             app.router.add_post(post.path, self._handler_of(post))
         self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=STOP_S
+            app,
+            logger=_requests_log,
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE_S,
+            shutdown_timeout=STOP_S,
         )
 
     async def start(self, host: str, port: int) -> str:

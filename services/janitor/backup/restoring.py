@@ -27,6 +27,7 @@ from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.keys import config_range, parse_config_key
+from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames, named_shards
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
@@ -44,6 +45,17 @@ log = logging.getLogger(__name__)
 MARKER: Final = "restoring.json"
 
 PHASES: Final = ("objects", "databases", "queue names")
+
+
+def _begun_id(marker: bytes, url: str) -> str:
+    """The backup that a marker names. Raises FailedPrecondition: no restore has written it."""
+    try:
+        return str(load_json(marker)["backup_id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise FailedPrecondition(
+            "ROOT_NOT_EMPTY",
+            f"{url} has a {MARKER} that names no backup: restore to an empty root",
+        ) from error
 
 
 @dataclass
@@ -94,20 +106,20 @@ class Restoring:
         """Raises FailedPrecondition where the root has anything but this restore."""
         objects = self.target.objects
         try:
-            begun = json.loads(await objects.get(MARKER))
+            begun_id = _begun_id(await objects.get(MARKER), self.target.url)
         except ObjectNotFound:
             if folders := await objects.folders(""):
                 raise FailedPrecondition(
                     "ROOT_NOT_EMPTY",
                     f"{self.target.url} has {folders[0]} already: restore to an empty root",
                 ) from None
-            begun = {}
+            begun_id = self.backup.backup_id
         backup_id = self.backup.backup_id
-        if begun.get("backup_id", backup_id) != backup_id and await self._has_manifests():
+        if begun_id != backup_id and await self._has_manifests():
             raise FailedPrecondition(
                 "OTHER_RESTORE",
-                f"a restore of {begun['backup_id']} to {self.target.url} has not ended: complete "
-                "it, or empty the root",
+                f"a restore of {begun_id} to {self.target.url} has not ended: complete it, or "
+                "empty the root",
             )
         await objects.put(MARKER, json.dumps({"backup_id": backup_id}).encode())
 

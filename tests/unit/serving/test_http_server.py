@@ -285,3 +285,29 @@ async def test_metrics_are_rendered_once_for_all_who_ask_together(
     finally:
         await server.stop()
     assert rendered == [1]
+
+
+async def test_a_request_that_is_no_http_is_logged_as_one_line_of_the_kind_that_is_held_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = HttpServer(Health([]), None, HttpParts())
+    host, port = (await server.start("127.0.0.1", 0)).split(":")
+    heads = (b"x\x00: y", b"no colon", b"x: " + b"y" * 100_000, b"Content-Length: -1")
+    try:
+        for head in heads:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+    finally:
+        await server.stop()
+
+    records = [record for record in caplog.records if record.name.startswith("libs.serving.http")]
+    assert len(records) == len(heads)
+    # Warnings alike: of these the log has the first five, and one every half minute.
+    assert {(one.levelname, one.msg, one.exc_info) for one in records} == {
+        ("WARNING", "a request is not valid HTTP: %s", None)
+    }
+    assert all(len(one.getMessage()) < 300 for one in records)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

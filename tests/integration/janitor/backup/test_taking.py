@@ -325,6 +325,18 @@ async def test_a_restore_that_was_interrupted_goes_on(
     assert await read(fresh, "broker/0") == b"x"
 
 
+@pytest.mark.parametrize("marker", [b"", b"\xff", b"[]", b"{}", b"[" * 100_000])
+async def test_a_root_whose_marker_names_no_backup_is_not_empty(
+    root: Root, backups: Root, fresh: Root, marker: bytes
+) -> None:
+    await write(root, b"x")
+    backup = await taking(root, backups).take()
+    await fresh.objects.put(MARKER, marker)
+
+    with pytest.raises(FailedPrecondition, match="restore to an empty root"):
+        await restored(backups, fresh, backup)
+
+
 async def test_a_prepared_root_takes_a_later_backup_and_no_other_once_it_is_an_instance(
     root: Root, backups: Root, fresh: Root
 ) -> None:
