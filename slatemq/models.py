@@ -146,13 +146,18 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class RouteStatus:
-    """How far one log is routed to one broker shard."""
+    """How far one log is routed to one broker shard.
+
+    `is_current`: whether the router knows the log's end; where its ingest is down, what the log has
+    behind `durable_sequence` is unknown, and not in `pending_count`.
+    """
 
     ingest_shard: int
     broker_shard: int
     cursor: int
     durable_sequence: int
     pending_count: int
+    is_current: bool = True
 
 
 @dataclass(frozen=True, slots=True)

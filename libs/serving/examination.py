@@ -35,13 +35,18 @@ class Examiner:
         root: Root,
         config: ServingConfig,
         database: Callable[[], Database | None],
+        log_end: Callable[[], int | None],
     ) -> None:
-        """`name` is such as `broker-3`; `database` gives that which it owns, once it is open."""
+        """`name` is such as `broker-3`; `database` gives that which it owns, once it is open.
+
+        `log_end` gives the last durable message of an ingest's log.
+        """
         self._service, _, shard = name.rpartition("-")
         self._shard = int(shard)
         self._root = root
         self._certificates = [Path(file) for file in (config.tls_cert, config.tls_ca) if file]
         self._database = database
+        self._log_end = log_end
         self._started_at_ms = _now_ms()
 
     async def examine(self) -> instance_pb2.ExamineProcessResponse:
@@ -56,6 +61,9 @@ class Examiner:
             await self._test_store(found)
             statistics = await asyncio.to_thread(database.statistics)
             found.uncompacted_tables = statistics.uncompacted_tables
+        log_end = self._log_end()
+        if log_end is not None:
+            found.durable_sequence = log_end
         folder = self._root.address.folder
         if folder is not None:
             usage = await asyncio.to_thread(shutil.disk_usage, folder)

@@ -99,6 +99,11 @@ class Service(Generic[C]):
     def cache_lookups(self) -> Mapping[str, tuple[int, int]]:
         return {}
 
+    @property
+    def log_end(self) -> int | None:
+        """The last durable message of its log, where it has one."""
+        return None
+
     def measure_process(self) -> None:
         """Register what every process measures of its store, its memory and its caches."""
         if not self._telemetry.enabled:
@@ -143,7 +148,13 @@ class Service(Generic[C]):
                 self.channels,
                 self._config,
                 open_without(self._config),
-                Examiner(self.name, self._root, self._config, lambda: self.database),
+                Examiner(
+                    self.name,
+                    self._root,
+                    self._config,
+                    lambda: self.database,
+                    lambda: self.log_end,
+                ),
                 has_events=self.kind in WITH_EVENTS,
             ),
             TopologyServicer(self.directory),

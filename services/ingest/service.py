@@ -77,6 +77,10 @@ class IngestProcess(Service[IngestConfig]):
         return 0 if self._servicer is None else self._servicer.held_bytes
 
     @property
+    def log_end(self) -> int | None:
+        return None if self._shard is None else self._shard.log.end.last_message_id
+
+    @property
     def memory_parts(self) -> Mapping[str, int]:
         if self._shard is None:
             return {}

@@ -37,6 +37,7 @@ class Progress(NamedTuple):
     cursor: int
     durable_sequence: int
     pending_count: int
+    is_current: bool
 
 
 class Router:
@@ -110,7 +111,12 @@ class Router:
                     # What a broker has assigned is durable, even if the log has not said so yet.
                     durable = max(known.durable_sequence, route.cursor)
                     yield Progress(
-                        ingest_shard, broker_shard, route.cursor, durable, route.pending_count
+                        ingest_shard,
+                        broker_shard,
+                        route.cursor,
+                        durable,
+                        route.pending_count,
+                        known.is_current,
                     )
 
     async def refresh_rules(self) -> list[int]:

@@ -133,6 +133,11 @@ class Log:
     def is_read(self) -> bool:
         return any(tail.is_open for tail in self.tails)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether its end is known as of some seconds ago at most."""
+        return self.is_read or self.presence.is_up
+
     async def watch(self) -> None:
         """Ask where the log stands while no stream says it, so that the lag stays visible."""
         while True:
@@ -140,6 +145,7 @@ class Log:
                 try:
                     with peer_failures():
                         await self.open()
+                    self.presence.mark_up()
                 except PeerFailed as failure:
                     self.presence.mark_down(failure)
             await asyncio.sleep(WATCH_SECONDS)

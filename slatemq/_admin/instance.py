@@ -292,7 +292,7 @@ class InstanceCalls(Calls):
             for wire in answer.routes:
                 route = RouteStatus(**fields_of(wire, RouteStatus))
                 key = route.ingest_shard, route.broker_shard
-                if key not in furthest or furthest[key].cursor < route.cursor:
+                if key not in furthest or _known(furthest[key]) < _known(route):
                     furthest[key] = route
         return [furthest[key] for key in sorted(furthest)]
 
@@ -305,6 +305,10 @@ class InstanceCalls(Calls):
         return EventsStatus(
             **{**fields_of(found, EventsStatus), "service": service, "shard": shard}
         )
+
+
+def _known(route: RouteStatus) -> tuple[int, bool]:
+    return route.cursor, route.is_current
 
 
 async def _unless_down(call: Awaitable[T], otherwise: T) -> T:

@@ -297,6 +297,7 @@ class ExamineProcessResponse(_message.Message):
     DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     UNCOMPACTED_TABLES_FIELD_NUMBER: _builtins.int
     CERTIFICATES_FIELD_NUMBER: _builtins.int
+    DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     """What it is: `ingest`, `router`, `broker` or `janitor`."""
     shard: _builtins.int
@@ -321,6 +322,8 @@ class ExamineProcessResponse(_message.Message):
     """Bytes that this disk has."""
     uncompacted_tables: _builtins.int
     """Sorted tables of its database that wait to be compacted; writes wait from 32 on. Absent where it owns no shard."""
+    durable_sequence: _builtins.int
+    """Of an ingest, the ID of the last durable message of its log. A cursor of a broker beyond it means that the log has lost messages."""
     @_builtins.property
     def certificates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CertificateExpiry]:
         """Of its certificate and of the authorities that it trusts, by file; empty without TLS."""
@@ -340,15 +343,18 @@ class ExamineProcessResponse(_message.Message):
         disk_size_bytes: _builtins.int | None = ...,
         uncompacted_tables: _builtins.int | None = ...,
         certificates: _abc.Iterable[Global___CertificateExpiry] | None = ...,
+        durable_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
     _WhichOneofReturnType__disk_size_bytes: _TypeAlias = _typing.Literal["disk_size_bytes"]  # noqa: Y015
     _WhichOneofArgType__disk_size_bytes: _TypeAlias = _typing.Literal["_disk_size_bytes", b"_disk_size_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__durable_sequence: _TypeAlias = _typing.Literal["durable_sequence"]  # noqa: Y015
+    _WhichOneofArgType__durable_sequence: _TypeAlias = _typing.Literal["_durable_sequence", b"_durable_sequence"]  # noqa: Y015
     _WhichOneofReturnType__store_clock_ahead_ms: _TypeAlias = _typing.Literal["store_clock_ahead_ms"]  # noqa: Y015
     _WhichOneofArgType__store_clock_ahead_ms: _TypeAlias = _typing.Literal["_store_clock_ahead_ms", b"_store_clock_ahead_ms"]  # noqa: Y015
     _WhichOneofReturnType__store_test_ms: _TypeAlias = _typing.Literal["store_test_ms"]  # noqa: Y015
@@ -359,6 +365,8 @@ class ExamineProcessResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_bytes) -> _WhichOneofReturnType__disk_free_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_size_bytes) -> _WhichOneofReturnType__disk_size_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__durable_sequence) -> _WhichOneofReturnType__durable_sequence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__store_clock_ahead_ms) -> _WhichOneofReturnType__store_clock_ahead_ms | None: ...
     @_typing.overload

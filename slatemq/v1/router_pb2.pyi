@@ -232,6 +232,7 @@ class RouteProgress(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     PENDING_COUNT_FIELD_NUMBER: _builtins.int
+    IS_CURRENT_FIELD_NUMBER: _builtins.int
     ingest_shard: _builtins.int
     """The log's ingest shard."""
     broker_shard: _builtins.int
@@ -242,6 +243,10 @@ class RouteProgress(_message.Message):
     """The ID of the last durable message of the log, as last read. Equal to `cursor` when everything is routed."""
     pending_count: _builtins.int
     """Messages read from the log and not yet assigned to this shard."""
+    is_current: _builtins.bool
+    """Whether the router has heard of the log's end within seconds. Where it has not, because the ingest is down, `durable_sequence` is as it
+    was last known (0 = never), and what the log has behind that is not in `pending_count`.
+    """
     def __init__(
         self,
         *,
@@ -250,10 +255,11 @@ class RouteProgress(_message.Message):
         cursor: _builtins.int = ...,
         durable_sequence: _builtins.int = ...,
         pending_count: _builtins.int = ...,
+        is_current: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "cursor", b"cursor", "durable_sequence", b"durable_sequence", "ingest_shard", b"ingest_shard", "pending_count", b"pending_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "cursor", b"cursor", "durable_sequence", b"durable_sequence", "ingest_shard", b"ingest_shard", "is_current", b"is_current", "pending_count", b"pending_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

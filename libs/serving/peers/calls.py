@@ -98,6 +98,11 @@ class PeerHealth:
         self._doubt = doubt
         self._is_up: bool | None = None
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the last call succeeded; False before the first."""
+        return self._is_up is True
+
     def mark_up(self) -> None:
         if self._is_up is not True:
             log.info("%s is up", self._peer)

@@ -99,6 +99,7 @@ def findings_of(answers: Answers) -> list[Finding]:
         "settings": _settings,
         "versions": _versions,
         "topology": _topology,
+        "routes": _routes,
         "clocks": _clocks,
         "store": _stores,
         "compaction": _compaction,
@@ -191,6 +192,33 @@ def _topology(answers: Answers) -> Found:
     for shard in answers.status.unlisted_brokers:
         what = f"broker {shard} did not list its queues"
         yield Level.PROBLEM, what, f"look at the log of broker {shard}"
+
+
+def _routes(answers: Answers) -> Found:
+    """The cursors were read before the logs' ends, which never move back."""
+    ends = {
+        one.shard: one.durable_sequence
+        for one in _answered(answers)
+        if one.durable_sequence is not None
+    }
+    for one in answers.status.routes:
+        end = ends.get(one.ingest_shard)
+        route = f"ingest {one.ingest_shard} to broker {one.broker_shard}"
+        if end is not None and one.cursor > end:
+            what = f"{route} is routed to {one.cursor}, and the log ends at {end}"
+            advice = (
+                f"ingest {one.ingest_shard} has lost what it had stored: was it started on an old "
+                "copy, or on another root? Stop it, and see docs/how-to/repair.md"
+            )
+            yield Level.PROBLEM, what, advice
+        elif not one.is_current:
+            what = f"how far {route} is behind is unknown"
+            advice = (
+                f"look at the log of ingest {one.ingest_shard}; the router asks it every second"
+            )
+            yield Level.WARNING, what, advice
+    if answers.status.routes:
+        yield Level.OK, f"{_count(len(answers.status.routes), 'route')}, none beyond its log", ""
 
 
 def _clocks(answers: Answers) -> Found:

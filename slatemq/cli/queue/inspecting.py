@@ -181,6 +181,11 @@ def _fields(found: Status, rates: Mapping[str, QueueRates] | None) -> dict[str, 
     }
 
 
+def _lag_of(route: RouteStatus) -> int | str:
+    """Where its ingest is down, nothing has said how much the log has."""
+    return route.pending_count if route.is_current else "unknown"
+
+
 def _route_fields(route: RouteStatus) -> dict[str, Any]:
     # Sequences are message IDs: as text, because they exceed what JSON numbers hold safely.
     ids = {"cursor": str(route.cursor), "durable_sequence": str(route.durable_sequence)}
@@ -213,7 +218,7 @@ def _show(found: Status, rates: Mapping[str, QueueRates] | None = None) -> None:
         write_table(
             ("ingest", "broker", "lag", "routed to", "stored to"),
             [
-                (r.ingest_shard, r.broker_shard, r.pending_count, r.cursor, r.durable_sequence)
+                (r.ingest_shard, r.broker_shard, _lag_of(r), r.cursor, r.durable_sequence)
                 for r in found.routes
             ],
         )

@@ -178,6 +178,7 @@ def test_a_stack_that_is_well_is_found_so(cli: Cli) -> None:
     assert {one["level"] for one in found if one["check"] != "disk"} == {"ok"}
     assert {one["check"] for one in found} >= {"processes", "clocks", "store", "compaction", "disk"}
     assert "conditional writes hold" in shown
+    assert "none beyond its log" in shown
     assert not list((cli.stack.folder / "data" / "probe").iterdir())
 
 

@@ -282,6 +282,23 @@ async def test_another_process_on_a_known_address_is_not_taken_for_the_broker(
     assert wrong.memory.calls_count == 0
 
 
+async def test_a_lag_is_known_only_while_the_log_says_where_it_ends(stack: Stack) -> None:
+    # Given an ingest that is down when routing begins
+    await stack.shard.set_queue("all", "true")
+    await stack.ingest_server.stop()
+
+    async with stack.router() as router:
+        await eventually(lambda: bool([*router.progress()]) and router.links[0].is_known)
+        assert [(p.pending_count, p.is_current) for p in router.progress()] == [(0, False)]
+
+        # When it is up, then the lag is known, and no longer once it is down again
+        await stack.ingest_server.start()
+        await eventually(lambda: all(p.is_current for p in router.progress()))
+        await stack.ingest_server.stop()
+        await eventually(lambda: not any(p.is_current for p in router.progress()))
+    await stack.ingest_server.start()
+
+
 async def test_an_assign_with_a_hole_is_refused_and_costs_nothing(stack: Stack) -> None:
     await stack.shard.set_queue("all", "true")
     stack.shard.cursors[0] = 0

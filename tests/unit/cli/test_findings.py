@@ -11,7 +11,7 @@ from slatemq._admin.examining import Caller, CertificateExpiry, Examination
 from slatemq._admin.instance import Status
 from slatemq._admin.queue_models import queue_of
 from slatemq.cli.monitor.findings import DAY_MS, Answers, Finding, Level, findings_of, is_well
-from slatemq.models import ServiceStatus
+from slatemq.models import RouteStatus, ServiceStatus
 from slatemq.v1 import queue_pb2
 
 NOW_MS = 1_767_225_600_000
@@ -38,7 +38,7 @@ def answers(**values: Any) -> Answers:
     services = [ServiceStatus(kind, 0, "127.0.0.1:1", True, "", 3) for kind in KINDS]
     return replace(
         Answers(
-            Status(services, [], [], [], 3),
+            Status(services, [RouteStatus(0, 0, 420, 420, 0)], [], [], 3),
             Caller("ops", VERBS),
             [examination(kind) for kind in KINDS],
             [],
@@ -55,6 +55,12 @@ def of_broker(**values: Any) -> Answers:
     )
 
 
+def of_ingest(**values: Any) -> Answers:
+    return answers(
+        examined=[examination(kind, **(values if kind == "ingest" else {})) for kind in KINDS]
+    )
+
+
 def with_status(**values: Any) -> Answers:
     return answers(status=replace(answers().status, **values))
 
@@ -67,7 +73,7 @@ def test_of_what_is_well_each_check_says_so_in_one_line() -> None:
     found = findings_of(answers())
 
     assert {one.level for one in found} == {Level.OK}
-    assert len({one.check for one in found}) == len(found) == 11
+    assert len({one.check for one in found}) == len(found) == 12
     assert not any(one.advice for one in found)
     assert is_well(found)
 
@@ -121,6 +127,14 @@ CASES = {
     "queues not listed": (
         with_status(unlisted_brokers=[7]),
         ("topology", Level.PROBLEM, "broker 7 did not list its queues"),
+    ),
+    "a log that ends before a cursor": (
+        of_ingest(durable_sequence=419),
+        ("routes", Level.PROBLEM, "ingest 0 to broker 0 is routed to 420, and the log ends at 419"),
+    ),
+    "a log whose end is unknown": (
+        with_status(routes=[RouteStatus(0, 0, 420, 420, 0, is_current=False)]),
+        ("routes", Level.WARNING, "how far ingest 0 to broker 0 is behind is unknown"),
     ),
     "a clock ahead": (
         of_broker(skew_ms=2_500),
@@ -189,7 +203,13 @@ def test_what_is_wrong_is_named_with_what_to_do(
 def test_without_the_right_to_examine_nothing_is_said_of_what_was_not_seen() -> None:
     found = findings_of(answers(caller=Caller("shop", ["inspect"]), examined=[]))
 
-    assert {one.check for one in found} == {"processes", "permissions", "settings", "queues"}
+    assert {one.check for one in found} == {
+        "processes",
+        "permissions",
+        "settings",
+        "routes",
+        "queues",
+    }
 
 
 def test_processes_that_own_no_shard_have_no_store_to_be_well() -> None:

@@ -140,3 +140,15 @@ def test_a_table_fits_a_terminal_with_long_names_and_is_whole_in_a_pipe(
     show()
     lines = capfdbinary.readouterr().out.decode().splitlines()
     assert max(map(len, lines)) <= 80, "\n".join(lines)
+
+
+def test_a_lag_that_no_router_knows_is_shown_as_unknown(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    routes = [RouteStatus(0, 0, 5, 5, 0), RouteStatus(1, 0, 0, 0, 0, is_current=False)]
+
+    inspecting._show(Status([], routes, [], []))
+
+    lines = [line.split() for line in capfdbinary.readouterr().out.decode().splitlines()]
+    assert ["0", "0", "0", "5", "5"] in lines
+    assert ["1", "0", "unknown", "0", "0"] in lines
