@@ -21,7 +21,7 @@ from slatemq._admin.tasks import TaskCalls
 from slatemq._checks import check_text, check_whole, iterable, moved
 from slatemq._commands.command_calls import CommandCalls
 from slatemq._consume import consumer as consuming
-from slatemq._consume.batches import BatchConsumer, claim, claim_request
+from slatemq._consume.batches import BatchConsumer, claim, claim_request, raise_ingest_away
 from slatemq._consume.consumer import ConsumeOptions, Consumer
 from slatemq._consume.delivered import LeaseKeeper, Origin, Received, received
 from slatemq._consume.finishing import Finisher, nack_of
@@ -352,7 +352,8 @@ class Client(
         """Claims messages once; nothing is extended in the background.
 
         Waits up to `wait` (60 s at most) for the first one; an empty list means that nothing came.
-        Raises NotFound, and FailedPrecondition (QUEUE_PAUSED).
+        Raises NotFound, FailedPrecondition (QUEUE_PAUSED), and, once the wait is over, Unavailable
+        (INGEST_AWAY): there are messages, and the ingest that has their payloads is down.
         """
         request = claim_request(
             queue_id,
@@ -364,7 +365,8 @@ class Client(
         )
         origin = self._origin(queue_id)
         began_ns = time.time_ns()
-        messages = received(await claim(self._locations, request, self._peers.call_s), origin)
+        claimed = await claim(self._locations, request, self._peers.call_s, raise_ingest_away)
+        messages = received(claimed, origin)
         if self._telemetry is not None:
             self._telemetry.received(queue_id, began_ns, messages)
         return messages

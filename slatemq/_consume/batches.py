@@ -167,6 +167,12 @@ async def claim(
     )
 
 
+def raise_ingest_away(error: SlateMQError) -> None:
+    """For one claim: the broker has waited for the ingest as long as the claim wants to."""
+    if error.reason == INGEST_AWAY:
+        raise error
+
+
 def claim_request(
     queue_id: str,
     max_messages: int,

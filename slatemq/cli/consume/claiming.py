@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slatemq._consume.handles import shard_of
+from slatemq._rpc.outages import INGEST_AWAY
 from slatemq.cli.entry_output import note_encrypted, one_line, shown
 from slatemq.cli.failures import EXIT_REFUSED, error_fields, exit_code, sentence
 from slatemq.cli.output import note, payload_fields, say, write_json
@@ -25,7 +26,7 @@ from slatemq.cli.parameters import (
     queue_argument,
 )
 from slatemq.cli.session import Session, command
-from slatemq.errors import InvalidArgument, SlateMQError
+from slatemq.errors import InvalidArgument, SlateMQError, Unavailable
 
 if TYPE_CHECKING:
     from slatemq._consume.delivered import Received
@@ -81,7 +82,14 @@ def claim(
         while printed < most:
             asked = min(most - printed, CLAIM_MAX)
             step = min(left, WAIT_MAX)
-            claimed = await client.claim(queue, asked, wait=step, lease=lease, consumer_id=consumer)
+            try:
+                claimed = await client.claim(
+                    queue, asked, wait=step, lease=lease, consumer_id=consumer
+                )
+            except Unavailable as error:
+                if error.reason != INGEST_AWAY or step == left:
+                    raise
+                claimed = []  # There is time left, in which the ingest may come back.
             for message in claimed:
                 show(session, message)
             if claimed and not printed:

@@ -76,6 +76,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         claims: The requests to claim.
         full: Streams are refused since a limit is reached.
         awaited: Ingest shards that other messages wait for, in each answer.
+        is_ingest_down: Whether every claim ends, with its wait, for want of an ingest.
     """
 
     lease_ms: int = 30_000
@@ -102,6 +103,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     answers_acks: asyncio.Event = field(default_factory=asyncio.Event)
     claims: list[consumer_pb2.ClaimRequest] = field(default_factory=list)
     awaited: list[int] = field(default_factory=list)
+    is_ingest_down: bool = False
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
@@ -130,6 +132,10 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
 
     async def Claim(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.claims.append(request)
+        if self.is_ingest_down:
+            await asyncio.sleep(request.wait_ms / 1000)
+            away = "ingest 3 is away, or still reading payloads"
+            await refuse(context, Unavailable(away, reason="INGEST_AWAY"))
         if self.paused:
             self.refused_count += 1
             await self.report()

@@ -275,6 +275,19 @@ async def test_the_timeout_counts_from_the_last_message_that_came(
     assert raised.value.reason == "OUTAGE_TIMEOUT"
 
 
+@pytest.mark.parametrize("wait", [0, 0.05])
+async def test_one_claim_ends_with_its_wait_where_the_ingest_is_down(
+    instance: Instance, wait: float
+) -> None:
+    instance.broker.is_ingest_down = True
+    async with slatemq.connect(instance.endpoint) as client:
+        with pytest.raises(Unavailable, match="ingest 3 is away") as raised:
+            await client.claim("q", wait=wait)
+
+    assert raised.value.reason == "INGEST_AWAY"
+    assert len(instance.broker.claims) == 1
+
+
 async def test_a_program_leaves_out_what_is_too_much_to_know(instance: Instance) -> None:
     async with (
         slatemq.connect(instance.endpoint) as client,
