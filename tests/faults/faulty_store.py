@@ -10,12 +10,16 @@
                       HOLD    nothing passes until the fault is lifted, in neither direction: a
                               network that swallows packets; then all goes on
                       LOSE    the server does it, and the connection is closed instead of an answer
+                      BREAK   the connection is closed in the middle of the answer's body
+                      SHORTEN the answer's body ends early, and its head says that this is all
+                      STALE   a listing does not show what was created after a moment
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -23,8 +27,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from urllib.parse import unquote
 
 HEADERS_MAX_BYTES = 1 << 20
+_LISTING = "list-type=2"
+_LISTED = re.compile(rb"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 _REFUSAL = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -37,6 +45,9 @@ class Outcome(Enum):
     HANG = "hang"
     HOLD = "hold"
     LOSE = "lose"
+    BREAK = "break"
+    SHORTEN = "shorten"
+    STALE = "stale"
 
 
 @dataclass
@@ -52,6 +63,7 @@ class Fault:
         times: How often it happens at most; None: always.
         window_s: For how many seconds of each period it happens, and the period; None: always.
             What hangs or is held waits for the end of them.
+        stale_after: The moment of STALE, by the monotonic clock.
         happened: How often it has happened.
     """
 
@@ -62,6 +74,7 @@ class Fault:
     chance: float = 1.0
     times: int | None = None
     window_s: tuple[float, float] | None = None
+    stale_after: float = 0.0
     happened: int = 0
     lifted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,6 +122,7 @@ class FaultyStore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._ready = threading.Event()
+        self._created_at: dict[str, float] = {}
 
     def set(self, *faults: Fault) -> None:
         """From now on these faults, in place of those before; none: all is well."""
@@ -179,7 +193,10 @@ class FaultyStore:
         method, path, _ = head.split(b"\r\n", 1)[0].decode().split(" ", 2)
         self.requests[method, path.partition("?")[0].rpartition("/")[0]] += 1
         lose = False
+        spoiling: Fault | None = None
         for fault in self._faults:
+            if fault.outcome is Outcome.STALE and _LISTING not in path:
+                continue
             if not fault.meets(method, path, self._luck):
                 continue
             await asyncio.sleep(fault.delay_s)
@@ -193,17 +210,48 @@ class FaultyStore:
                 await writer.drain()
                 return True
             lose = lose or fault.outcome is Outcome.LOSE
+            if fault.outcome in (Outcome.BREAK, Outcome.SHORTEN, Outcome.STALE):
+                spoiling = fault
             if fault.outcome is Outcome.HOLD:
                 await fault.over()
         answer = await upstream.ask(method, head + body)
+        if method == "PUT" and answer.startswith(b"HTTP/1.1 200"):
+            self._created_at.setdefault(unquote(path), time.monotonic())
         if lose:
             return False
+        if spoiling is not None:
+            answer = self._spoil(answer, spoiling)
         for fault in self._faults:  # Those of now: an answer is held like a request.
             if fault.outcome is Outcome.HOLD and fault.meets(method, path, self._luck):
                 await fault.over()
         writer.write(answer)
         await writer.drain()
-        return True
+        return spoiling is None or spoiling.outcome is not Outcome.BREAK
+
+    def _spoil(self, answer: bytes, fault: Fault) -> bytes:
+        """The answer as such a fault leaves it."""
+        head, _, body = answer.partition(b"\r\n\r\n")
+        if fault.outcome is Outcome.BREAK:
+            return head + b"\r\n\r\n" + body[: len(body) // 2]
+        if fault.outcome is Outcome.SHORTEN:
+            return _with_body(head, body[: len(body) // 2])
+        return _with_body(head, _LISTED.sub(partial(self._listed, fault.stale_after), body))
+
+    def _listed(self, stale_after: float, entry: re.Match[bytes]) -> bytes:
+        """An entry of a listing, unless it was created later."""
+        suffix = "/" + unquote(entry[1].decode())
+        ages = (at for path, at in self._created_at.items() if path.endswith(suffix))
+        return b"" if any(at > stale_after for at in ages) else entry[0]
+
+
+def _with_body(head: bytes, body: bytes) -> bytes:
+    """The answer with another body, of whatever length."""
+    lines = [
+        line
+        for line in head.split(b"\r\n")
+        if not line.lower().startswith((b"content-length", b"transfer-encoding"))
+    ]
+    return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body])
 
 
 class _Upstream:

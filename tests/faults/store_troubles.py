@@ -1,4 +1,4 @@
-"""A stack on S3 whose store loses answers, refuses, resets, swallows, and slows requests down.
+"""A stack on S3 whose store loses and breaks off answers, refuses, resets, swallows, and is slow.
 
 Each trouble lasts for a while, in the middle of a workload. Then every shard must open again by
 itself, and everything must have come once.
@@ -59,9 +59,15 @@ TROUBLES = (
         kills=True,
     ),
     Trouble("a storm of 503", lambda: (Fault(Outcome.REFUSE, "", "", 0, 0.7),)),
+    Trouble(
+        "owners killed, a third of the answers to reads broken off",
+        lambda: (Fault(Outcome.BREAK, "GET", "", 0, 0.3),),
+        kills=True,
+    ),
     Trouble("every connection reset", lambda: (Fault(Outcome.RESET),)),
     Trouble("every request swallowed", lambda: (Fault(Outcome.HANG),)),
     Trouble("blackholed", lambda: (Fault(Outcome.HOLD),)),
+    Trouble("2 s for each request", lambda: (Fault(delay_s=2.0),)),
     Trouble("owners killed, 100 ms for each request", lambda: (Fault(delay_s=0.1),), kills=True),
     Trouble(
         "owners killed, connections reset for 15 of every 20 s",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import xxhash
@@ -57,12 +58,12 @@ class Blobs:
         Raises ObjectNotFound, DamagedObject, and ForeignUri for a URI that names no payload.
         """
         path = self.path_of(uri)
-        return await _checked(path, await self._objects.get(path))
+        return await _read(path, lambda: self._objects.get(path))
 
     async def get_slowly(self, uri: str, silence_s: float) -> bytes:
         """Like `get`, however long it takes; TimeoutError when no byte arrives for `silence_s`."""
         path = self.path_of(uri)
-        return await _checked(path, await self._objects.get_slowly(path, silence_s))
+        return await _read(path, lambda: self._objects.get_slowly(path, silence_s))
 
     async def check(self, path: str, size_bytes: int) -> None:
         """Read the blob at this path in pieces. Raises ObjectNotFound, and DamagedObject."""
@@ -103,9 +104,18 @@ async def _digest_of(payload: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(payload)
 
 
-async def _checked(path: str, payload: bytes) -> bytes:
-    """The payload of the blob at this path; raises DamagedObject for any other bytes."""
-    _compare(path, await _digest_of(payload))
+async def _read(path: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
+    """The payload of the blob at this path; raises DamagedObject for any other bytes.
+
+    A store may answer with a part of an object, and it is whole all the same: damage is what is
+    read twice.
+    """
+    payload = await read()
+    try:
+        _compare(path, await _digest_of(payload))
+    except DamagedObject:
+        payload = await read()
+        _compare(path, await _digest_of(payload))
     return payload
 
 

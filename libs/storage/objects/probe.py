@@ -1,7 +1,8 @@
-"""Tests of a store before it is used: conditional writes, and its clock.
+"""Tests of a store before it is used: conditional writes, listings, and its clock.
 
 SlateDB claims manifests and WAL objects by create-if-absent. With a store that ignores the
-condition a fenced writer's commit could be confirmed and then lost, so it is refused at start.
+condition a fenced writer's commit could be confirmed and then lost, so it is refused at start. So
+is one whose listings lag: SlateDB finds its newest manifest and the end of its WAL by listing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ async def probe_store(objects: Objects, wall: Callable[[], float] = time.time) -
             raise UnsafeStore(
                 "the store overwrote an object that was to be created only if absent: it ignores "
                 "If-None-Match, so two writers could both believe that they own a database"
+            )
+        if path not in await objects.list("probe"):
+            raise UnsafeStore(
+                f"a listing does not show {path}, which was created before it: the store's "
+                "listings lag, so an owner that starts could miss what was committed"
             )
         # Stores round times down to whole seconds, so we seem ahead by up to one.
         if ahead_ms > MAX_AHEAD_MS:
