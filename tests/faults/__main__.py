@@ -8,6 +8,11 @@ python -m tests.faults janitor --stages 1 2
 python -m tests.faults zombies --seconds 600 --changes 10000
 python -m tests.faults frozen --seconds 440 --rounds 1
 python -m tests.faults disk --rounds 20
+python -m tests.faults network --seconds 600 --seed 1
+python -m tests.faults restarts --rounds 20 --seed 1
+python -m tests.faults overload --seconds 60
+python -m tests.faults soak --hours 8 --samples build/soak.jsonl
+python -m tests.faults upgrade --from v0.1
 python -m tests.faults store --seconds 60 --messages 20000
 python -m tests.faults reads --seconds 60 --messages 6000
 python -m tests.faults events --mode async --backend redis --publishes 100000 --away-seconds 600
@@ -28,6 +33,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -43,14 +49,19 @@ from tests.acceptance.local_stack import LocalStack
 from tests.acceptance.mishaps import SERVICES, ingest_away_under_claims, kill_along
 from tests.acceptance.stubs import Stubs
 from tests.acceptance.workload import Run, make_lines
+from tests.faults.cut_links import run_network
 from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
 from tests.faults.failing_reads import run_failing_reads
 from tests.faults.frozen import run_frozen
 from tests.faults.full_disk import run_full_disk
 from tests.faults.hostile.run import FULL_REQUESTS, Verdict, run_hostile
 from tests.faults.mixed_work import LEASE_S, Work, judged
+from tests.faults.overload import run_overload
+from tests.faults.restarts import run_restarts
 from tests.faults.rot import run_rot
+from tests.faults.soak import run_soak
 from tests.faults.store_troubles import run_store
+from tests.faults.upgrade import NoUpgrade, last_version, run_upgrade
 from tests.faults.verified import OF_ONE_SHARD, faults_below, faults_of
 from tests.faults.zombies import HISTORY, run_zombies
 from tests.integration.broker.core.histories_run import run_history
@@ -155,6 +166,19 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--history", type=Path, help="keep what clients wrote down in this file, for tests.judge"
     )
+    parser.add_argument(
+        "--from",
+        dest="from_reference",
+        default="",
+        help="the commit to upgrade from; the last tag, or HEAD~5 while there is none",
+    )
+    parser.add_argument("--hours", type=float, default=0.05, help="of a soak")
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        default=Path("build/soak.jsonl"),
+        help="of a soak: the file of its samples, beside which the picture is drawn",
+    )
     parser.add_argument("--restarts", type=int, default=200, help="of the broker in a history")
     parser.add_argument("--mode", choices=MODES, default="async", help="of event queues")
     parser.add_argument("--backend", choices=BACKENDS, default="redis", help="of event queues")
@@ -235,6 +259,61 @@ def _disk(given: argparse.Namespace) -> int:
     )
 
 
+def _network(given: argparse.Namespace) -> int:
+    """Cut, delay, swallow and half-close the links between processes."""
+    met: Counter[str] = Counter()
+
+    async def run(folder: Path) -> Work:
+        work, troubles = await run_network(folder, given.seconds, given.seed)
+        met.update(troubles)
+        return work
+
+    code = _judge_history(given, run)
+    print(", ".join(f"{name}: {count}" for name, count in sorted(met.items())))
+    return code
+
+
+def _restarts(given: argparse.Namespace) -> int:
+    """Kill everything at once, step clocks, and take memory away."""
+    done: Counter[str] = Counter()
+
+    async def run(folder: Path) -> Work:
+        work, mishaps = await run_restarts(folder, given.rounds, given.seed)
+        done.update(mishaps)
+        return work
+
+    code = _judge_history(given, run)
+    print(", ".join(f"{name}: {count}" for name, count in sorted(done.items())))
+    return code
+
+
+def _overload(given: argparse.Namespace) -> int:
+    """Offer a stack five times what it can take."""
+    with tempfile.TemporaryDirectory(prefix="slatemq-overload-") as folder:
+        faults = run_overload(Path(folder), given.seconds)
+    print(f"{len(faults)} faults")
+    return _show(faults)
+
+
+def _soak(given: argparse.Namespace) -> int:
+    """Mixed work for hours, with the janitor's jobs."""
+    seconds = given.hours * 3600
+    with tempfile.TemporaryDirectory(prefix="slatemq-soak-") as folder:
+        faults = run_soak(Path(folder), seconds, given.seed, given.samples)
+    print(f"{len(faults)} faults")
+    return _show(faults)
+
+
+def _upgrade(given: argparse.Namespace) -> int:
+    """Replace processes of an older version by ours, under load."""
+    reference = given.from_reference or last_version()
+    try:
+        return _judge_history(given, lambda folder: run_upgrade(folder, reference, given.seed))
+    except NoUpgrade as reason:
+        print(f"no upgrade was tried: {reason}")
+        return 0
+
+
 def _judge_history(
     given: argparse.Namespace, run: Callable[[Path], Coroutine[Any, Any, Work]]
 ) -> int:
@@ -277,9 +356,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="slatemq-faults-") as folder:
         with LocalStack(Path(folder)) as stack:
             began = time.monotonic()
-            run = asyncio.run(_run(stack, given))
+            try:
+                run = asyncio.run(_run(stack, given))
+            finally:
+                print(stack.said)
             took = time.monotonic() - began
-            print(stack.said)
         return _judge(run, took, faults_below(Path(folder)))
 
 
@@ -385,6 +466,11 @@ RUNS = {
     "zombies": _zombies,
     "frozen": _frozen,
     "disk": _disk,
+    "network": _network,
+    "restarts": _restarts,
+    "overload": _overload,
+    "soak": _soak,
+    "upgrade": _upgrade,
     "store": _store,
     "reads": _reads,
     "events": _events,

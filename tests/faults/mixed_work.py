@@ -31,7 +31,11 @@ log = logging.getLogger(__name__)
 LEASE_S: Final = 4.0
 CLAIM_MAX: Final = 100
 PUBLISH_BATCH: Final = 20
+ORDERS_MAX: Final = 10
 STALLED_S: Final = 180.0
+SLEWED_MS: Final = 20.0
+"""A service's clock never goes back: it is ahead by what the machine's was corrected since."""
+
 AGAIN_S: Final = 0.1
 """After a call that failed."""
 
@@ -62,7 +66,7 @@ class Work:
 
     client: RecordedClient
     seed: int
-    rate: float = 60.0
+    rate: float = 30.0
     producers_count: int = 2
     answered: dict[str, dict[str, str]] = field(default_factory=dict)
     pushed: dict[str, str] = field(default_factory=dict)
@@ -79,6 +83,7 @@ class Work:
 
     async def begin(self) -> None:
         """Create the queues; those of commands on one shard."""
+        await self.note_clock(SLEWED_MS)
         for queue, text in FILTERS.items():
             with_queue = ORDERS if queue == SHIPPED else ""
             await self.client.create_queue(queue, text, ATTEMPTS.get(queue, 1000), with_queue)
@@ -92,6 +97,10 @@ class Work:
 
     def producers(self) -> list[Coroutine[Any, Any, None]]:
         return [self._produce(number) for number in range(self.producers_count)]
+
+    async def note_clock(self, ahead_ms: float) -> None:
+        """Write down by how much the clocks of services are ahead of ours at most, from now on."""
+        await self.client.named("clock").note_clock(ahead_ms)
 
     # --- Clients ------------------------------------------------------------
 
@@ -178,18 +187,24 @@ class Work:
                 self.latencies_ms.append((now - began) * 1000)
 
     async def _work(self) -> None:
-        """Complete each order and push two messages for it, all or nothing."""
+        """Complete the orders of a claim and push two messages for each, all or nothing."""
         client = self.client.named("worker")
         while True:
             try:
-                for one in await client.claim(ORDERS, 10, lease_s=LEASE_S):
-                    key = key_of(one.payload)
-                    pushes = [(SHIPPED, f"{key}/{part}/{next(self._keys)}") for part in "ab"]
-                    await client.complete_and_push([one], pushes)
-                    self._finish(ORDERS, key)
-                    self.pushed.update({pushed: queue for queue, pushed in pushes})
+                orders = await client.claim(ORDERS, ORDERS_MAX, lease_s=LEASE_S)
+                if orders:
+                    await self._ship(client, [key_of(one.payload) for one in orders], orders)
             except SlateMQError:
                 await asyncio.sleep(AGAIN_S)
+
+    async def _ship(
+        self, client: RecordedClient, keys: Sequence[str], orders: Sequence[slatemq.Received]
+    ) -> None:
+        pushes = [(SHIPPED, f"{key}/{part}/{next(self._keys)}") for key in keys for part in "ab"]
+        await client.complete_and_push(orders, pushes)
+        for key in keys:
+            self._finish(ORDERS, key)
+        self.pushed.update({pushed: queue for queue, pushed in pushes})
 
     async def _operate(self) -> None:
         """Redrive the dead letters now and then."""

@@ -83,16 +83,16 @@ class RecordedClient:
 
     async def publish(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Publish `key`, `headers` and `delay_ms` of each; the key is the payload's."""
-        now_ms = time.time_ns() // 1_000_000
-        outgoing = [
-            slatemq.OutgoingMessage(
-                payload_of(one["key"]),
-                one["headers"],
-                visible_at_ms=now_ms + one["delay_ms"] if one.get("delay_ms") else None,
-            )
-            for one in messages
-        ]
         with self._operation("publish", {"messages": list(messages)}) as result:
+            now_ms = time.time_ns() // 1_000_000
+            outgoing = [
+                slatemq.OutgoingMessage(
+                    payload_of(one["key"]),
+                    one["headers"],
+                    visible_at_ms=now_ms + one["delay_ms"] if one.get("delay_ms") else None,
+                )
+                for one in messages
+            ]
             published = await self.client.publish_batch(outgoing)
             result["ids"] = [int(one) for one in published]
         return [int(one) for one in published]
@@ -173,6 +173,11 @@ class RecordedClient:
                 backoff=slatemq.Backoff.none(),
                 with_queue=with_queue,
             )
+
+    async def note_clock(self, ahead_ms: float) -> None:
+        """Write down by how much clocks of services are ahead of ours at most, from now on."""
+        with self._operation("clock", {"ahead_ms": ahead_ms}):
+            pass
 
     async def drain(self, queue: str) -> list[int]:
         """Note that the queue is empty but for its dead letters, which are returned."""

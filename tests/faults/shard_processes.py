@@ -51,9 +51,19 @@ class Member:
         return f"{self.service}-{self.shard}"
 
     @property
+    def root(self) -> str:
+        """URL of the folder with the data of all members."""
+        return (self.folder / "data").as_uri()
+
+    @property
     def log(self) -> Path:
         """The standard error of all its processes."""
         return self.folder / f"{self.name}.log"
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a process of it."""
+        return self._process is not None and self._process.returncode is None
 
     @property
     def pid(self) -> int:
@@ -67,9 +77,9 @@ class Member:
         port, peer_port = self.ports = ports or free_ports(2)
         ready = self.folder / f"{self.name}.{self._starts}.ready"
         with self.output() as log:
-            self._process = await create_subprocess(
+            self._process = await self.spawn(
                 *(sys.executable, *self.program, "--shard", str(self.shard)),
-                *("--root", (self.folder / "data").as_uri(), "--port", str(port)),
+                *("--root", self.root, "--port", str(port)),
                 *("--peer-port", str(peer_port)),
                 *("--ready-file", str(ready), "--parent-pid", str(os.getpid())),
                 *self._arguments,
@@ -86,6 +96,10 @@ class Member:
                 await asyncio.sleep(0.05)
         addresses = json.loads(ready.read_text())
         self.address, self.peer_address = addresses["address"], addresses["peer_address"]
+
+    async def spawn(self, *command: str, **streams: Any) -> Any:
+        """A process of it, as `asyncio.create_subprocess_exec` gives it."""
+        return await create_subprocess(*command, **streams)
 
     @property
     def program(self) -> Sequence[str]:
@@ -108,9 +122,12 @@ class Member:
 
     async def kill(self) -> None:
         """SIGKILL the owner, and start another at the same addresses."""
-        process = self._send(signal.SIGKILL)
-        await process.wait()
+        await self.end()
         await self.start(self.ports)
+
+    async def end(self) -> None:
+        """SIGKILL the owner."""
+        await self._send(signal.SIGKILL).wait()
 
     async def freeze(self, meanwhile: Awaitable[None]) -> None:
         """Stop the owner while something goes on; no other takes its shard."""

@@ -88,6 +88,7 @@ def test_tests_that_pass_only_when_run_again_alone_fail_the_run_and_are_named_fl
 TOOLS = (
     "chromium-headless-shell",
     "docker-compose",
+    "faketime",
     "kubectl",
     "prometheus",
     "promtool",
