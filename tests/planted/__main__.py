@@ -2,7 +2,7 @@
 
     python -m tests.planted                        all of them, one after the other
     python -m tests.planted token-reused           one of them
-    python -m tests.planted --write docs/reliability.md
+    python -m tests.planted token-reused --write docs/reliability.md
 
 A bug that the simulation catches gets the world that its patch names, and then worlds 1, 2, 3, …,
 until one breaks a rule: a change of the code changes what happens in a world. What catches a bug
@@ -30,6 +30,10 @@ SETTINGS: Final = Settings(messages=20, mishaps=2.0)
 ENDLESS: Final = "the world is not over"
 BEGIN: Final = "<!-- planted bugs: python -m tests.planted --write docs/reliability.md -->"
 END: Final = "<!-- end of planted bugs -->"
+HEAD: Final = (
+    "| planted | what it breaks | caught by | rule or test | s |",
+    "|---|---|---|---|---|",
+)
 
 
 class Caught(NamedTuple):
@@ -75,7 +79,7 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="Patches; all without any.")
     parser.add_argument("--worlds", type=int, default=WORLDS, help="Worlds for each bug at most.")
-    parser.add_argument("--write", type=Path, help="Put the table into this page.")
+    parser.add_argument("--write", type=Path, help="Put their rows into this page.")
     options = parser.parse_args()
     known = {planted.name: planted for planted in all_planted()}
     unknown = [name for name in options.names if name not in known]
@@ -140,15 +144,21 @@ def catch_by_test(tree: Path, path: str, control: Control) -> tuple[str, str]:
 
 
 def write_table(page: Path, caught: Sequence[Caught]) -> None:
-    rows = ["| planted | what it breaks | caught by | rule or test | s |", "|---|---|---|---|---|"]
-    rows += [
-        f"| `{one.planted.name}` | {one.planted.breaks} | {one.by or 'nothing'} "
+    """Put these rows into the table of a page; those of other bugs that are planted stay."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    table, _, after = rest.partition(END)
+    rows = {_name_of(row): row for row in table.strip().splitlines()[len(HEAD) :]}
+    rows |= {
+        one.planted.name: f"| `{one.planted.name}` | {one.planted.breaks} | {one.by or 'nothing'} "
         f"| {_cell(one)} | {one.seconds:.0f} |"
         for one in caught
-    ]
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n" + "\n".join(rows) + f"\n{END}{after}")
+    }
+    kept = [rows[planted.name] for planted in all_planted() if planted.name in rows]
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join([*HEAD, *kept]) + f"\n{END}{after}")
+
+
+def _name_of(row: str) -> str:
+    return row.split("`")[1]
 
 
 def _cell(one: Caught) -> str:

@@ -85,6 +85,7 @@ class Cluster:
 
     Attributes:
         processes: Those that are to run.
+        clients: The machines of clients.
         story: What happened, a line each; with its time.
     """
 
@@ -95,6 +96,7 @@ class Cluster:
         self.network = Network(self.loop, seed)
         self.store = SimulatedStore(self.loop, seed)
         self.processes: list[Process] = []
+        self.clients: list[Machine] = []
         self.story: list[str] = []
         self._chance = random.Random(f"{seed}/cluster")
         self._machines = 0
@@ -108,6 +110,10 @@ class Cluster:
         """A new machine; its name gets a number, so that links to an earlier one are others."""
         self._machines += 1
         return Machine(self.loop, f"{name}.{self._machines}")
+
+    def client_machine(self, name: str) -> Machine:
+        self.clients.append(self.machine(name))
+        return self.clients[-1]
 
     @property
     def addresses(self) -> list[str]:

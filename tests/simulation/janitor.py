@@ -56,7 +56,7 @@ class Janitor:
         self.purged = 0
 
     def begin(self) -> asyncio.Task[None]:
-        return self._cluster.machine("janitor").run(self._run())
+        return self._cluster.client_machine("janitor").run(self._run())
 
     async def _run(self) -> None:
         directory = TopologyDirectory(SimulatedRoot(self._cluster.store).objects)

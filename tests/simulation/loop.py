@@ -66,7 +66,6 @@ class Machine:
         name: Such as `broker-0`.
         ready: Its callbacks that are due.
         steps: Callbacks that have run.
-        failed_calls: Calls from here that ended with an error, or without an answer.
         is_alive: Callbacks of one that is not are dropped.
         is_still: Stopped, as by SIGSTOP: its callbacks wait.
         wall_offset_s: How far its wall clock is ahead of the world's.
@@ -77,7 +76,6 @@ class Machine:
         self.name = name
         self.ready: deque[asyncio.Handle] = deque()
         self.steps = 0
-        self.failed_calls = 0
         self.is_alive = True
         self.is_still = False
         self.wall_offset_s = 0.0

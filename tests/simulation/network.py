@@ -2,8 +2,9 @@
 
 Channels with the calls of `grpc.aio` that clients and services make; `servers` has the other side.
 What is sent is serialized as on a wire, and every message takes its own time. Within a call they
-keep their order. Links between two machines can be cut: what is sent then waits, as with TCP, until
-a ping has had no answer for too long. A machine that ends breaks its connections.
+keep their order. Links between two machines can be cut, both ways or one: what is sent then waits,
+as with TCP, until a ping has had no answer for too long. They can also be slow for a while. A
+machine that ends breaks its connections.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tests.simulation.servers import ServedCall, Server
 
 Metadata = tuple[tuple[str, Any], ...]
+
+Way = tuple[str, str]
+"""From one machine to another, by their names."""
 
 CONNECT_S: Final = 5.0
 """How long a connection is tried over a link that is cut."""
@@ -49,11 +53,13 @@ class LinkFaults:
         slow: Share of messages that take fifty times as long.
         slow_calls: Share of the directions of calls in which all messages take so long: one call
             then overtakes another, as on a connection whose stream waits for its window.
+        slow_link: How many times as long messages take between machines while that is slow.
     """
 
     latency_s: float = 0.0003
     slow: float = 0.005
     slow_calls: float = 0.03
+    slow_link: float = 300.0
 
 
 class Network:
@@ -64,7 +70,8 @@ class Network:
         self.faults = LinkFaults()
         self.chance = random.Random(f"{seed}/network")
         self.servers: dict[str, Server] = {}
-        self._cuts: dict[frozenset[str], asyncio.Event] = {}
+        self._cuts: dict[Way, None] = {}
+        self._slow: dict[Way, None] = {}
         self._calls: dict[Call, None] = {}
         self._ports = 50_000
 
@@ -74,36 +81,51 @@ class Network:
 
     # --- Links --------------------------------------------------------------
 
-    def cut(self, one: str, other: str) -> None:
-        """Hold what is sent between two machines, by their names."""
-        self._cuts.setdefault(frozenset((one, other)), asyncio.Event())
+    def cut(self, one: str, other: str, *, is_half: bool = False) -> None:
+        """Hold what is sent between two machines, by their names.
+
+        `is_half`: only what `one` sends; what `other` sends still arrives.
+        """
+        self._cuts[one, other] = None
+        if not is_half:
+            self._cuts[other, one] = None
         self.loop.call_later(
-            PING_S, self._end_cut_calls, frozenset((one, other)), context=self.loop.world.context
+            PING_S, self._end_cut_calls, one, other, context=self.loop.world.context
         )
 
+    def slow_down(self, one: str, other: str) -> None:
+        """Let what is sent between two machines take its time; the order within calls stays."""
+        self._slow.update({(one, other): None, (other, one): None})
+
     def heal(self, one: str, other: str) -> None:
-        healed = self._cuts.pop(frozenset((one, other)), None)
-        if healed is not None:
-            healed.set()
+        for way in ((one, other), (other, one)):
+            self._cuts.pop(way, None)
+            self._slow.pop(way, None)
 
     def heal_all(self) -> None:
-        for pair in list(self._cuts):
-            self.heal(*pair)
+        self._cuts.clear()
+        self._slow.clear()
 
-    def is_cut(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._cuts
+    def is_cut(self, sender: str, receiver: str) -> bool:
+        return (sender, receiver) in self._cuts
 
-    def way_s(self, *, is_slow: bool = False) -> float:
+    def answers(self, one: str, other: str) -> bool:
+        """Whether what `one` sends arrives, and what is answered, too."""
+        return not self.is_cut(one, other) and not self.is_cut(other, one)
+
+    def way_s(self, sender: str, receiver: str, *, is_slow: bool = False) -> float:
         is_slow = is_slow or self.chance.random() < self.faults.slow
         slow = 50.0 if is_slow else 1.0
+        if (sender, receiver) in self._slow:
+            slow *= self.faults.slow_link
         return self.chance.uniform(0.3, 1.7) * self.faults.latency_s * slow
 
-    def _end_cut_calls(self, pair: frozenset[str]) -> None:
-        if pair not in self._cuts:
+    def _end_cut_calls(self, one: str, other: str) -> None:
+        if self.answers(one, other):
             return
         for call in list(self._calls):
-            if {call.client.name, call.host.name} == pair:
-                call.break_off(PING_TIMEOUT)
+            if {call.client.name, call.host.name} == {one, other}:
+                call.break_off(PING_TIMEOUT, is_noticed_late=True)
 
     # --- Machines -----------------------------------------------------------
 
@@ -152,15 +174,14 @@ class Pipe:
     def send(self, item: Any) -> None:
         network = self._call.network
         self._on_way.append(item)
-        way_s = network.way_s(is_slow=self._is_slow)
+        way_s = network.way_s(self._sender.name, self._receiver.name, is_slow=self._is_slow)
         self._last_s = max(self._last_s, network.loop.time() + way_s)
         network.loop.at(self._last_s, network.loop.world, self._deliver)
 
     def _deliver(self) -> None:
         """The next one is due. On a cut link it, and all behind it, wait until it is healed."""
         network = self._call.network
-        healed = network._cuts.get(frozenset((self._sender.name, self._receiver.name)))
-        if healed is not None:
+        if network.is_cut(self._sender.name, self._receiver.name):
             network.loop.call_later(0.05, self._deliver)
             return
         if not self._on_way:
@@ -253,7 +274,7 @@ class Call:
         self.network.begin(self)
         self._channel.calls[self] = None
         loop = self.network.loop
-        arrival = loop.time() + self.network.way_s()
+        arrival = loop.time() + self._way_s()
         self.requests._last_s = arrival
         loop.at(arrival, loop.world, self._reach, server)
         self._begun.set_result(True)
@@ -268,7 +289,7 @@ class Call:
         loop = self.network.loop
         if not server.is_listening or not self.host.is_alive:
             loop.at(
-                loop.time() + self.network.way_s(),
+                loop.time() + self._way_s(),
                 self.client,
                 self.finish,
                 Status(grpc.StatusCode.UNAVAILABLE, BROKEN),
@@ -288,8 +309,6 @@ class Call:
         if self._status is not None:
             return
         self._status = status
-        if status.code is not grpc.StatusCode.OK:
-            self.client.failed_calls += 1
         if self._timer is not None:
             self._timer.cancel()
         if not self._begun.done():
@@ -302,14 +321,21 @@ class Call:
         for callback in self._done_callbacks:
             callback(self)
 
-    def break_off(self, why: str) -> None:
-        """The connection has ended: both sides notice, if they live."""
+    def break_off(self, why: str, *, is_noticed_late: bool = False) -> None:
+        """The connection has ended: both sides notice, if they live.
+
+        `is_noticed_late`: the server by a ping of its own, up to PING_S later.
+        """
         loop = self.network.loop
-        after_s = loop.time() + self.network.way_s()
+        after_s = loop.time() + self._way_s()
+        late_s = self.network.chance.uniform(0.0, PING_S) if is_noticed_late else 0.0
         loop.at(after_s, self.client, self.finish, Status(grpc.StatusCode.UNAVAILABLE, why))
-        loop.at(after_s, self.host, self._end_served)
+        loop.at(after_s + late_s, self.host, self._end_served)
         self._channel.lose()
         self.network.end(self)
+
+    def _way_s(self) -> float:
+        return self.network.way_s(self.client.name, self.host.name)
 
     def _run_out(self) -> None:
         self._abandon(Status(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
@@ -320,7 +346,7 @@ class Call:
         loop = self.network.loop
         if self.requests is not None:
             loop.at(
-                max(self.requests._last_s, loop.time() + self.network.way_s()),
+                max(self.requests._last_s, loop.time() + self._way_s()),
                 loop.world,
                 self._tell_end,
             )
@@ -504,11 +530,13 @@ class Channel:
 
     async def _connect(self) -> str:
         self._become(_State.CONNECTING)
-        await asyncio.sleep(self.network.way_s() * 2)
         server = self.server()
-        if server is not None and self.network.is_cut(self.machine.name, server.machine.name):
+        host = "" if server is None else server.machine.name
+        await asyncio.sleep(self.network.way_s(self.machine.name, host) * 2)
+        server = self.server()
+        if server is not None:
             until_s = self.network.loop.time() + CONNECT_S
-            while self.network.is_cut(self.machine.name, server.machine.name):
+            while not self.network.answers(self.machine.name, server.machine.name):
                 if self.network.loop.time() >= until_s:
                     self._become(_State.TRANSIENT_FAILURE)
                     return CUT

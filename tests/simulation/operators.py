@@ -46,7 +46,7 @@ class Operators:
         if self._chance.random() < 0.5:
             works.append(("starter", self._start_late))
         for name, work in works:
-            machine = self._cluster.machine(name)
+            machine = self._cluster.client_machine(name)
             self.tasks.append(machine.run(self._work(name, work)))
 
     async def _work(

@@ -191,7 +191,7 @@ class World:
         for kind, shards in (("ingest", INGESTS), ("broker", 2), ("router", self._routers)):
             for shard in range(shards):
                 cluster.add(kind, shard)
-        admin = cluster.machine("admin")
+        admin = cluster.client_machine("admin")
         async with asyncio.timeout(TROUBLED_S):
             await admin.run(workload.create_queues())
         workload.begin(PRODUCERS, self._messages)
@@ -264,8 +264,8 @@ class World:
 
     async def _mishap(self) -> None:
         mishaps = [
-            *(self._crash, self._crash_after_commit, self._stop, self._cut),
-            *(self._take_store_away, self._lose_requests),
+            *(self._crash, self._crash_after_commit, self._stop, self._cut, self._slow_down),
+            *(self._take_store_away, self._lose_requests, self._hamper_store),
         ]
         if self._clock_steps:
             mishaps.append(self._step_clock)
@@ -305,15 +305,33 @@ class World:
             self.cluster.replace(process)
 
     def _cut(self, process: Process, chance: random.Random) -> None:
-        others = [one for one in self.cluster.processes if one is not process]
-        other = chance.choice(others)
-        if process.machine is None or other.machine is None:
+        """From another process, or from a client, for both ways or for one of them."""
+        ends = self._link(process, chance)
+        if not ends:
             return
-        one, two = process.machine.name, other.machine.name
+        is_half = chance.random() < 0.4
         seconds = chance.choice((0.5, 3.0, 15.0))
-        self.cluster.tell(f"{one} and {two} are cut off for {seconds} s")
-        self.cluster.network.cut(one, two)
-        self.cluster.loop.call_later(seconds, self.cluster.network.heal, one, two)
+        ways = "is held" if is_half else "and back is held"
+        self.cluster.tell(f"what goes from {ends[0]} to {ends[1]} {ways} for {seconds} s")
+        self.cluster.network.cut(*ends, is_half=is_half)
+        self.cluster.loop.call_later(seconds, self.cluster.network.heal, *ends)
+
+    def _slow_down(self, process: Process, chance: random.Random) -> None:
+        """What it and another, or a client, send to one another takes its time for a while."""
+        ends = self._link(process, chance)
+        if not ends:
+            return
+        seconds = chance.choice((1.0, 5.0, 15.0))
+        self.cluster.tell(f"{ends[0]} and {ends[1]} are slow for {seconds} s")
+        self.cluster.network.slow_down(*ends)
+        self.cluster.loop.call_later(seconds, self.cluster.network.heal, *ends)
+
+    def _link(self, process: Process, chance: random.Random) -> list[str]:
+        """The machines of a process and of something else, in any order; none if one is down."""
+        others = [one.machine for one in self.cluster.processes if one is not process]
+        ends = [process.machine, chance.choice(chance.choice((others, self.cluster.clients)))]
+        chance.shuffle(ends)
+        return [end.name for end in ends if end is not None] if None not in ends else []
 
     def _step_clock(self, process: Process, chance: random.Random) -> None:
         """Its wall clock is wrong for a while."""
@@ -332,6 +350,19 @@ class World:
         self.cluster.tell(f"the store is away for {seconds} s")
         self.cluster.store.faults.down_until_s = self.cluster.loop.time() + seconds
 
+    def _hamper_store(self, process: Process, chance: random.Random) -> None:
+        """One process does not reach the store, or waits long for it; the others have it."""
+        if process.machine is None:
+            return
+        name, faults = process.machine.name, self.cluster.store.faults
+        is_away = chance.random() < 0.6
+        seconds = chance.choice((0.5, 2.0, 6.0, 20.0))
+        self.cluster.tell(f"the store is {'away' if is_away else 'slow'} for {name}, {seconds} s")
+        hampered = faults.away_until_s if is_away else faults.slow_until_s
+        hampered[name] = self.cluster.loop.time() + seconds
+        if process.kind != "router" and is_away and seconds > 1 and chance.random() < 0.5:
+            self.cluster.replace(process)
+
     def _lose_requests(self, process: Process, chance: random.Random) -> None:
         faults = self.cluster.store.faults
         faults.lost_answers = chance.choice((0.0, 0.05, 0.2))
@@ -341,8 +372,7 @@ class World:
     def _make_peace(self) -> None:
         self.cluster.tell("no mishaps from here on")
         self.cluster.network.heal_all()
-        faults = self.cluster.store.faults
-        faults.lost_answers = faults.lost_requests = faults.late = faults.down_until_s = 0.0
+        self.cluster.store.faults.clear()
         self.cluster.store.on_append.clear()
         for process in self.cluster.processes:
             self._set_clock(process, 0.0)

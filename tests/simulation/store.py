@@ -7,7 +7,7 @@ its caller still lives then or not.
 
 A database is what its log holds: a flush appends one object, in the name of the epoch that the
 writer opened it with. Opening it raises the epoch, so that nothing of an earlier writer lands
-after it, and the earlier one notices by its next flush, or by a look within a second.
+after it, and the earlier one notices by its next flush, or by a look within a second, or a minute.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from libs.storage.database.slate import Batch, Database
 from libs.storage.database.snapshots import NEVER_PUT
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects
-from tests.simulation.loop import WorldLoop
+from tests.simulation.loop import MACHINE, WorldLoop
 
 T = TypeVar("T")
 
@@ -56,6 +56,12 @@ ADDRESS: Final = Address("s3", "simulated", "instance", None, ())
 
 RETRIES_S: Final = 12.0
 """How long the store's clients try a request again, before they give up."""
+
+SLOW: Final = 60.0
+"""How many times as long a request of a machine takes for which the store is slow."""
+
+LOOKS_S: Final = (1.0, 1.0, 60.0)
+"""How often a writer looks whether it was replaced: as on a disk, or where a look is paid."""
 
 
 @dataclass
@@ -68,6 +74,8 @@ class StoreFaults:
         lost_answers: Share of answers that do not arrive: what was asked for has happened.
         late: Share of requests that arrive seconds later, when their client has tried again.
         down_until_s: Time of the world until which nothing is answered.
+        away_until_s: The same for single machines, by name: others have the store meanwhile.
+        slow_until_s: Time of the world until which machines wait SLOW times as long for it.
     """
 
     latency_s: float = 0.004
@@ -75,6 +83,14 @@ class StoreFaults:
     lost_answers: float = 0.0
     late: float = 0.0
     down_until_s: float = 0.0
+    away_until_s: dict[str, float] = field(default_factory=dict)
+    slow_until_s: dict[str, float] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """No faults from now on."""
+        self.lost_requests = self.lost_answers = self.late = self.down_until_s = 0.0
+        self.away_until_s.clear()
+        self.slow_until_s.clear()
 
 
 @dataclass
@@ -118,18 +134,20 @@ class SimulatedStore:
         It is tried again, effect and all, when the request or its answer was lost. Raises OSError
         when that goes on for too long.
         """
-        began_s = self.loop.time()
+        began_s, machine = self.loop.time(), MACHINE.get().name
         while True:
             self.requests += 1
             answer: asyncio.Future[T | None] = self.loop.create_future()
-            arrives_s = self.loop.time() + self._way_s()
+            arrives_s = self.loop.time() + self._way_s(machine)
             if self.faults.late and self.chance.random() < self.faults.late:
                 arrives_s += self.chance.uniform(0.0, 6.0)
-            if self.loop.time() >= self.faults.down_until_s:
+            if not self.is_away(machine):
                 is_lost = self.chance.random() < self.faults.lost_requests
                 if not is_lost:
                     # On the store's own machine: it happens although the caller has ended.
-                    self.loop.at(arrives_s, self.loop.world, self._take_effect, effect, answer)
+                    self.loop.at(
+                        arrives_s, self.loop.world, self._take_effect, effect, answer, machine
+                    )
             try:
                 async with asyncio.timeout(2.0):
                     return await answer  # type: ignore[return-value]
@@ -137,7 +155,14 @@ class SimulatedStore:
                 if self.loop.time() - began_s > RETRIES_S:
                     raise OSError("no answer from the store") from None
 
-    def _take_effect(self, effect: Callable[[], T], answer: asyncio.Future[T]) -> None:
+    def is_away(self, machine: str) -> bool:
+        """Whether a machine, by its name, gets no answers now."""
+        until_s = max(self.faults.down_until_s, self.faults.away_until_s.get(machine, 0.0))
+        return self.loop.time() < until_s
+
+    def _take_effect(
+        self, effect: Callable[[], T], answer: asyncio.Future[T], machine: str
+    ) -> None:
         result: T | None = None
         error: Exception | None = None
         try:
@@ -155,11 +180,13 @@ class SimulatedStore:
             else:
                 answer.set_result(result)  # type: ignore[arg-type]
 
-        self.loop.call_later(self._way_s(), arrive)
+        self.loop.call_later(self._way_s(machine), arrive)
 
-    def _way_s(self) -> float:
+    def _way_s(self, machine: str) -> float:
         latency_s = self.faults.latency_s
         slow = 8.0 if self.chance.random() < 0.02 else 1.0
+        if self.loop.time() < self.faults.slow_until_s.get(machine, 0.0):
+            slow *= SLOW
         return self.chance.uniform(0.2, 1.8) * latency_s * slow
 
     def next_tag(self) -> str:
@@ -323,8 +350,9 @@ class Db:
         self._flushing = asyncio.Lock()
         self._flushed = asyncio.Event()
         self._reason: CloseReason | None = None
+        self._machine = MACHINE.get().name
         # When its own look at the manifest shows it that another has opened the database.
-        self._look_s = store.chance.uniform(0.0, 1.0)
+        self._look_s = store.chance.uniform(0.0, store.chance.choice(LOOKS_S))
         self._outdated_s: float | None = None
 
     def status(self) -> _Status:
@@ -337,7 +365,7 @@ class Db:
         now_s = self._store.loop.time()
         if self._outdated_s is None:
             self._outdated_s = now_s
-        if now_s - self._outdated_s >= self._look_s:
+        if now_s - self._outdated_s >= self._look_s and not self._store.is_away(self._machine):
             self._close(CloseReason.FENCED)
 
     def _close(self, reason: CloseReason) -> None:

@@ -65,13 +65,21 @@ def test_what_fails_without_the_bug_or_breaks_has_caught_nothing(tmp_path: Path)
     assert not control.passes(f"{SIMULATION}1")
 
 
-def test_the_table_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_rows_take_the_place_of_those_before_and_others_stay(tmp_path: Path) -> None:
+    # Given a table with two bugs, and one that is not planted any more
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_table(page, [Caught(PLANTED[0], "simulation, world 2", "said", 3.4)])
+    first, second = PLANTED[:2]
+    head = "| planted |\n|---|"
+    rows = [f"| `{name}` | old |" for name in (first.name, second.name, "given-up")]
+    page.write_text("\n".join(["before", BEGIN, head, *rows, END, "after"]) + "\n")
+
+    # When one of them was run
+    write_table(page, [Caught(first, "simulation, world 2", "said", 3.4)])
+
+    # Then its row is another, and the one that is not planted is gone
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith(f"{END}\nafter\n")
-    row = f"| `{PLANTED[0].name}` | {PLANTED[0].breaks} | simulation, world 2 | said | 3 |"
-    assert row in text
-    assert "old" not in text
+    row = f"| `{first.name}` | {first.breaks} | simulation, world 2 | said | 3 |"
+    assert f"{row}\n{rows[1]}\n{END}" in text
+    assert "given-up" not in text
