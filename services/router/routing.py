@@ -176,7 +176,7 @@ class BrokerRules:
         some.revision = self.revision
         some._now_ns = self._now_ns
         some._rules = self._rules.only(queue_ids)
-        for queue_id in self._queues.keys() & set(queue_ids):
+        for queue_id in filter(self._queues.__contains__, dict.fromkeys(queue_ids)):
             some._queues[queue_id] = self._queues[queue_id]
             if queue_id in self._partitions:
                 some._partitions[queue_id] = self._partitions[queue_id]

@@ -19,17 +19,6 @@ from pathlib import Path
 from tests.simulation import chance
 from tests.simulation.seeds import Settings, run_seeds
 
-HASHES = "PYTHONHASHSEED"
-
-
-def begin_again() -> None:
-    """Run this program in a process in which sets of texts have the same order each time.
-
-    Sets of objects must have none that matters: it follows from their addresses, which differ.
-    """
-    if os.environ.get(HASHES) != "0":
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, HASHES: "0"})
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -91,5 +80,4 @@ def _run(
 
 
 if __name__ == "__main__":
-    begin_again()
     main()

@@ -96,13 +96,16 @@ class LeaseIndex:
                 return None
         return bucket
 
-    def holders(self, tokens: Sequence[int]) -> set[LeaseBucket]:
-        """The buckets of all blocks that tokens are of, and of tokens outside of blocks."""
+    def holders(self, tokens: Sequence[int]) -> Iterable[LeaseBucket]:
+        """The buckets of all blocks that tokens are of, and of tokens outside of blocks.
+
+        Each once, in an order that follows from the tokens alone.
+        """
         blocks = {token >> PLACE_BITS for token in tokens}
-        found = {self._blocks[block] for block in blocks if block in self._blocks}
+        found = {self._blocks[block]: None for block in blocks if block in self._blocks}
         if self._singles and len(found) < len(blocks):
             singles = map(self._singles.get, tokens)
-            found.update(bucket for bucket in singles if bucket is not None)
+            found.update((bucket, None) for bucket in singles if bucket is not None)
         return found
 
     def remove(self, token: int) -> None:
@@ -518,9 +521,9 @@ class LeaseTable:
         bucket = self._running.find(token)
         return bucket.leases[token] if bucket is not None else None
 
-    def queue_ids(self, tokens: Sequence[int]) -> set[str]:
-        """The queues of all running leases among these."""
-        return {bucket.queue.queue_id for bucket in self._running.holders(tokens)}
+    def queue_ids(self, tokens: Sequence[int]) -> Iterable[str]:
+        """The queues of all running leases among these, each once."""
+        return dict.fromkeys(one.queue.queue_id for one in self._running.holders(tokens))
 
     def end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         """Ends a lease; its message is up to the caller."""

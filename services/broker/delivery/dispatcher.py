@@ -549,7 +549,7 @@ _ID_BYTES = 16
 
 async def fail_gone(owner: ShardOwner, queue: Queue, gone: Mapping[int, str]) -> None:
     """Moves those of a queue's next messages to failed that are not to be had, by their reasons."""
-    for reason in set(gone.values()):
+    for reason in dict.fromkeys(gone.values()):
         ids = {one for one, why in gone.items() if why == reason}
         log.error("%d messages of %s: %s", len(ids), queue.queue_id, reason)
         await owner.run(partial(_fail_all, owner, queue, ids, reason))
