@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from libs.storage.database.clocks import STEP_HOLD_S, HybridClock
-from libs.storage.records.queues import AvailableMessage
-from services.broker.core.queue import Queue
-from services.broker.core.settings import QueueSettings
-from services.broker.core.shard import Shard
 from tests.simulation.broker_clocks import BrokerClocks, Life
 from tests.simulation.chance import BEGIN_S
-from tests.simulation.invariants import check_shard
 from tests.simulation.judge import Apart, Judge, Violated
 from tests.simulation.seeds import NoVerdict, Settings, rule_of, run_seed, shrunk
 
@@ -38,22 +32,6 @@ def test_a_mishap_can_be_left_out() -> None:
     left = run_seed("5", BUSY, whole[:1])["mishaps"]
     assert whole[:2] == [0, 1]
     assert left[0] == 1
-
-
-def test_a_seed_takes_the_same_way_by_another_command_line_and_in_other_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What shrinking rests on: a mishap that is left out must be all that differs."""
-    first = run_seed("6", BUSY)
-    assert first["violation"] == ""
-    assert first["mishaps"], "nothing happened"
-    # Other arguments and variables move all of a process's memory, beside what the system moves.
-    monkeypatch.setenv("MOVES_MEMORY", "x" * 5000)
-    trace = tmp_path / "trace"
-    options = ["--log", "ERROR", "--trace", str(trace)]
-    second = run_seed("6", BUSY, [9999], options)
-    assert first == second
-    assert len(trace.read_text().splitlines()) == first["steps"]
 
 
 def test_what_breaks_another_rule_is_not_a_smaller_form_of_a_world() -> None:
@@ -81,7 +59,6 @@ def test_a_world_that_breaks_has_no_verdict() -> None:
 WORLD_OF = """
 from tests.simulation import __main__ as program, chance
 
-program.begin_again()
 chance.install("")
 {bug}
 program.main()
@@ -404,41 +381,3 @@ def test_the_clock_of_a_broker_counts_as_ahead_while_a_message_waits() -> None:
     assert clocks.apart(0, after_ms) == Apart(4000, 4000)
     assert clocks.apart(None, before_ms) == Apart(0, 4000)
     assert clocks.apart(1, before_ms) == Apart(0, 0)
-
-
-# --- The state of brokers ---------------------------------------------------
-
-
-def shard_with(*message_ids: int) -> tuple[Shard, Queue]:
-    shard = Shard()
-    queue = shard.create_queue("a", QueueSettings("true"))
-    for message_id in message_ids:
-        queue.waiting.enqueue(AvailableMessage(message_id, 128, 0, 0, 0), now_ms=1000)
-    return shard, queue
-
-
-def test_a_state_that_agrees_with_itself_is_no_violation() -> None:
-    shard, _ = shard_with(1, 2)
-    check_shard("broker", shard)
-
-
-def test_a_message_in_two_places_is_a_violation() -> None:
-    shard, _ = shard_with(1, 2, 1)
-    with pytest.raises(Violated, match=r"has messages twice: \[1\]"):
-        check_shard("broker", shard)
-
-
-def test_counts_that_differ_from_the_lists_are_violations() -> None:
-    shard, queue = shard_with(1)
-    queue.leases.count = 1
-    with pytest.raises(Violated, match="leases counted: 1, and there are 0"):
-        check_shard("broker", shard)
-    queue.leases.count = 0
-    [lane] = queue.waiting.by_name.values()
-    lane.count = 2
-    with pytest.raises(Violated, match="counts: 2, and there are 1"):
-        check_shard("broker", shard)
-    lane.count = 1
-    queue.failed.count = 1
-    with pytest.raises(Violated, match="failed counts 1"):
-        check_shard("broker", shard)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from libs.events.settings import QueueSettings
 from libs.serving.process import ownership
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_AWAY
@@ -85,17 +86,22 @@ class Cluster:
 
     Attributes:
         processes: Those that are to run.
+        by_machine: Those that have a machine now.
         clients: The machines of clients.
         story: What happened, a line each; with its time.
     """
 
-    def __init__(self, seed: str, window_s: int = 0) -> None:
+    def __init__(
+        self, seed: str, window_s: int = 0, event_queues: QueueSettings | None = None
+    ) -> None:
         """`window_s`: how far back queues may start, and how long what none needs is kept."""
         self.window_s = window_s
+        self._event_queues = event_queues
         self.loop = WorldLoop(seed)
         self.network = Network(self.loop, seed)
         self.store = SimulatedStore(self.loop, seed)
         self.processes: list[Process] = []
+        self.by_machine: dict[Machine, Process] = {}
         self.clients: list[Machine] = []
         self.story: list[str] = []
         self._chance = random.Random(f"{seed}/cluster")
@@ -128,7 +134,10 @@ class Cluster:
     def start(self, process: Process) -> None:
         process.lives += 1
         process.service = None
+        if process.machine is not None:
+            del self.by_machine[process.machine]
         machine = process.machine = self.machine(process.name)
+        self.by_machine[machine] = process
         machine.wall_offset_s = process.wall_offset_s
         self.tell(f"{machine.name} starts")
         process.running = machine.run(self._live(process), process.name)
@@ -145,7 +154,12 @@ class Cluster:
         except StorageError as error:
             self.tell(f"{process.name} could not join: {error}")
             return EXIT_STORE_AWAY
-        config = replace(config, instance=instance.settings, instance_number=instance.number)
+        config = replace(
+            config,
+            queue=self._event_queues,
+            instance=instance.settings,
+            instance_number=instance.number,
+        )
         telemetry = Telemetry()
         process.service = build(config, telemetry, root)
         cause = await run_service(process.service, config, telemetry)

@@ -9,7 +9,8 @@ after another for certain where it began after the other was answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -151,6 +152,8 @@ class Judge:
     Attributes:
         slack_ms: How far the clocks of ingests may be apart from those of clients.
         apart: How far the clock of a queue's broker was since a time by a client's clock.
+        changes: By type and queue, how many events there are of its changes: the least, the most.
+        events_of_messages: Types, queues and message IDs of which there is an event.
     """
 
     def __init__(self, slack_ms: int = 0, apart: Callable[[str, int], Apart] = together) -> None:
@@ -159,6 +162,8 @@ class Judge:
         self.queues: dict[str, _Queue] = {}
         self.sent: dict[bytes, _Sent] = {}
         self.copies: dict[tuple[str, bytes], _Copy] = {}
+        self.changes: dict[tuple[str, str], tuple[int, int]] = {}
+        self.events_of_messages: dict[tuple[str, str, int], None] = {}
         self.delivered = 0
         self.acked = 0
         self.redelivered = 0
@@ -221,6 +226,18 @@ class Judge:
                     lease.is_ended = True
         return loss
 
+    @contextmanager
+    def change(self, kind: str, queue: str, *, is_once: bool = True) -> Iterator[None]:
+        """Within, a client changes a queue until that is answered, and that has an event.
+
+        `is_once`: one event, however often it is tried.
+        """
+        least, most = self.changes.get((kind, queue), (0, 0))
+        self.changes[kind, queue] = least, most + (1 if is_once else NEVER)
+        yield
+        least, most = self.changes[kind, queue]
+        self.changes[kind, queue] = least + 1, most
+
     def done(self, span: Span) -> None:
         span.answered = self.now()
 
@@ -245,9 +262,10 @@ class Judge:
         self.sent[key] = _Sent(headers, visible_at_ms, self.now(), now_ms)
 
     def published(self, key: bytes, message_id: int) -> None:
-        """The publish was answered."""
+        """The publish was answered; an ID of 0: it is accepted, and stored later."""
         self.sent[key].answered = True
-        self._same_message(key, message_id)
+        if message_id:
+            self._same_message(key, message_id)
 
     # --- Consumers ----------------------------------------------------------
 
@@ -304,6 +322,9 @@ class Judge:
             copy.ids.add(message_id)
             if len(copy.ids) > 1:
                 raise Violated(f"{queue} has {key!r} twice, as {copy.ids}")
+            if is_redriven:
+                for one in sent.ids:
+                    self.events_of_messages["message.redriven", queue, one] = None
             return
         self._same_message(key, message_id)
         if sent.only:
@@ -431,8 +452,9 @@ class Judge:
         """An entry is about to be cancelled or dropped: it may not come any more."""
         self.copies.setdefault((queue, key), _Copy()).maybe_dropped = True
 
-    def dropped(self, queue: str, key: bytes) -> None:
+    def dropped(self, queue: str, key: bytes, message_id: int) -> None:
         self.copies[queue, key].acked = True
+        self.events_of_messages["message.dead_lettered", queue, message_id] = None
 
     # --- The end ------------------------------------------------------------
 

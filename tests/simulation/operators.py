@@ -15,7 +15,15 @@ from slatemq.client import Client
 from slatemq.errors import AlreadyExists, NotFound, SlateMQError
 from tests.simulation.cluster import Cluster
 from tests.simulation.judge import Judge
-from tests.simulation.workload import BACKOFF, COLORS, LEASE_S, Workload, filter_of, now_ms
+from tests.simulation.workload import (
+    BACKOFF,
+    COLORS,
+    LEASE_S,
+    QUEUES,
+    Workload,
+    filter_of,
+    now_ms,
+)
 
 LATE: Final = "late"
 """A queue that is created while messages come, and starts at the beginning."""
@@ -31,6 +39,7 @@ class Operators:
         self._judge = judge
         self._workload = workload
         self._chance = random.Random(f"{seed}/operators")
+        self._color = QUEUES["edited"].value
         self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -80,15 +89,22 @@ class Operators:
             if queue.filter != wanted:
                 await client.update_queue(name, etag=queue.etag, filter=wanted)
 
-        await self._workload.insist(attempt)
+        if color == self._color:
+            await self._workload.insist(attempt)
+        else:
+            with self._judge.change("queue.updated", name):
+                await self._workload.insist(attempt)
+        self._color = color
         self._judge.done(change)
 
     async def _pause(self, client: Client, name: str, seconds: float) -> None:
-        await self._workload.insist(lambda: client.pause_queue(name))
+        with self._judge.change("queue.paused", name, is_once=False):
+            await self._workload.insist(lambda: client.pause_queue(name))
         pause = self._judge.paused(name)
         await asyncio.sleep(seconds)
         self._judge.done(pause)
-        await self._workload.insist(lambda: client.resume_queue(name))
+        with self._judge.change("queue.resumed", name, is_once=False):
+            await self._workload.insist(lambda: client.resume_queue(name))
 
     async def _empty(self, client: Client, chance: random.Random) -> None:
         """Purge a queue, and delete it and create it again."""
@@ -98,13 +114,15 @@ class Operators:
             loss = self._judge.losing(name, await self._listed(client, name))
             if chance.random() < 0.5:
                 self._cluster.tell(f"{name} is purged")
-                await self._workload.insist(
-                    lambda: client.purge_queue(name, ["available", "in_flight"])
-                )
+                with self._judge.change("queue.purged", name, is_once=False):
+                    await self._workload.insist(
+                        lambda: client.purge_queue(name, ["available", "in_flight"])
+                    )
                 self._judge.done(loss)
             else:
                 self._cluster.tell(f"{name} is deleted")
-                await self._workload.insist(lambda: client.delete_queue(name), NotFound)
+                with self._judge.change("queue.deleted", name):
+                    await self._workload.insist(lambda: client.delete_queue(name), NotFound)
                 self._judge.done(loss)
                 await self._workload.create_queue(client, name)
                 self._cluster.tell(f"{name} is there again")
@@ -154,7 +172,7 @@ class Operators:
         key = entry.message.payload
         self._judge.dropping("flaky", key)
         await client.settle_dead_letters([DropDeadLetter(entry.handle)])
-        self._judge.dropped("flaky", key)
+        self._judge.dropped("flaky", key, entry.message_id)
 
     # --- Replays ------------------------------------------------------------
 
@@ -172,7 +190,8 @@ class Operators:
                 max_attempts=1000,
             )
 
-        await self._workload.insist(create, AlreadyExists)
+        with self._judge.change("queue.created", LATE):
+            await self._workload.insist(create, AlreadyExists)
         window_ms = self._cluster.window_s * 1000
         self._judge.created(LATE, now_ms() - window_ms if window_ms else 0)
         self._cluster.tell("late is created")

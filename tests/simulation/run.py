@@ -13,14 +13,16 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Final, TextIO
 
+from libs.events.settings import Consistency, QueueSettings
 from libs.serving.requests import guard
 from libs.storage.errors import StorageError
 from services.broker.delivery import dispatcher
-from services.broker.service import BrokerService
 from slatemq.errors import SlateMQError
 from tests.simulation.broker_clocks import BrokerClocks
 from tests.simulation.cluster import Cluster, Process
-from tests.simulation.invariants import check_shard
+from tests.simulation.event_judge import EventJudge
+from tests.simulation.event_server import EventServer
+from tests.simulation.invariants import Invariants
 from tests.simulation.janitor import Janitor
 from tests.simulation.judge import Apart, Judge, Violated
 from tests.simulation.loop import Machine, Stalled
@@ -50,8 +52,11 @@ DISPATCHER: Final = dispatcher.__name__
 GUARD: Final = guard.__name__
 """It logs what it answers as Internal or DataLoss."""
 
-CHECK_EVERY: Final = 32
-"""After so many steps of brokers the state of one is looked at as a whole."""
+CONSISTENCIES: Final[tuple[Consistency | None, ...]] = (
+    *(None, None, "write-through", "fire-and-forget"),
+    *("async", "sync"),
+)
+"""Those of event queues; None: there are none."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Verdict:
     Attributes:
         violation: The rule that was broken; empty: none.
         trace: A hash over all steps: two runs of a seed have the same.
+        events: Events that the backend of event queues got, each counted once.
+        tasks: Publishes that were tasks there.
         checks: How often the state of a broker was compared with itself.
         purged: Messages that the janitor had deleted.
         queues: The kinds of queues that it had.
@@ -75,6 +82,8 @@ class Verdict:
     published: int
     delivered: int
     redelivered: int
+    events: int
+    tasks: int
     checks: int
     purged: int
     queues: list[str]
@@ -108,11 +117,21 @@ class World:
         # What clocks may be ahead for a while, in seconds; none of them steps in most worlds.
         self._clock_steps = shape.choice(((), (), (-0.8, -0.2, 0.3, 0.8), (-3.0, 0.5, 2.0, 15.0)))
         self._late = shape.choice((0.0, 0.01, 0.05))
-        self.cluster = Cluster(seed, window_s=WINDOW_S if self._has_janitor else 0)
+        self._consistency = shape.choice(CONSISTENCIES)
+        self.cluster = Cluster(
+            seed,
+            window_s=WINDOW_S if self._has_janitor else 0,
+            event_queues=self._event_queues(),
+        )
         steps_ms = [int(step_s * 1000) for step_s in self._clock_steps]
         slack_ms = max(map(abs, steps_ms)) + CLOCK_APART_MS if steps_ms else 0
         self.clocks = BrokerClocks(min(steps_ms, default=0), max(steps_ms, default=0))
         self.judge = Judge(slack_ms, self._apart)
+        self.events = EventJudge(self.judge, keeps=self._consistency != "fire-and-forget")
+        self.backend = EventServer(self.cluster.loop, seed, self.events)
+        self.backend.install()
+        keeps = self._consistency not in (None, "fire-and-forget")
+        self.invariants = Invariants(self.cluster, self.events.landed_up_to if keeps else None)
         self.workload = Workload(self.cluster, self.judge, seed)
         self.operators = Operators(self.cluster, self.judge, self.workload, seed)
         self.janitor = Janitor(self.cluster, seed)
@@ -124,9 +143,13 @@ class World:
         self._mishaps = mishaps
         self._without = without
         self._hash = hashlib.blake2b(digest_size=16)
-        self._broker_steps = 0
-        self._checks = 0
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _event_queues(self) -> QueueSettings | None:
+        if self._consistency is None:
+            return None
+        # The name of any backend: `EventServer` is there in its place.
+        return QueueSettings(enabled=True, backend="redis", consistency=self._consistency)
 
     def run(self) -> Verdict:
         loop = self.cluster.loop
@@ -149,7 +172,9 @@ class World:
             sum(sent.answered for sent in self.judge.sent.values()),
             self.judge.delivered,
             self.judge.redelivered,
-            self._checks,
+            len(self.events.by_id),
+            sum(len(queue.done) for queue in self.backend.tasks.values()),
+            self.invariants.checks,
             self.janitor.purged,
             self.workload.names,
             self.crashes,
@@ -173,18 +198,7 @@ class World:
             self.trace.write(f"{step} {_place(handle)}\n")
         if machine.name.startswith("broker"):
             self.clocks.look(machine, self.cluster.processes)
-            self._broker_steps += 1
-            if self._broker_steps % CHECK_EVERY == 0:
-                self._check_broker(machine)
-
-    def _check_broker(self, machine: Machine) -> None:
-        for process in self.cluster.processes:
-            if process.machine is not machine or not isinstance(process.service, BrokerService):
-                continue
-            broker = process.service.broker
-            if broker is not None:  # It has opened its shard.
-                self._checks += 1
-                check_shard(machine.name, broker.owner.shard)
+        self.invariants.look(machine)
 
     async def _run(self) -> None:
         cluster, workload = self.cluster, self.workload
@@ -220,11 +234,17 @@ class World:
             if "ranked" in workload.names and all(queue == "ranked" for queue, _ in missing):
                 await self._rank(len(missing))
                 missing = self.judge.missing()
-            if not missing:
+            unsent = self._events_missing()
+            if not missing and not unsent:
                 return
             workload.calm = loop.time() > until_s - DRAIN_S / 2
         missing.sort(key=lambda one: one[0] == "ranked")  # It was waiting for the others.
-        raise Violated(f"{len(missing)} messages were lost, such as {missing[:3]}")
+        if missing:
+            raise Violated(f"{len(missing)} messages were lost, such as {missing[:3]}")
+        raise Violated(f"{len(unsent)} events were lost, such as {unsent[:3]}")
+
+    def _events_missing(self) -> list[str]:
+        return [] if self._consistency is None else self.events.missing()
 
     async def _rank(self, count: int) -> None:
         """Consume what was left alone: the most urgent first, whatever else happened meanwhile."""
@@ -269,6 +289,8 @@ class World:
         ]
         if self._clock_steps:
             mishaps.append(self._step_clock)
+        if self._consistency is not None:
+            mishaps += [self._take_backend_away, self._lose_backend_requests]
         for number in count():
             # Of its own, so that the others stay what they are without it.
             chance = random.Random(f"{self._seed}/mishap/{number}")
@@ -369,10 +391,22 @@ class World:
         faults.lost_requests = chance.choice((0.0, 0.05))
         faults.late = self._late
 
+    def _take_backend_away(self, process: Process, chance: random.Random) -> None:
+        seconds = chance.choice((0.5, 3.0, 10.0))
+        self.cluster.tell(f"the backend of event queues is away for {seconds} s")
+        self.backend.faults.down_until_s = self.cluster.loop.time() + seconds
+
+    def _lose_backend_requests(self, process: Process, chance: random.Random) -> None:
+        faults = self.backend.faults
+        faults.lost_answers = chance.choice((0.0, 0.05, 0.2))
+        faults.lost_requests = chance.choice((0.0, 0.05))
+        faults.late = chance.choice((0.0, 0.05))
+
     def _make_peace(self) -> None:
         self.cluster.tell("no mishaps from here on")
         self.cluster.network.heal_all()
         self.cluster.store.faults.clear()
+        self.backend.faults.clear()
         self.cluster.store.on_append.clear()
         for process in self.cluster.processes:
             self._set_clock(process, 0.0)

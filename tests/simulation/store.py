@@ -43,6 +43,7 @@ from libs.storage.database.roots import Address, Root
 from libs.storage.database.settings import Kind, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
 from libs.storage.database.snapshots import NEVER_PUT
+from libs.storage.errors import StoreUnavailable
 from libs.storage.objects.durability import NoSync
 from libs.storage.objects.small_objects import Objects
 from tests.simulation.loop import MACHINE, WorldLoop
@@ -114,6 +115,7 @@ class SimulatedStore:
 
     Attributes:
         snapshots: The rows of databases as they were, by the ID of the snapshot.
+        on_landed: Called with the name of a database whose commit has landed.
         on_append: By database, what to call once its next commit has landed, unanswered as yet.
     """
 
@@ -124,6 +126,7 @@ class SimulatedStore:
         self.objects: SortedDict[str, _Stored] = SortedDict()
         self.logs: dict[str, _Log] = {}
         self.snapshots: dict[str, Rows] = {}
+        self.on_landed: Callable[[str], object] = _nothing_of
         self.on_append: dict[str, Callable[[], None]] = {}
         self.requests = 0
         self._tags = 0
@@ -413,6 +416,7 @@ class Db:
             for _, tick_ms, rows in pending:
                 _apply(self._log.rows, rows, tick_ms)
                 self._log.tick_ms = max(self._log.tick_ms, tick_ms)
+            self._store.on_landed(self._name)
             self._store.on_append.pop(self._name, _nothing)()
             return True
 
@@ -482,6 +486,10 @@ def _nothing() -> None:
     """Nothing waits for this commit."""
 
 
+def _nothing_of(name: str) -> None:
+    """Nothing looks at what is durable."""
+
+
 class _Scan:
     """The binding's DbIterator."""
 
@@ -533,8 +541,11 @@ class SimulatedRoot(Root):
             log.epoch += 1
             return log.epoch
 
-        epoch = await self._simulated.request(begin)
-        await self._simulated.request(lambda: None)
+        try:
+            epoch = await self._simulated.request(begin)
+            await self._simulated.request(lambda: None)
+        except OSError as error:
+            raise StoreUnavailable(f"opening {name}: {error}") from None
         db: Any = Db(self._simulated, name, log, epoch)
         database = Database(
             db, name, self.durability, tuning_of(kind, "s3").replay, DefaultMetricsRecorder()
@@ -571,7 +582,10 @@ class SimulatedSnapshots:
         await self._database.write(proof)
         await self._database.flush_memtable()
         log = self._store.log_of(self.database)
-        rows: Rows = await self._store.request(log.rows.copy)
+        try:
+            rows: Rows = await self._store.request(log.rows.copy)
+        except OSError as error:
+            raise StoreUnavailable(f"a snapshot of {self.database}: {error}") from None
         name = f"snapshot-{len(self._store.snapshots)}"
         self._store.snapshots[name] = rows
         return name

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from slatemq import Backoff, Complete, Push, Transfer, connect
+from slatemq import Backoff, Complete, Push, TaskState, Transfer, connect
 from slatemq.client import Client
 from slatemq.errors import (
     AlreadyExists,
@@ -164,7 +164,8 @@ class Workload:
                 backoff=Backoff.none() if kind.attempts_max else BACKOFF,
             )
 
-        await self.insist(create, AlreadyExists)
+        with self._judge.change("queue.created", name):
+            await self.insist(create, AlreadyExists)
         self._judge.created(name)
 
     async def insist(
@@ -250,6 +251,23 @@ class Workload:
             self.note_error(f"publishing {[one.payload for one in batch]}", error)
             return
         for message, published in zip(batch, done, strict=True):
+            self._judge.published(message.payload, published.message_id)
+        tasks = {one.task_id for one in done if one.task_id}
+        if len(tasks) == 1 and len(self._judge.sent) % 3 == 0:
+            await self._wait_applied(client, tasks.pop(), batch)
+
+    async def _wait_applied(
+        self, client: Client, task_id: str, batch: Sequence[OutgoingMessage]
+    ) -> None:
+        """Learn the IDs of messages whose publish was accepted as a task."""
+        try:
+            task = await client.wait_task(task_id, timeout=3)
+        except SlateMQError as error:
+            self.note_error(f"waiting for {task_id}", error)
+            return
+        if task.state is TaskState.FAILED:
+            raise Violated(f"{task_id}, which nothing is wrong with, failed: {task.error}")
+        for message, published in zip(batch, task.published, strict=False):
             self._judge.published(message.payload, published.message_id)
 
     # --- Consumers ----------------------------------------------------------
