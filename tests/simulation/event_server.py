@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from libs.events.backend import QueueBackend
 from libs.events.deliveries import Handler
-from libs.events.tasks import FailedTask, UnreadableTask, WriteTask
+from libs.events.tasks import FailedTask, UnreadableTask, WriteTask, encode_task
 from libs.serving.events import relay as relays
 from services.ingest.events import relay as ingest_relay
 from services.ingest.rpc import queued as queued_rpc
@@ -83,6 +83,7 @@ class TaskQueue:
 
     Attributes:
         waiting: To be delivered, in order.
+        delayed: Those that wait for another attempt.
         owner: The connection that consumes them; one that comes later takes them over.
         held: What the owner was given and has not finished.
         dead: The dead letters.
@@ -90,14 +91,22 @@ class TaskQueue:
     """
 
     waiting: deque[WriteTask] = field(default_factory=deque)
+    delayed: list[WriteTask] = field(default_factory=list)
     owner: SimulatedBackend | None = None
     held: list[_Delivery] = field(default_factory=list)
     dead: list[FailedTask] = field(default_factory=list)
     done: dict[str, None] = field(default_factory=dict)
 
     @property
-    def unfinished(self) -> int:
-        return len(self.waiting) + len(self.held)
+    def unfinished(self) -> list[WriteTask]:
+        return [*self.delayed, *(one.task for one in self.held), *self.waiting]
+
+    def delay(self, task: WriteTask) -> None:
+        self.delayed.append(task)
+
+    def end_delay(self, task: WriteTask) -> None:
+        self.delayed.remove(task)
+        self.waiting.append(task)
 
 
 class EventServer:
@@ -196,7 +205,8 @@ class EventServer:
         queue.held.remove(delivery)
         if delivery.task.has_retries_left:
             task = delivery.task.after_failure()
-            self.loop.call_later(RETRY_S, queue.waiting.append, task)
+            queue.delay(task)
+            self.loop.call_later(RETRY_S, queue.end_delay, task)
         else:
             queue.dead.append(FailedTask.now(delivery.task, error))
 
@@ -318,10 +328,15 @@ class _Tasks:
         return await self._server.request(lambda: self._server.retry_all(self._place))
 
     async def counts(self) -> tuple[int, int]:
-        return await self._server.request(lambda: (self._queue.unfinished, len(self._queue.dead)))
+        queue = self._queue
+        return await self._server.request(lambda: (len(queue.unfinished), len(queue.dead)))
 
     async def failed(self, limit: int) -> Sequence[FailedTask | UnreadableTask]:
         return await self._server.request(lambda: self._queue.dead[:limit])
+
+    async def pending(self) -> AsyncGenerator[bytes, None]:
+        for task in await self._server.request(lambda: self._queue.unfinished):
+            yield encode_task(task)
 
     async def stop(self) -> None:
         """What is not finished stays with the connection, until another takes over."""
