@@ -173,7 +173,7 @@ class Client(
         """Publishes one message; returns its ID when it is durable.
 
         Publishes that run at the same time share requests. Text is sent as UTF-8. `retention` is
-        in whole seconds; 0 = for ever, None = the instance's default. Delayed queues hold the
+        in whole seconds; 0 = forever, None = the instance's default. Delayed queues hold the
         message back for `delay` in place of their default; every queue does until `visible_at`.
         Of publishes with the same `dedupe_key` (1 to 255 bytes) the first one counts: later ones
         get its ID, marked `duplicate`. A failure that may pass is tried again, with the same

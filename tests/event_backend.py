@@ -1,4 +1,4 @@
-"""A backend of events in this process: its server outlives it, and is away when a test wants so."""
+"""A backend of events in this process: its server outlives it, and is down when a test wants so."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EventServer:
         monkeypatch.setattr("libs.serving.events.relay.open_backend", lambda *_: EventBackend(self))
         return QueueSettings(enabled=True, backend="redis")
 
-    def told(self, *names: str) -> list[tuple[Any, ...]]:
+    def received(self, *names: str) -> list[tuple[Any, ...]]:
         """The type and these members of each event that came for the first time."""
         first: dict[str, Event] = {}
         for event in self.events:
@@ -49,11 +49,11 @@ class EventServer:
                 await asyncio.sleep(0.005)
 
     async def has(self, count: int) -> None:
-        """Wait until so many different events have come."""
+        """Wait until this many different events have come."""
         try:
             await self.until(lambda: len({event.id for event in self.events}) >= count)
         except TimeoutError:
-            raise AssertionError(f"{count} events wanted: {self.told('queue')}") from None
+            raise AssertionError(f"{count} events wanted: {self.received('queue')}") from None
 
 
 class EventBackend:
@@ -82,4 +82,4 @@ class EventBackend:
 
     def _check(self) -> None:
         if not self._server.up:
-            raise Unavailable("the backend is away")
+            raise Unavailable("the backend is down")

@@ -20,12 +20,12 @@ _EXAMPLES_MIN: Final = 20
 
 
 def examples(full: int) -> int:
-    """How many examples to try, or histories to play, of so many in the full form."""
+    """How many examples to try, or histories to play, of this many in the full form."""
     return full if FULL else min(full, max(_EXAMPLES_MIN, full // _PART))
 
 
 def seeds(full: int, short: int = 1) -> list[Any]:
-    """Seeds of random histories: so many in the full form, the first ones in the short form."""
+    """Seeds of random histories: this many in the full form, the first ones in the short form."""
     return [*range(short), *map(proof, range(short, full))]
 
 

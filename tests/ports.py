@@ -11,14 +11,14 @@ from pathlib import Path
 from services.stack.ports import FREE_PORTS, is_free
 
 PORTS = range(10_000, FREE_PORTS.start)
-"""Neither a launcher nor an outgoing connection takes one of these while a server is away."""
+"""Neither a launcher nor an outgoing connection takes one of these while a server is down."""
 
 SHARES = 20
 """Processes of tests at one time, each of which has a share of the ports."""
 
 
 def free_ports(count: int) -> range:
-    """Ports in a row that are free now, and that nobody else is given while a server is away."""
+    """Ports in a row that are free now, and that no one else is given while a server is down."""
     share = _share()
     for _ in range(len(share.ports)):
         ports = share.next(count)

@@ -8,7 +8,7 @@ system cannot do this, which then gets one.
 
 ::
 
-    asks ──{"module": …}, streams, telling──► forks ──► guardian ──► runs the module
+    asks ──{"module": …}, streams, reports──► forks ──► guardian ──► runs the module
          ◄────────── process ID, and exit code when it has ended ─────┘
 
 The guardian is the parent of what it forks: it tells the exit code, and ends when who asked is
@@ -54,22 +54,22 @@ Stream = IO[Any] | int | None
 class ReadyProcess:
     """What `subprocess.Popen` gives, of a fork."""
 
-    def __init__(self, telling: IO[bytes], stdin: IO[bytes] | None, stdout: IO[bytes] | None):
+    def __init__(self, reports: IO[bytes], stdin: IO[bytes] | None, stdout: IO[bytes] | None):
         self.stdin, self.stdout = stdin, stdout
         self.returncode: int | None = None
-        self._telling = telling
-        self.pid = int(telling.readline())
+        self._reports = reports
+        self.pid = int(reports.readline())
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
-        if self.returncode is None and select.select([self._telling], [], [], 0)[0]:
+        if self.returncode is None and select.select([self._reports], [], [], 0)[0]:
             self._end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._telling], [], [], timeout)[0]:
+            if not select.select([self._reports], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             self._end()
         assert self.returncode is not None
@@ -79,11 +79,11 @@ class ReadyProcess:
         """The same, while the event loop goes on."""
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         if self.poll() is None:
-            loop.add_reader(self._telling, end.set)
+            loop.add_reader(self._reports, end.set)
             try:
                 await end.wait()
             finally:
-                loop.remove_reader(self._telling)
+                loop.remove_reader(self._reports)
         return self.wait()
 
     def send_signal(self, number: int) -> None:
@@ -98,8 +98,8 @@ class ReadyProcess:
         self.send_signal(signal.SIGKILL)
 
     def _end(self) -> None:
-        self.returncode = int(self._telling.readline() or _COULD_NOT)
-        self._telling.close()
+        self.returncode = int(self._reports.readline() or _COULD_NOT)
+        self._reports.close()
 
 
 class AwaitedProcess:
@@ -157,8 +157,8 @@ def popen(
         "group": process_group is not None,
         "session": start_new_session,
     }
-    result, telling = os.pipe()
-    given, theirs, ours = [], [telling], []
+    result, reports = os.pipe()
+    given, theirs, ours = [], [reports], []
     for number, stream in enumerate((stdin, stdout, stderr)):
         own, its = _stream(number, stream)
         ours.append(own)
@@ -167,7 +167,7 @@ def popen(
             theirs.append(its)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         asking.connect(f"\0{_where()}")
-        socket.send_fds(asking, [json.dumps(asked).encode()], [*given, telling])
+        socket.send_fds(asking, [json.dumps(asked).encode()], [*given, reports])
     for file in theirs:
         os.close(file)
     return ReadyProcess(os.fdopen(result, "rb", buffering=0), ours[0], ours[1])
@@ -277,7 +277,7 @@ def _main_of(module: str) -> str:
 
 def _guard(asked: Mapping[str, Any], files: Sequence[int]) -> None:
     """Fork once more; returns in the fork. The parent of it waits, tells its end, and ends."""
-    *streams, telling = files
+    *streams, reports = files
     owner: int | None = None
     with suppress(ProcessLookupError):
         owner = os.pidfd_open(asked["owner"])
@@ -285,7 +285,7 @@ def _guard(asked: Mapping[str, Any], files: Sequence[int]) -> None:
     if pid == 0:
         if owner is not None:
             os.close(owner)
-        _become(asked, streams, telling)
+        _become(asked, streams, reports)
         return
     for file in (0, 1, 2, *streams):
         os.close(file)
@@ -294,11 +294,11 @@ def _guard(asked: Mapping[str, Any], files: Sequence[int]) -> None:
     if its in select.select(watched, [], [])[0]:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with suppress(BrokenPipeError):
-            os.write(telling, b"%d\n" % code)
+            os.write(reports, b"%d\n" % code)
     os._exit(0)
 
 
-def _become(asked: Mapping[str, Any], streams: Sequence[int], telling: int) -> None:
+def _become(asked: Mapping[str, Any], streams: Sequence[int], reports: int) -> None:
     """Be what was asked for, with its streams, and say so."""
     if asked["session"]:
         os.setsid()
@@ -322,8 +322,8 @@ def _become(asked: Mapping[str, Any], streams: Sequence[int], telling: int) -> N
             binary, stream.encoding, stream.errors, line_buffering=name == "stderr"
         )
         setattr(sys, name, made)
-    os.write(telling, b"%d\n" % os.getpid())
-    os.close(telling)
+    os.write(reports, b"%d\n" % os.getpid())
+    os.close(reports)
 
 
 def _end(code: Any) -> NoReturn:

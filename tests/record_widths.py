@@ -45,7 +45,7 @@ class Value(NamedTuple):
 
 
 def text(bytes_max: int, bound: str) -> Value:
-    """A text of at most so many bytes."""
+    """A text of at most this many bytes."""
     return Value("x" * bytes_max, bound)
 
 

@@ -67,7 +67,7 @@ async def _work(message: Received) -> Outcome:
     if message.attempts_count == 1:
         number = int(event["id"].removeprefix("evt-"))
         if number % 41 == 0:
-            return await _raise(message, "the shop's database is away")
+            return await _raise(message, "the shop's database is down")
         if number % 43 == 0:
             return await _give_back(message)
         if number % 97 == 0:

@@ -47,7 +47,7 @@ class Columns:
         headers: As mappings, for those who tail the log.
         header_bytes: The same, encoded (libs.storage.records.metadata.encode_headers).
         created_at_ms: By the producers' clocks; NOT_SET = when received.
-        retention_s: 0 = for ever.
+        retention_s: 0 = forever.
         payload_bytes: Sizes.
 
     What few messages have, by their offsets in the run; it costs nothing where none has it:

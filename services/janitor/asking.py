@@ -25,7 +25,7 @@ def asking(service: str, shard: int) -> Iterator[None]:
     except (Unavailable, DeadlineExceeded) as error:
         name = f"{service} {shard}"
         if name not in error.message:
-            what = "is away" if isinstance(error, Unavailable) else "does not answer"
+            what = "is down" if isinstance(error, Unavailable) else "does not answer"
             error.message = f"{name} {what}: {error.message}"
             error.args = (error.message,)
         raise

@@ -88,7 +88,7 @@ class JanitorConfig(ServingConfig):
         maximum=100_000,
     )
     run_retention_s: int = setting(
-        "How long a run stays in the history after its end, in seconds; 0 = for ever.",
+        "How long a run stays in the history after its end, in seconds; 0 = forever.",
         default=2_592_000,
         minimum=0,
         maximum=U32_MAX,

@@ -111,7 +111,7 @@ class Metrics:
     def _lag_s(self, route: RouteLag) -> float:
         """By the clocks of ingest and router where the message is here.
 
-        Where it is not, as while a broker is away, since the route last moved.
+        Where it is not, as while a broker is down, since the route last moved.
         """
         where = (route.ingest_shard, route.broker_shard)
         if route.oldest_received_ms is not None:

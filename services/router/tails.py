@@ -5,7 +5,7 @@
     TailLog ──▶ Tail ──offer──▶ Route (log, broker 0)      a tail stands at one position and
                      └─offer──▶ Route (log, broker 1)      feeds every route that is not behind it
 
-A route that is behind every tail (a new broker, one that was away) gets a tail of its own, which
+A route that is behind every tail (a new broker, one that was down) gets a tail of its own, which
 joins the shared one when it has caught up. So an entry is read and decoded once, however many
 brokers there are, except by those who lag; each of them costs ingest one more stream meanwhile.
 
@@ -49,7 +49,7 @@ BACKFILLS_MAX = 4
 """Streams of one log that read for replays: ingest has 256 for all that read its log."""
 
 WATCH_SECONDS = 1.0
-"""How often a log that no stream reads, because every broker is away, is asked where it stands."""
+"""How often a log that no stream reads, because every broker is down, is asked where it stands."""
 
 
 class Buffer(NamedTuple):
@@ -212,7 +212,7 @@ class Log:
             self._tail_for(route.position).join(subscriber)
 
     def broker_down(self, subscriber: Subscriber) -> None:
-        """Its broker is away, and what was sent to it is in the route again."""
+        """Its broker is down, and what was sent to it is in the route again."""
         if subscriber.tail is None:
             subscriber.route.forget()  # It was full and has left: what came back is read again too.
         else:

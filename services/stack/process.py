@@ -7,7 +7,7 @@
        └────── wait (backoff) ◄────────────┤
                                            └─► refused: fenced, exit code 2, or it has
                                                never served in STARTS_MAX lives, those aside
-                                               that the store was away in
+                                               that the store was down in
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Supervised:
         self._on_serving = on_serving
         self._backoff = backoff or Backoff()
         self._lives_count = 0
-        self._failed_count = 0  # of lives that a store that is away did not end
+        self._failed_count = 0  # of lives that a store that is down did not end
         self._has_served = False
         self._log_offset = 0
         self._stopping = asyncio.Event()

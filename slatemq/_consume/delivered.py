@@ -232,7 +232,7 @@ class LeaseKeeper:
                 [lease.token for lease in leases], length_ms, call_s=length_ms / 3000
             )
         except SlateMQError as error:
-            # The broker is away: again at the next look; after its restart leases have grace.
+            # The broker is down: again at the next look; after its restart leases have grace.
             log.debug("%d leases could not be extended now: %s", len(leases), error)
             return
         now = time.monotonic()
@@ -319,7 +319,7 @@ class ClaimedMessage:
 
     @property
     def retention_s(self) -> int:
-        """How long it lives from its receipt, in seconds; 0 = for ever."""
+        """How long it lives from its receipt, in seconds; 0 = forever."""
         return self._run.common.retention_s
 
     @property

@@ -203,7 +203,7 @@ class IngestWatch(OutageWatch):
         """What an answer of the broker says: messages wait for these."""
         if shards:
             named = ", ".join(map(str, shards))
-            away = f"ingest {named} is away, or still reading payloads"
+            away = f"ingest {named} is down, or still reading payloads"
             self.begin(Unavailable(away, reason=INGEST_AWAY))
         else:
             self.end()

@@ -41,15 +41,14 @@ CREDENTIALS = {
     "tls": ("", "Connect with TLS; so do --ca, --cert and --server-name.  [env var: SLATEMQ_TLS]"),
     "ca": (
         "FILE",
-        "Authorities that certificates of services must be signed by, in PEM.  "
+        "Certificates of the authorities that sign the services' certificates, in PEM.  "
         "[env var: SLATEMQ_CA]",
     ),
-    "cert": ("FILE", "The certificate that proves who calls, in PEM.  [env var: SLATEMQ_CERT]"),
+    "cert": ("FILE", "The client's certificate, in PEM.  [env var: SLATEMQ_CERT]"),
     "key": ("FILE", "Its private key, in PEM.  [env var: SLATEMQ_KEY]"),
     "token_file": (
         "FILE",
-        "A file with the token that proves who calls.  "
-        "[env vars: SLATEMQ_TOKEN_FILE, SLATEMQ_TOKEN]",
+        "A file with the client's token.  [env vars: SLATEMQ_TOKEN_FILE, SLATEMQ_TOKEN]",
     ),
     "server_name": (
         "NAME",

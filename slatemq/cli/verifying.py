@@ -29,9 +29,9 @@ def verify(session: Session, sizes_only: bool) -> None:
       slatemq verify --json | jq '.findings[] | select(.is_fault)'
 
     The janitor takes snapshots of all shards, reads every row and payload object,
-    and compares what they say of one another: counts and lists, logs and queues,
-    cursors, outboxes, names. It takes no Spark; the instance goes on meanwhile. Each
-    line names the shard, the record, its key, what is wrong, and what to do.
+    and compares them: counts and lists, logs and queues, cursors, outboxes, names.
+    It does not need Spark, and the instance keeps working meanwhile. Each line names
+    the shard, the record, its key, what is wrong, and what to do.
 
     Exit code 1: something is wrong, or the run did not complete. Leftovers, which
     only take space, exit with 0. For a stopped instance there is
@@ -101,7 +101,7 @@ def _sum_up(run: JobRun) -> None:
         removed = " and removes nothing" if run.job == "repair" else ""
         note(
             f"{run.job} looks for no leftovers{removed} while {unread} of the shards named above "
-            "cannot be read whole: they may need what nothing else does"
+            "cannot be read completely: they may need what looks like a leftover"
         )
     say(
         f"{counts.get('faults', 0):,} faults, {counts.get('leftovers', 0):,} leftovers; read "

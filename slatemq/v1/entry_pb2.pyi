@@ -92,7 +92,7 @@ class Entry(_message.Message):
     visible_at_ms: _builtins.int
     """The time from which it may be claimed; 0 = now."""
     retention_deadline_ms: _builtins.int
-    """The time until which it may be delivered; 0 = for ever, or done."""
+    """The time until which it may be delivered; 0 = forever, or done."""
     consumer_id: _builtins.str
     """In flight: the consumer that has it. Done: the consumer that acked, dropped or replaced it; empty where a redrive moved it."""
     claimed_at_ms: _builtins.int

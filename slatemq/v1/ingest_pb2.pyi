@@ -57,7 +57,7 @@ class PublishRun(_message.Message):
     created_at_ms: _builtins.int
     """When the producer made the messages, in milliseconds since the Unix epoch; not negative. Absent: the time of receipt."""
     retention_s: _builtins.int
-    """How long each message is kept, from its receipt, in seconds; 0 = for ever; absent = the instance's default (7
+    """How long each message is kept, from its receipt, in seconds; 0 = forever; absent = the instance's default (7
     days). At most 4,294,967,295. A message past its retention is never delivered, and is removed. A message with a
     retention above 0 may be removed earlier, once it is older than the replay window and no queue needs it; one with 0
     stays stored, even when every queue is done with it.

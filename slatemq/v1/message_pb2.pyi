@@ -70,7 +70,7 @@ class Message(_message.Message):
     received_at_ms: _builtins.int
     """When ingest accepted the message. Never decreases within a shard."""
     retention_s: _builtins.int
-    """How long after `received_at_ms` the message may be delivered, in seconds; 0 = for ever."""
+    """How long after `received_at_ms` the message may be delivered, in seconds; 0 = forever."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What filters and priorities are evaluated on: at most 255 pairs, keys 1–65,535 and values 0–65,535 bytes of UTF-8."""

@@ -94,7 +94,7 @@ class Queue(_message.Message):
     """1–255 characters of `A-Za-z0-9._-`, unique in the instance. Cannot change."""
     filter: _builtins.str
     """A CEL expression over `headers` (map of string to string), `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a
-    duration, 0 = for ever), `size` (payload bytes) and `message_id` (int) that is true for the messages of this queue. An evaluation
+    duration, 0 = forever), `size` (payload bytes) and `message_id` (int) that is true for the messages of this queue. An evaluation
     error, such as a missing header, means no match.
     Absent at creation: `headers["queue"] == "<queue_id>"`; set but empty is refused. At most 8,192 bytes.
     """
@@ -113,7 +113,7 @@ class Queue(_message.Message):
     43,200,000, or `max_total_lease_ms` where that is less.
     """
     done_retention_s: _builtins.int
-    """How long done messages stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 86,400 (1 day).
+    """How long done messages stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at creation: 86,400 (1 day).
     Lists leave out older ones.
     """
     max_in_flight: _builtins.int
@@ -139,7 +139,7 @@ class Queue(_message.Message):
     (12 h). The grace that leases get after a restart of the broker is not counted.
     """
     failed_retention_s: _builtins.int
-    """How long dead letters stay listed, in seconds, at most 4,294,967,295; 0 = for ever; absent at creation: 0. Archived ones stay."""
+    """How long dead letters stay listed, in seconds, at most 4,294,967,295; 0 = forever; absent at creation: 0. Archived ones stay."""
     paused: _builtins.bool
     """Output only. Whether the queue is paused; see PauseQueue."""
     @_builtins.property

@@ -68,7 +68,7 @@ class ExplainRequest(_message.Message):
     delay_ms: _builtins.int
     """The message's own delay, as in PublishRun; not with `visible_at_ms`."""
     retention_s: _builtins.int
-    """As in PublishRun, in seconds, at most 4,294,967,295; 0 = for ever."""
+    """As in PublishRun, in seconds, at most 4,294,967,295; 0 = forever."""
     message_id: _builtins.int
     """The ID of the message, for filters; not negative."""
     @_builtins.property

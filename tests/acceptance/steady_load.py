@@ -69,7 +69,7 @@ class SteadyLoad:
         return message_id
 
     async def progress(self, published: int = 20, acked: int = 20) -> None:
-        """Wait until so many more are published and acked; raises what has ended a part of it."""
+        """Wait until this many more are published and acked; raises what has ended a part of it."""
         more, less = len(self.published) + published, len(self.acked) + acked
         async with asyncio.timeout(WAIT_S):
             while len(self.published) < more or len(self.acked) < less:

@@ -24,7 +24,7 @@ from slatemq.v1 import (
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 120.0
-"""Longer than anything is away in these tests, the long forms included."""
+"""Longer than anything is down in these tests, the long forms included."""
 
 RETRY_SECONDS = 0.05
 _REPEATABLE = (

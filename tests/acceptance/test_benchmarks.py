@@ -3,7 +3,7 @@
 `make test` runs one workload, `make proofs` all of them.
 
 The suite counts and hashes by itself, and fails where anything is missing or changed. Times are
-looked at by nobody here.
+looked at by no one here.
 """
 
 from __future__ import annotations

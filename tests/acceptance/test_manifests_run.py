@@ -223,7 +223,7 @@ class Cluster:
         assert load.published.items() <= load.consumed.items()
         assert {*load.consumed.values()} == {*load.published.values()}
         assert load.again == set()
-        assert load.unanswered == []  # Calls are repeated while a pod is away.
+        assert load.unanswered == []  # Calls are repeated while a pod is down.
 
 
 def _shows(pod: RunningPod, port: int, certificate: bytes) -> bool:
@@ -342,7 +342,7 @@ def test_a_pod_that_is_deleted_drains_within_its_grace_and_its_successor_serves(
     assert broker.process.wait(timeout=grace) == EXIT_CLEAN
     assert not broker.probe("livenessProbe")
 
-    # When the StatefulSet makes it anew, which has a UID of its own
+    # When the StatefulSet makes it again, which has a UID of its own
     old = dict(broker._environ)
     broker._environ["SLATEMQ_OWNER_NAME"] = "another"
     broker.start()

@@ -153,7 +153,7 @@ def _theirs(content: bytes, strict: bool) -> Any:
 
 
 def fuzz(seed: int, until: float, count_max: int, folder: Path) -> int:
-    """Runs until that time, or so many files; gives how many there were."""
+    """Runs until that time, or this many files; gives how many there were."""
     chance = random.Random(seed)
     for count, content in enumerate(files(chance)):
         if count >= count_max or time.monotonic() >= until:

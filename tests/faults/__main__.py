@@ -146,7 +146,7 @@ def _parse() -> argparse.Namespace:
         "--seconds",
         type=float,
         default=60,
-        help="how long ingest is away, zombies run, owners are frozen, or each trouble of the "
+        help="how long ingest is down, zombies run, owners are frozen, or each trouble of the "
         "store lasts",
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the victims")
@@ -192,7 +192,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="the verdict of hostile as JSON alone")
     parser.add_argument(
-        "--away-seconds", type=float, default=0, help="how long the backend of event queues is away"
+        "--away-seconds", type=float, default=0, help="how long the backend of event queues is down"
     )
     return parser.parse_args()
 

@@ -25,7 +25,7 @@ from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
 OWNERS = ("ingest", "broker")
 AWAY_S = (15.0, 20.0)
-"""A store that is away for most of the time: a shard has 5 s to open."""
+"""A store that is down for most of the time: a shard has 5 s to open."""
 
 RESTART_SECONDS = 300.0
 """How long an owner may take to serve while the store is in trouble."""

@@ -369,7 +369,7 @@ class World:
     def _take_store_away(self, process: Process, chance: random.Random) -> None:
         # Seldom for so long that its clients give up: nothing else would happen then.
         seconds = chance.choice((0.2, 0.2, 0.5, 0.5, 1.0, 1.0, 3.0, 3.0, 20.0))
-        self.cluster.tell(f"the store is away for {seconds} s")
+        self.cluster.tell(f"the store is down for {seconds} s")
         self.cluster.store.faults.down_until_s = self.cluster.loop.time() + seconds
 
     def _hamper_store(self, process: Process, chance: random.Random) -> None:
@@ -446,5 +446,5 @@ class _Tracebacks(logging.Handler):
 
 
 def _is_expected(error: BaseException) -> bool:
-    """Whether a store that is away, or another owner, explains that a queue cannot be served."""
+    """Whether a store that is down, or another owner, explains that a queue cannot be served."""
     return isinstance(error, StorageError | SlateMQError) and not isinstance(error, BUGS)

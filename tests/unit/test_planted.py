@@ -30,7 +30,7 @@ def test_there_are_twenty_planted_bugs_at_least() -> None:
 def test_a_planted_bug_fits_the_code_as_it_is(planted: Planted) -> None:
     command = ["git", "apply", "--check", str(planted.path)]
     checked = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert checked.returncode == 0, f"{checked.stderr}: mend the patch, or plant another bug"
+    assert checked.returncode == 0, f"{checked.stderr}: repair the patch, or plant another bug"
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)

@@ -1,7 +1,7 @@
 """Channels to other services: one per peer for the whole process.
 
 A channel knows its address only by the topology. When the peer moves, the next `to` gives a new
-channel and the old one ends with its calls. Calls never wait for a peer that is away (no
+channel and the old one ends with its calls. Calls never wait for a peer that is down (no
 wait-for-ready): they fail at once with UNAVAILABLE, and the caller decides when to try again.
 """
 

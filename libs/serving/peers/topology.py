@@ -9,7 +9,7 @@ object has two addresses: `address` for clients, and `peer_address` for the othe
 an ingest has its largest payload, too, in bytes: `payload_bytes_max`.
 
 Each process writes its own at start, under the same name as the one it replaces; all others read
-it. Entries are never taken for proof of life: a process that is away keeps its entry.
+it. Entries are never taken for proof of life: a process that is down keeps its entry.
 
 Readers read one object, `topology/change`, which gets a new random value after each change of an
 entry, and the entries only where that value has changed. So an idle instance costs its store one
@@ -170,7 +170,7 @@ class TopologyDirectory:
         """Take this process off the list, unless another has taken its number over already.
 
         For routers and janitors, which come and go; shards stay for ever. Raises nothing: who ends
-        while the store is away stays on the list, and the log says so.
+        while the store is down stays on the list, and the log says so.
         """
         try:
             topology = await self.read(max_age_ms=0)

@@ -49,7 +49,7 @@ class ExitCause:
 
     @classmethod
     def store_away(cls, message: str) -> ExitCause:
-        """The store is away, or refuses: it may serve the next start."""
+        """The store is down, or refuses: it may serve the next start."""
         return cls(EXIT_STORE_AWAY, "store_away", message)
 
     @classmethod

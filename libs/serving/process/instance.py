@@ -37,7 +37,7 @@ class InstanceSettings:
         maximum=limits.PAYLOAD_BYTES_CEILING,
     )
     retention_s: int = setting(
-        "How long a message lives whose producer does not say, in seconds; 0 = for ever.",
+        "How long a message lives whose producer does not say, in seconds; 0 = forever.",
         default=WEEK_S,
         minimum=0,
         maximum=limits.RETENTION_S_MAX,
@@ -63,7 +63,7 @@ class InstanceSettings:
         maximum=DAY_S,
     )
     replay_window_s: int = setting(
-        "How far back a new queue may start, in seconds; 0 = for ever. Messages that no queue "
+        "How far back a new queue may start, in seconds; 0 = forever. Messages that no queue "
         "needs any more are kept for this long after their receipt.",
         default=WEEK_S,
         minimum=0,

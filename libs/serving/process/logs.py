@@ -65,7 +65,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 class RepeatLimit(logging.Filter):
     """Lets a few of the warnings through that differ in their facts alone, then one in a while.
 
-    While the store or a peer is away, every call and every loop has the same to say. Errors all
+    While the store or a peer is down, every call and every loop has the same to say. Errors all
     pass: each names what an operator has to look at.
     """
 

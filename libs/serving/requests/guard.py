@@ -335,9 +335,9 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
     if isinstance(error, grpc.RpcError):
         cause = from_rpc_error(error)
         if isinstance(cause, errors.Unavailable):
-            log.warning("a peer is away: %s", cause.message, extra={"method": method})
+            log.warning("a peer is down: %s", cause.message, extra={"method": method})
             return errors.Unavailable(
-                "a service that this one needs is away",
+                "a service that this one needs is down",
                 reason="PEER_UNAVAILABLE",
                 retry_after_ms=cause.retry_after_ms,
             )
@@ -347,9 +347,9 @@ def _translated(method: str, error: BaseException) -> errors.SlateMQError:
         log.error("%s", error, extra={"method": method})
         return errors.Internal(str(error), reason="UNSTORABLE_RECORD")
     if isinstance(error, StoreUnavailable | StoreFailed):
-        log.warning("the store is away: %s", error, extra={"method": method})
+        log.warning("the store is down: %s", error, extra={"method": method})
         full = ": its disk is full" if NO_SPACE in str(error) else ""
-        return errors.Unavailable(f"the object store is away{full}", reason="STORE_UNAVAILABLE")
+        return errors.Unavailable(f"the object store is down{full}", reason="STORE_UNAVAILABLE")
     if isinstance(error, CorruptRecord | DamagedStore | DamagedObject):
         log.error("damaged data: %s", error, extra={"method": method})
         return errors.DataLoss(str(error), reason="DAMAGED_DATA")

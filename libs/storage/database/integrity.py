@@ -187,7 +187,7 @@ async def _lost_manifests(objects: Objects, database: str) -> DamagedStore | Non
     if await _is_announced(objects, database):
         return LostDatabase(
             f"{database} is gone, and {_entry_of(database)} says that it was there: {_RESTORE}. To "
-            "do without it for ever, see `Give a shard up` of docs/how-to/repair.md"
+            "do without it permanently, see `Give a shard up` of docs/how-to/repair.md"
         )
     return None
 

@@ -308,7 +308,7 @@ class Dispatcher:
         if away:
             shards = ", ".join(map(str, sorted(away)))
             waiter_line.away = Unavailable(
-                f"ingest {shards} is away, or still reading payloads", reason="INGEST_AWAY"
+                f"ingest {shards} is down, or still reading payloads", reason="INGEST_AWAY"
             )
         waiter_line.await_ingests(away)
         self._ingests.mark_down(found)

@@ -197,7 +197,7 @@ class Ingests:
             yield
         except (grpc.RpcError, StorageError) as error:
             self._channels.doubt("ingest", shard)
-            raise Unavailable(f"ingest {shard} is away: {error}", reason="INGEST_AWAY") from error
+            raise Unavailable(f"ingest {shard} is down: {error}", reason="INGEST_AWAY") from error
 
     async def replace(self, request: ReplaceMessageRequest) -> str:
         """Replace a message; returns its new etag. Raises the ingest's refusal, and Unavailable."""
@@ -212,7 +212,7 @@ class Ingests:
             if isinstance(problem, (InvalidArgument, NotFound, Aborted, ResourceExhausted)):
                 raise problem from None
             self._channels.doubt("ingest", shard)
-            raise Unavailable(f"ingest {shard} is away: {failed}", reason="INGEST_AWAY") from failed
+            raise Unavailable(f"ingest {shard} is down: {failed}", reason="INGEST_AWAY") from failed
         return str(answer.etag)
 
 

@@ -144,7 +144,7 @@ class EntryReader:
         """Adds what the view wants; returns how many of the first entries fit into an answer.
 
         Messages count for the budget until the call ends. Raises Unavailable while messages are
-        wanted and an ingest is away, ResourceExhausted where answers that are not read have the
+        wanted and an ingest is down, ResourceExhausted where answers that are not read have the
         budget.
         """
         if all(entry.state == queue_pb2.ENTRY_STATE_ARCHIVED for entry in entries):

@@ -116,7 +116,7 @@ class OtherBrokers:
         for (queue_id, shard), has in answers.items():
             if has is None and queue_id not in found:
                 raise Unavailable(
-                    f"whether queue {queue_id!r} exists is not known: broker {shard} is away",
+                    f"cannot look up queue {queue_id!r}: broker {shard} is down",
                     reason="BROKER_AWAY",
                 )
         return frozenset(found)

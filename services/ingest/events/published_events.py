@@ -124,7 +124,7 @@ class PublishedEvents:
         """Messages that have no event yet are purged."""
         self.lost_count += count
         log.warning(
-            "%d messages were purged before their events could be published: the backend was away "
+            "%d messages were purged before their events could be published: the backend was down "
             "for longer than events_hold_s",
             count,
         )

@@ -120,7 +120,7 @@ class QueuedServicer(IngestServicer):
     def _counted(self, size_bytes: int) -> Iterator[None]:
         """Count a publish until it is answered. Raises ResourceExhausted as a direct one does.
 
-        What tasks are storing has no part in it: publishes are taken while the store is away.
+        What tasks are storing has no part in it: publishes are taken while the store is down.
         """
         bytes_max = self._config.uncommitted_bytes_max
         if self._unanswered_bytes and self._unanswered_bytes + size_bytes > bytes_max:

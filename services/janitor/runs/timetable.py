@@ -107,7 +107,7 @@ def parse_schedule(text: str) -> Schedule | None:
 log = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 60_000
-"""After a look that failed since a shard or the store is away."""
+"""After a look that failed since a shard or the store is down."""
 
 _IDLE_S: Final = 3600.0
 

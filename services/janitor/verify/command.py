@@ -161,8 +161,8 @@ def write_text(findings: Findings, took_s: float, out: TextIO) -> None:
         out.write(f"  {finding.what_to_do}\n")
     if findings.unreadable:
         out.write(
-            f"no leftovers were looked for: {', '.join(sorted(findings.unreadable))} cannot be "
-            "read whole, and may need what nothing else does\n"
+            f"did not look for leftovers: {', '.join(sorted(findings.unreadable))} cannot be read "
+            "completely, and may need what looks like one\n"
         )
     counts = findings.counts
     rows = sum(count for name, count in counts.items() if name.startswith("rows/"))

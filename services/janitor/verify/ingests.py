@@ -41,8 +41,8 @@ _REST: Final = (
 
 _LOST_ENTRY: Final = (
     "a message's rows come and go in one commit, so its log entry is lost: restore the ingest's "
-    "database from a copy that has it. Else a queue that has the message makes it a dead letter "
-    "when it is claimed, and where it was not routed, no queue gets it"
+    "database from a copy that has it. Otherwise a queue that has the message makes it a dead "
+    "letter when it is claimed; where it was not routed, no queue gets it"
 )
 
 IDS_NAMED: Final = 10

@@ -219,7 +219,7 @@ class Verification:
                     name,
                     "task",
                     task_id_of(ulid),
-                    "it is to be applied, and its body is gone",
+                    "it is still to be applied, but its body is gone",
                     advice=_LOST_BODY,
                 )
 

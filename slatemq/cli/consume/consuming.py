@@ -59,11 +59,11 @@ Examples:
 --exec runs CMD with the shell for each message, with the payload on stdin.
 Exit status 0 acks the message; any other nacks it, and the end of what CMD
 wrote to stderr is the reason. Exit status 126 or 127 means that the shell
-cannot run CMD: if CMD ends so for three messages in a row, or for all that
-come, `consume` ends with exit code 2, and returns the messages without
-counting an attempt. Once CMD has ended in any other way, 126 and 127 of fewer
-messages in a row are failures like all others; CMD || exit 1 makes them so
-always. When the reader of stdout is gone, and CMD ends by SIGPIPE, `consume`
+cannot run CMD: if that happens for three messages in a row, or for every
+message, `consume` ends with exit code 2, and returns the messages without
+counting an attempt. Once CMD has ended in any other way, 126 and 127 for fewer
+messages in a row are failures like all others; CMD || exit 1 makes every one a
+failure. When the reader of stdout is gone, and CMD ends by SIGPIPE, `consume`
 ends as on Ctrl-C, with exit code 141. The environment has SLATEMQ_MESSAGE_ID,
 SLATEMQ_QUEUE, SLATEMQ_ATTEMPTS (1 for the first) and SLATEMQ_HEADERS (a JSON
 object; omitted over 100,000 bytes).
@@ -72,10 +72,10 @@ Without --exec each payload is written to stdout, followed by a newline, and
 acked once it is written. --json writes messages as `claim` does; with --exec
 it writes the outcome of each message.
 
-Leases are extended while messages are processed. Ctrl-C stops: messages in
-process are returned, and no attempt is counted. The exit code is 1 when there
-were messages and all of them failed, and 3 when a broker or ingest that is
-needed is down for longer than --timeout while nothing is in process.
+Leases are extended while messages are processed. Ctrl-C stops: messages being
+processed are returned, and no attempt is counted. The exit code is 1 when there
+were messages and all of them failed, and 3 when a broker or ingest that it
+needs is down for longer than --timeout while it processes no message.
 """
 
 

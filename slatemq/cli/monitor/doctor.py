@@ -33,13 +33,14 @@ def doctor(session: Session) -> None:
       slatemq doctor && echo all is well
       slatemq doctor --json | jq 'select(.level != "ok")'
 
-    Looks at the health and the settings of all processes, what the caller may do, versions, the
-    topology, clocks, the store, what waits to be compacted, the disk of a file:// store,
-    certificates that expire soon, and queues in quarantine. Nothing is changed; to test the store,
-    owners of shards write an object of a random name and remove it, as they do when they start.
+    It examines the health and settings of all processes, the caller's rights,
+    versions, the topology, clocks, the store, pending compactions, the disk of a
+    file:// store, certificates that expire soon, and queues in quarantine. It
+    changes nothing; to test the store, owners of shards write an object with a
+    random name and remove it, as they do when they start.
 
-    Takes the verb operate; without it, what other callers may see is examined. Exits with 1 if
-    there is a problem; warnings alone exit with 0.
+    It needs the verb operate; without it, it examines what other callers may see.
+    Exit code 1: there is a problem. Warnings alone exit with 0.
     """
     found = session.call(lambda client: _examine(session, client))
     for one in found:

@@ -23,9 +23,9 @@ SHORTEST: Final = timedelta(milliseconds=500)
     type=DURATION,
     default="2s",
     show_default=True,
-    help="How long to wait between two looks; at least 500ms.",
+    help="How long to wait between two samples; at least 500ms.",
 )
-@flag("--once", help="Print one table, of two looks, and end; so does top without a terminal.")
+@flag("--once", help="Print one table, of two samples, and end; so does top without a terminal.")
 def top(session: Session, interval: timedelta, once: bool) -> None:
     """Show the queues live: rates, depth, age of the oldest message, lag of routing.
 
@@ -41,11 +41,11 @@ def top(session: Session, interval: timedelta, once: bool) -> None:
     the end of a lease; oldest is how long the first message has been claimable;
     lag counts stored messages that are not yet routed to the queue's broker.
 
-    A look asks each process once, and the next one begins only after its answer.
-    With --json, each look but the first is an object on a line, until Ctrl-C.
+    A sample asks each process once, and the next one begins only after its answer.
+    With --json, each sample but the first is an object on a line, until Ctrl-C.
     """
     if interval < SHORTEST:
-        raise click.UsageError("--interval must be at least 500ms: each look lists all queues")
+        raise click.UsageError("--interval must be at least 500ms: each sample lists all queues")
     is_terminal = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
     view: Any = import_module("slatemq.cli.monitor.view")  # Loads the client, and rich.
     if session.json:

@@ -58,7 +58,7 @@ JSON, by RFC 6901 pointers (~1 for /, ~0 for ~): /actor/login makes the header
 written; a missing value or null makes no header; an object or array is an
 error, which names the line.
 
-At the end, also after a failure or Ctrl-C, --jsonl prints the durable count:
+At the end, even after a failure or Ctrl-C, --jsonl prints the durable count:
 the number of lines, from the start of the file, that are certainly stored.
 Continue with --skip and that number. Later lines may be stored too; if you
 continue within 10 minutes, on the same machine, with the same file and
@@ -100,7 +100,7 @@ duplicates lines.
 )
 @flag(
     "--allow-unrouted",
-    help="Publish also where the queue of --to does not exist or does not match.",
+    help="Publish even if the queue of --to does not exist or does not match.",
 )
 @header_option("the message, or of each line")
 def publish(
@@ -119,8 +119,8 @@ def publish(
     """Publish one message, or each line of a file with --jsonl.
 
     The payload is TEXT, a file, or stdin (-). The message is durable once its
-    ID is printed, also where no queue matches: a note says how many do, and
-    `slatemq explain` which. --to a queue that does not exist is refused.
+    ID is printed, even if no queue matches: a note says how many queues do, and
+    `slatemq explain` shows which. --to a queue that does not exist is refused.
     """
     headers = headers_of(to, pairs)
     checked = None if allow_unrouted else to

@@ -67,9 +67,10 @@ def wait(session: Session, task_id: str, length: timedelta | None) -> None:
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
+    metavar="N",
     default=100,
     show_default=True,
-    help="At most, of each ingest.",
+    help="At most N tasks of each ingest.",
 )
 def failed(session: Session, limit: int) -> None:
     """List the tasks that have failed, with their errors.
@@ -99,9 +100,10 @@ def _show_failed(found: Sequence[Task]) -> None:
 @click.option(
     "--limit",
     type=click.IntRange(1, 1_000),
+    metavar="N",
     default=100,
     show_default=True,
-    help="At most, of each ingest.",
+    help="At most N tasks of each ingest.",
 )
 def pending(session: Session, limit: int) -> None:
     """List the tasks that wait to be applied, with the errors of their attempts.

@@ -58,7 +58,8 @@ def queue() -> None:
 @click.option(
     "--shard",
     type=click.IntRange(min=0),
-    help="Place it on this broker shard.  [default: one that has little to do]",
+    metavar="N",
+    help="Place it on this broker shard.  [default: one with little load]",
 )
 def create(
     session: Session,
@@ -86,8 +87,9 @@ def create(
       slatemq queue create stats --filter 'headers["type"] == "order"' --start-from -2h
       slatemq queue create stage-2 --with stage-1
 
-    A queue lives on one broker shard. Without --shard and --with, two brokers are asked how much
-    they have to do (queues, messages, processor time), and the one with less gets the queue.
+    A queue lives on one broker shard. Without --shard and --with, the command asks
+    two brokers for their load (queues, messages, processor time), and creates the
+    queue on the one with less.
 
     Filters and priorities are CEL. They see `headers` (a map of strings),
     `created_at`, `received_at`, `visible_at` (timestamps), `retention` (a

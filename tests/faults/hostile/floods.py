@@ -86,7 +86,7 @@ async def drained(reader: asyncio.StreamReader) -> int:
 
 
 async def _until_closed(port: Port, bursts: Callable[[int], bytes], count: int) -> int:
-    """Send so many bursts; returns how many were taken before the port closed the connection."""
+    """Send this many bursts; returns how many were taken before the port closed the connection."""
     sent = 0
     async with connected(port) as (reader, writer):
         reading = asyncio.create_task(drained(reader))

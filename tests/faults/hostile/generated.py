@@ -14,7 +14,7 @@ from tests.faults.hostile.rpcs import KINDS, Rpc, all_rpcs
 from tests.integration.serving.test_any_request import fill, some_message
 
 BUSY_EVERY: Final = 400
-"""Of so many requests one is large: each costs the server more than a hundred others do."""
+"""Of this many requests one is large: each costs the server more than a hundred others do."""
 
 LARGE_ITEMS: Final = 1_000_000
 

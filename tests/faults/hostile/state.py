@@ -192,7 +192,7 @@ class StateRun:
         self.faults: list[str] = []
 
     async def run(self, count: int, first: int) -> None:
-        """Make so many requests, with numbers from `first` on."""
+        """Make this many requests, with numbers from `first` on."""
         changing = [
             rpc for rpc in all_rpcs() if not rpc.path.rpartition("/")[2].startswith(READING)
         ]

@@ -102,7 +102,7 @@ class Witness:
             self.faults += said["faults"]
 
     async def count(self, messages: int) -> None:
-        """Wait until so many more messages went through."""
+        """Wait until this many more messages went through."""
         wanted = len(self.latencies_ms) + messages
         async with asyncio.timeout(3 * CALL_S):
             while len(self.latencies_ms) < wanted:

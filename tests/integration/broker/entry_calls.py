@@ -104,7 +104,7 @@ async def fail(rig: Rig, numbers: Sequence[int], reason: str = "no", queue_id: s
 
 
 async def fail_again(rig: Rig, count: int, reason: str = "no", queue_id: str = "q") -> None:
-    """Claims so many messages, and fails them."""
+    """Claims this many messages, and fails them."""
     left = count
     while left:
         claimed = await rig.claim(queue_id, max_messages=min(left, 1000), consumer_id="c")

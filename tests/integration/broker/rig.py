@@ -82,7 +82,7 @@ class Disk(NoSync):
 
 
 class Ingest(Ingests):
-    """Stands for the ingests: has every message, of 10 bytes, unless told otherwise."""
+    """Stands for the ingests: has every message, of 10 bytes, unless set otherwise."""
 
     def __init__(self) -> None:
         self.away = False
@@ -103,11 +103,11 @@ class Ingest(Ingests):
 
     async def check(self, shard: int) -> None:
         if self.away:
-            raise Unavailable("ingest is away")
+            raise Unavailable("ingest is down")
 
     async def raise_purge_epoch(self, shard: int) -> None:
         if self.away:
-            raise Unavailable("ingest is away")
+            raise Unavailable("ingest is down")
         self.raised.append(shard)
 
     async def read(
@@ -115,7 +115,7 @@ class Ingest(Ingests):
     ) -> ReadResult:
         self.reads.append(list(ids))
         if self.away:
-            raise Unavailable("ingest is away")
+            raise Unavailable("ingest is down")
         missing = self.gone | self.damaged
         there = [i for i in ids if i not in missing]
         headers = {"big": "x" * self.header_bytes} if self.header_bytes else {}
@@ -142,7 +142,7 @@ class Ingest(Ingests):
         self.edits.append(request)
         await self.edit_gate.wait()
         if self.away:
-            raise Unavailable("ingest is away")
+            raise Unavailable("ingest is down")
         if request.etag not in ("", f"e{request.message_id}"):
             raise Aborted("changed since", etag=f"e{request.message_id}")
         self.replaced[request.message_id] = message_pb2.Message(

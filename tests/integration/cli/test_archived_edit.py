@@ -111,12 +111,12 @@ def test_an_export_is_as_that_of_dead_letters(cli: Cli, tmp_path: Path) -> None:
 
 def test_each_edit_does_what_it_says_once(cli: Cli, tmp_path: Path) -> None:
     queue = new_queue(cli, max_attempts=1)
-    archived_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"comment")
+    archived_letters(cli, queue, b"back", b"repair me", b"drop", b"stay", b"comment")
     assert counts(cli, queue) == {"archived": 5}
     file = tmp_path / "a.tq"
     script = f"""
 text = text.replace('!back', '-back')
-text = text.replace('!mend me', '-mended')
+text = text.replace('!repair me', '-repaired')
 text = text.replace('!drop', '=drop')
 text = text.replace('!comment', '#comment')
 open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
@@ -126,11 +126,11 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
     assert done.code == 0, done
     assert "1 to redrive, 1 to replace, 1 to drop" in done.err
     text = done.out.decode()
-    assert "-mend me" in text
-    assert "+mended" in text
+    assert "-repair me" in text
+    assert "+repaired" in text
     assert "1 redriven, 1 replaced, 1 dropped" in text
     wait_until(lambda: counts(cli, queue) == {"available": 2, "archived": 2}, 60)
-    assert [payload for payload, _ in contents(cli, queue)] == ["back", "mended"]
+    assert [payload for payload, _ in contents(cli, queue)] == ["back", "repaired"]
     left = cli.ok("export", queue, "--state", "archived", "--out", "-").out
     assert (b"!stay" in left, b"!comment" in left, left.count(b"\n!")) == (True, True, 2)
 
@@ -149,9 +149,9 @@ open({str(file)!r}, 'w', encoding='utf-8', newline='').write(text)
 
 def test_a_file_that_is_acted_on_again_knows_what_it_did(cli: Cli, tmp_path: Path) -> None:
     queue, file = new_queue(cli, max_attempts=1), tmp_path / "a.tq"
-    archived_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"later")
+    archived_letters(cli, queue, b"back", b"repair me", b"drop", b"stay", b"later")
     cli.ok("export", queue, "--state", "archived", "--out", str(file))
-    text = file.read_text().replace("!back", "-back").replace("!mend me", "-mended")
+    text = file.read_text().replace("!back", "-back").replace("!repair me", "-repaired")
     file.write_text(text.replace("!drop", "=drop"))
     act = ("failed", "edit", queue, "--archived", "--file", str(file), "--yes")
     cli.ok(*act)
@@ -195,7 +195,7 @@ def test_an_edit_killed_at_any_moment_comes_to_its_end_and_does_nothing_twice(
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL or number
 
-    # When it is run again, then all of it is done, and nothing is told to be a conflict
+    # When it is run again, then all of it is done, and nothing is asked to be a conflict
     again = cli.ok(*act)
     assert [one["ok"] for one in again.objects] == [True] * 4
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)

@@ -99,10 +99,10 @@ def test_a_watch_ends_with_3_when_everything_stays_away(ended: Mapping[str, Ende
 def test_consume_sums_nothing_up_where_no_server_was_there(cli: Cli) -> None:
     program = ("--exec", "true", "--wait", "2s")
     unknown = cli.run("consume", "no-such-queue", *program)
-    nobody = cli.run("consume", "some", *program, "--endpoint", "127.0.0.1:1")
+    unreachable = cli.run("consume", "some", *program, "--endpoint", "127.0.0.1:1")
 
-    assert (unknown.code, nobody.code) == (1, 3)
-    assert "acked" not in unknown.err + nobody.err
+    assert (unknown.code, unreachable.code) == (1, 3)
+    assert "acked" not in unknown.err + unreachable.err
     # But where there was nothing to do
     cli.ok("queue", "create", "some")
     assert "0 acked, 0 nacked" in cli.ok("consume", "some", *program).err

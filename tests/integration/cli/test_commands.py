@@ -185,7 +185,7 @@ def test_leases_are_finished_by_hand_and_each_is_answered(cli: Cli, queue: str) 
     counts = cli.counts(queue)
     assert (counts["in_flight_count"], counts["done_count"], counts["delayed_count"]) == (1, 1, 1)
 
-    # And one refused among others is told, and makes the exit code
+    # And one refused among others is reported, and makes the exit code
     mixed = cli.run("ack", tokens[0], tokens[2], "no-token", "--json")
     assert mixed.code == 1
     assert [one["ok"] for one in mixed.objects] == [True, False, False]

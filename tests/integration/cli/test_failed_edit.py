@@ -27,11 +27,11 @@ pytestmark = pytest.mark.stack
 
 def test_each_edit_does_what_it_says_after_a_yes(cli: Cli, tmp_path: Path) -> None:
     queue = new_queue(cli, max_attempts=1)
-    dead_letters(cli, queue, b"back", b"mend me", b"drop", b"stay", b"comment", b"delete", b"note")
+    dead_letters(cli, queue, b"back", b"fix me", b"drop", b"stay", b"comment", b"delete", b"note")
 
     script = """
 text = text.replace('!back', '-back')
-text = text.replace('!mend me', '-mended\\n twice')
+text = text.replace('!fix me', '-fixed\\n twice')
 text = text.replace('!drop', '=drop')
 text = text.replace('!comment', '#comment')
 start = text.index('!delete'); end = text.index('!note')
@@ -43,11 +43,11 @@ text = text.replace('!note', '# asked the customer\\n!note')
     assert done.code == 0, done
     assert "1 to redrive, 1 to replace, 1 to drop, 1 to note" in done.err
     text = done.out.decode()
-    assert "-mend me" in text
-    assert "+mended" in text
+    assert "-fix me" in text
+    assert "+fixed" in text
     assert "1 redriven, 1 replaced, 1 dropped, 1 noted" in text
     wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 2, "failed": 4}, 60)
-    assert [payload for payload, _ in contents(cli, queue)] == ["back", "mended\ntwice"]
+    assert [payload for payload, _ in contents(cli, queue)] == ["back", "fixed\ntwice"]
     left = {o["message_id"]: o for o in objects(cli, "failed", "ls", queue)}
     payloads = {one: objects(cli, "failed", "show", left[one]["handle"])[0] for one in left}
     assert sorted(o["payload"] for o in payloads.values()) == ["comment", "delete", "note", "stay"]
@@ -137,7 +137,7 @@ def test_comments_are_noted_once_however_often_the_file_is_acted_on(
     act = ("failed", "edit", queue, "--file", str(file), "--yes")
     assert "1 noted" in cli.ok(*act).out.decode()
 
-    # When somebody else acts on the file
+    # When someone else acts on the file
     file.write_text(file.read_text().replace("\\session=", "\\session=another-"))
     again = cli.ok(*act)
 
@@ -172,7 +172,7 @@ def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
 ) -> None:
     # Given an export of dead letters
     queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
-    dead_letters(cli, queue, b"redriven", b"again", b"dropped", b"mine", b"mended")
+    dead_letters(cli, queue, b"redriven", b"again", b"dropped", b"mine", b"fixed")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     letters = {entry.text: entry.get("id") for entry in TextQueue(file).entries(State.ERROR)}
 
@@ -189,13 +189,13 @@ def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
     text = file.read_text()
     for name in ("again", "dropped"):
         text = text.replace(f"!{name}", f"-{name}")
-    text = text.replace("!mended", "-mended well").replace("!mine", "-mine")
+    text = text.replace("!fixed", "-fixed well").replace("!mine", "-mine")
     text = text.replace("!redriven", "=redriven")
     file.write_text(text)
     act = ("failed", "edit", queue, "--file", str(file), "--yes")
     done = cli.run(*act)
 
-    # Then what can be done is done, and the rest is told, by line
+    # Then what can be done is done, and the rest is reported, by line
     assert done.code == 1, done
     assert "1 redriven, 1 replaced, 3 not done" in done.out.decode()
     assert "failed again at" in done.err
@@ -214,10 +214,10 @@ def test_what_happened_meanwhile_is_reported_and_nothing_is_done_twice(
 def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_path: Path) -> None:
     # Given an edited export that was acted on
     queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
-    dead_letters(cli, queue, b"back", b"mend me", b"drop")
+    dead_letters(cli, queue, b"back", b"fix me", b"drop")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
     text = file.read_text().replace("!back", "-back").replace("!drop", "=drop")
-    file.write_text(text.replace("!mend me", "-mended"))
+    file.write_text(text.replace("!fix me", "-fixed"))
     act = ("failed", "edit", queue, "--file", str(file), "--yes")
     assert "1 redriven, 1 replaced, 1 dropped" in cli.ok(*act).out.decode()
 
@@ -231,9 +231,9 @@ def test_a_file_that_was_acted_on_is_done_already_the_next_time(cli: Cli, tmp_pa
 
 def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_path: Path) -> None:
     queue, file = new_queue(cli, max_attempts=1), tmp_path / "f.tq"
-    dead_letters(cli, queue, b"back", b"mend me")
+    dead_letters(cli, queue, b"back", b"fix me")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
-    text = file.read_text().replace("!back", "-back").replace("!mend me", "-mended")
+    text = file.read_text().replace("!back", "-back").replace("!fix me", "-fixed")
     file.write_text(text + "-new, by hand\n")
     act = ("failed", "edit", queue, "--file", str(file), "--json")
 
@@ -247,7 +247,7 @@ def test_with_json_what_is_shown_and_asked_is_no_part_of_stdout(cli: Cli, tmp_pa
     }
     assert [one["ok"] for one in done.objects].count(False) == 1
     for result in (refused.err, done.err):
-        assert "+mended" in result
+        assert "+fixed" in result
         assert "NOT " in result
         assert "1 to redrive, 1 to replace, 1 that cannot be done. Continue?" in result
 
@@ -296,7 +296,7 @@ def test_an_edit_that_cannot_be_done_is_reported_and_kept_though_others_are_done
     assert done.code == 1, done
     assert "1 redriven, 1 not done" in done.out.decode()
     assert "still begins with !" in done.err
-    # Then what was edited is not lost, and programs are told, too
+    # Then what was edited is not lost, and programs are reported, too
     (kept,) = (cli.state / "slatemq" / "edit").glob(f"{queue}*")
     assert "!2\n" in kept.read_text()
     again = cli.run("failed", "edit", queue, "--file", str(kept), "--yes", "--json")
@@ -315,7 +315,7 @@ def test_a_second_line_that_lacks_its_space_is_reported(cli: Cli, tmp_path: Path
     script = "text = text.replace('!one', '!one\\nmore').replace('!two', '!two\\n# more')"
     done = edited(cli, queue, tmp_path, script)
 
-    # Then nobody takes that for letters that are to stay as they are
+    # Then no one takes that for letters that are to stay as they are
     assert done.code == 1, done
     text = done.out.decode()
     assert "'m' is not a known mark: indent continued lines by a space" in text
@@ -345,7 +345,7 @@ def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
     for line in file.read_text().split("\n"):
         if line.startswith("!letter"):
             odd = int(line[8:]) % 2
-            line = f"-{line[1:]}, mended" if odd else f"-{line[1:]}"
+            line = f"-{line[1:]}, fixed" if odd else f"-{line[1:]}"
         lines.append(line)
     file.write_text("\n".join(lines))
 
@@ -359,12 +359,12 @@ def test_an_edit_killed_in_the_middle_and_run_again_does_nothing_twice(
         process.communicate()
     cli.ok("failed", "edit", queue, "--file", str(file), "--yes", "--json")
 
-    # Then each is there once, those with odd numbers mended
+    # Then each is there once, those with odd numbers fixed
     wait_until(lambda: counts(cli, queue).get("available") == letters, 60)
     assert counts(cli, queue) == {"available": letters, "done": letters // 2}
     out = tmp_path / "out.tq"
     cli.ok("export", queue, "--state", "available", "--out", str(out))
     texts = sorted(entry.text for entry in TextQueue(out))
     assert texts == sorted(
-        f"letter {number}" + (", mended" if number % 2 else "") for number in range(letters)
+        f"letter {number}" + (", fixed" if number % 2 else "") for number in range(letters)
     )

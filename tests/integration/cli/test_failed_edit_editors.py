@@ -18,7 +18,7 @@ def test_windows_line_ends_are_taken_back_where_no_line_had_one_before(
     cli: Cli, tmp_path: Path
 ) -> None:
     queue = new_queue(cli, max_attempts=1)
-    dead_letters(cli, queue, b"one\r and\ntwo", b"mend me", headers={"type": "order"})
+    dead_letters(cli, queue, b"one\r and\ntwo", b"fix me", headers={"type": "order"})
 
     # When an editor changes nothing but them, then nothing was changed
     done = edited(cli, queue, tmp_path, "text = text.replace('\\n', '\\r\\n')")
@@ -26,24 +26,24 @@ def test_windows_line_ends_are_taken_back_where_no_line_had_one_before(
 
     # When it saves the whole file with those of Windows, one message edited
     script = """
-text = text.replace('!', '-').replace('mend me', 'mended').replace('\\n', '\\r\\n').rstrip('\\r\\n')
+text = text.replace('!', '-').replace('fix me', 'fixed').replace('\\n', '\\r\\n').rstrip('\\r\\n')
 """
     done = edited(cli, queue, tmp_path, script)
 
-    # Then that is told, and nothing else has changed
+    # Then that is reported, and nothing else has changed
     assert done.code == 0, done
     assert "saved Windows line ends (CRLF): restored those of Unix" in done.err
     assert "1 redriven, 1 replaced" in done.out.decode()
     wait_until(lambda: counts(cli, queue) == {"available": 2, "done": 1}, 60)
     assert contents(cli, queue) == [
-        (text, {"type": "order", "queue": queue}) for text in ("one\r and\ntwo", "mended")
+        (text, {"type": "order", "queue": queue}) for text in ("one\r and\ntwo", "fixed")
     ]
 
 
 @pytest.mark.parametrize(
     ("payload", "script"),
     [
-        # Of these nobody knows which were there before
+        # Of these no one knows which were there before
         (b"of\r\nWindows", "text = text.replace('\\n', '\\r\\n')"),
         # These are of some lines only
         (b"one", "text = text.replace('\\n\\\\', '\\r\\n\\\\')"),
@@ -123,7 +123,7 @@ def test_a_byte_order_mark_is_taken_out_or_reported(cli: Cli, tmp_path: Path) ->
     dead_letters(cli, queue, b"one")
     cli.ok("export", queue, "--state", "failed", "--out", str(file))
 
-    # Where somebody else has edited the file, nothing is done
+    # Where someone else has edited the file, nothing is done
     file.write_text("\ufeff" + file.read_text().replace("!", "-"))
     refused = cli.run("failed", "edit", queue, "--file", str(file), "--yes")
     assert refused.code == 2

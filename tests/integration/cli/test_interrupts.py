@@ -1,4 +1,4 @@
-"""Ctrl-C before a command is at work, and after: it ends, and shows nobody the inside."""
+"""Ctrl-C before a command is at work, and after: it ends, and shows no one the inside."""
 
 import signal
 import subprocess

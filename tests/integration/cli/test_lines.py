@@ -244,7 +244,7 @@ def test_a_bad_line_must_be_repaired_first(cli: Cli, queue: str) -> None:
     arguments = ("publish", "--jsonl", "-", "--to", queue, "--headers-from", "/a")
     result = cli.run(*arguments, stdin=b'{"a":"1"}\n{bad\n')
 
-    # Then the advice is to mend it, and the count stands alone on stdout
+    # Then the advice is to repair it, and the count stands alone on stdout
     assert result.code == 2
     assert "line 2: " in result.err
     assert "fix line 2 first" in result.err

@@ -26,7 +26,7 @@ from tests.integration.waiting import eventually
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A broker of which an ingest has refused two pushes, and is away now."""
+    """A broker of which an ingest has refused two pushes, and is down now."""
     await known(tmp_path)
     async with running(tmp_path, pushes=IngestPushes) as started:
         await started.create()

@@ -52,18 +52,18 @@ HEADERS = {
 
 
 def test_an_import_reports_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
-    # Given a file that somebody has written by hand on Windows
+    # Given a file that someone has written by hand on Windows
     queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     file.write_bytes(b"-one\r\n-two\r\n")
 
-    # Then its text is kept, and that is told once
+    # Then its text is kept, and that is reported once
     done = cli.ok("import", str(file), "--to", queue)
     assert done.err.count("carriage return") == 1
     assert ":1: lines end with a carriage return" in done.err
     wait_until(lambda: counts(cli, queue) == {"available": 2}, 60)
     assert [text for text, _ in contents(cli, queue)] == ["one\r", "two\r"]
 
-    # But a header that nobody would find again is refused
+    # But a header that no one would find again is refused
     file.write_bytes(b"-one\r\n\\header.type=order\r\n")
     refused = cli.run("import", str(file), "--to", queue)
     assert refused.code == 2
@@ -76,7 +76,7 @@ def test_an_import_reports_windows_line_ends(cli: Cli, tmp_path: Path) -> None:
 def test_an_import_leaves_what_a_worker_holds_and_shows_what_it_does_not_know(
     cli: Cli, tmp_path: Path
 ) -> None:
-    # Given a file that a worker has a message of, and a person, and one that nobody knows
+    # Given a file that a worker has a message of, and a person, and one that no one knows
     queue, file = new_queue(cli, filter="false"), tmp_path / "jobs.tq"
     file.write_bytes("-one\n-two\n\\mutex=ann\n-three\n\ufefffour\n?five\n?six\n".encode())
     worker = TextQueue(file)
@@ -127,12 +127,12 @@ def test_any_payload_and_headers_go_through_a_file_and_back_byte_for_byte(
     third = tmp_path / "third.tq"
     cli.ok("export", target, "--state", "available", "--out", str(third))
 
-    def told(path: Path) -> list[tuple[str, str]]:
+    def texts(path: Path) -> list[tuple[str, str]]:
         entries = TextQueue(path).entries(State.QUEUED, State.PROCESSED)
         return [(entry.text, entry.get("content")) for entry in entries]
 
-    assert told(second) == told(third)
-    assert [text for text, _ in told(third)][:6] == [one.decode() for one in PAYLOADS[:6]]
+    assert texts(second) == texts(third)
+    assert [text for text, _ in texts(third)][:6] == [one.decode() for one in PAYLOADS[:6]]
     assert contents(cli, target)[0][1] == HEADERS
 
 
@@ -224,7 +224,7 @@ def test_stdin_given_again_after_a_failure_is_imported_once(cli: Cli) -> None:
     assert "stdin:1202: the variable encoding" in failed.err
     assert "1000 messages were imported before the error" in failed.err
 
-    # When it is mended, and given again
+    # When it is repaired, and given again
     (done,) = cli.ok("import", "-", "--to", queue, "--json", stdin=good).objects
 
     assert done["imported_count"] == 1200
@@ -253,7 +253,7 @@ def test_a_published_import_has_its_headers_and_dedupe_keys(cli: Cli, tmp_path: 
         f"-{text}\n\\id={number}\n\\header.queue={queue}\n"
         for number, text in enumerate(("one", "two"), 1)
     )
-    content += "-nobody wants\n\\id=3\n"
+    content += "-unwanted\n\\id=3\n"
     file.write_text(content)
 
     (first,) = objects(cli, "import", str(file), "--publish")

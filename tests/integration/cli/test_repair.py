@@ -34,7 +34,7 @@ def counts(cli: Cli, queue: str) -> dict[str, int]:
 
 
 def listed(cli: Cli, queue: str, state: str, count: int) -> list[Any]:
-    """The messages of a state, once they are so many."""
+    """The messages of a state, once they are this many."""
     wait_until(lambda: counts(cli, queue).get(state, 0) == count, 60)
     found = objects(cli, "message", "ls", queue, "--state", state)
     assert len(found) == count
@@ -74,7 +74,7 @@ def test_a_message_is_delayed_shown_edited_rescheduled_and_cancelled(cli: Cli) -
     assert moved["state"] == "available"
     assert listed(cli, queue, "available", 1)[0]["handle"] == moved["handle"]
 
-    # When it is cancelled, then nobody has it
+    # When it is cancelled, then no one has it
     cli.ok("message", "cancel", moved["handle"])
     gone = cli.run("message", "show", moved["handle"])
     assert gone.code == 1
@@ -135,7 +135,7 @@ def archive(cli: Cli, queue: str) -> None:
     ]
     request = removal_pb2.RemoveEntriesRequest(
         queue_id=queue,
-        created_revision=result["revision"],  # as long as nobody has changed the queue
+        created_revision=result["revision"],  # as long as no one has changed the queue
         archive=removal_pb2.ArchiveRemoval(rows=rows, run="by-hand"),
     )
     with grpc.insecure_channel(asyncio.run(peer_address(cli.stack, "broker"))) as channel:

@@ -33,7 +33,7 @@ class Ingest(ingest_pb2_grpc.IngestServiceServicer):
         keys: The IDs of the messages that came with dedupe keys.
         shards: The shards that it knows of; it refuses the keys of others.
         streamed: How many requests came on streams.
-        breaks: So many requests on streams are stored, and the stream breaks instead of an answer.
+        breaks: How many requests on streams are stored, and answered by a break of the stream.
     """
 
     shard: int = 0

@@ -45,12 +45,14 @@ T = TypeVar("T")
 
 @dataclass
 class Directory(topology_pb2_grpc.TopologyServiceServicer):
-    """Who is where; every server tells it."""
+    """The addresses of all services, which every server returns."""
 
-    told: topology_pb2.GetTopologyResponse = field(default_factory=topology_pb2.GetTopologyResponse)
+    response: topology_pb2.GetTopologyResponse = field(
+        default_factory=topology_pb2.GetTopologyResponse
+    )
 
     def put(self, service: str, shard: int, address: str) -> None:
-        peers = getattr(self.told, service)
+        peers = getattr(self.response, service)
         for peer in peers:
             if peer.shard == shard:
                 peer.address = address
@@ -58,7 +60,7 @@ class Directory(topology_pb2_grpc.TopologyServiceServicer):
         peers.add(shard=shard, address=address)
 
     async def GetTopology(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self.told
+        return self.response
 
 
 @dataclass
@@ -68,9 +70,9 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     Attributes:
         available: Payloads with how often they were claimed.
         leases: What is in flight, by token.
-        break_after: Streams break when they have sent so many messages.
+        break_after: Streams break when they have sent this many messages.
         ended: Tokens whose lease is over.
-        lose: So many answers to acks and nacks get lost after they were carried out.
+        lose: This many answers to acks and nacks get lost after they were carried out.
         acks: The requests to ack.
         answers_acks: Answers to acks wait for it.
         claims: The requests to claim.
@@ -339,7 +341,7 @@ class Instance:
         entries: Any = None,
         broker_shard: int = 0,
     ) -> tuple[str, grpc.aio.Server]:
-        """Starts a server, and tells everybody where it is."""
+        """Starts a server, and adds it to the directory."""
         server = grpc.aio.server(options=options or [], interceptors=self.interceptors)
         port = server.add_insecure_port("127.0.0.1:0")
         address = f"127.0.0.1:{port}"

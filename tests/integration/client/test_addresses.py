@@ -266,7 +266,7 @@ async def test_a_process_that_moved_is_found_when_another_one_has_its_address(
             return grpc.unary_unary_rpc_method_handler(refused)
 
     called = asyncio.Event()
-    right = instance.directory.told.brokers[0].address
+    right = instance.directory.response.brokers[0].address
     instance.interceptors.append(Elsewhere())
     wrong, _ = await instance.serve()
     instance.directory.put("brokers", 0, wrong)

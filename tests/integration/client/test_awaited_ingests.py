@@ -245,7 +245,7 @@ async def test_messages_that_wait_for_an_ingest_are_logged_though_others_come(
         await anext(consumer)
         line = await lines.first("not answered")
         assert line.startswith("an ingest that messages of queue 'q' wait for has not answered")
-        assert line.endswith("ingest 3 is away, or still reading payloads")
+        assert line.endswith("ingest 3 is down, or still reading payloads")
         # When it is back, that is said with the next answer
         instance.broker.awaited = []
         instance.broker.available.append((b"1", 0))
@@ -270,7 +270,7 @@ async def test_the_timeout_counts_from_the_last_message_that_came(
         await asyncio.sleep(2.5)
         assert (await anext(messages)).payload == b"1"
         # When nothing more comes
-        with pytest.raises(Unavailable, match="ingest 3 is away") as raised:
+        with pytest.raises(Unavailable, match="ingest 3 is down") as raised:
             await anext(messages)
     assert raised.value.reason == "OUTAGE_TIMEOUT"
 
@@ -296,7 +296,7 @@ async def test_a_program_leaves_out_what_is_too_much_to_know(instance: Instance)
     ):
         claims = instance.broker.claims
         for awaited in (range(KNOWN_AWAITED_MAX), range(KNOWN_AWAITED_MAX + 1), [3], []):
-            # When an answer names so many ingests
+            # When an answer names this many ingests
             instance.broker.awaited = [*awaited]
             instance.broker.available.append((b"0", 0))
             await instance.broker.report()
@@ -337,7 +337,7 @@ async def test_consumers_of_a_real_stack_say_that_messages_wait_for_an_ingest_th
         warned, ended = err.decode().splitlines()[:2]
         assert (consuming.returncode, out) == (3, b"")
         what = "an ingest that messages of queue 'q' wait for has not answered for"
-        away = "ingest 0 is away, or still reading payloads"
+        away = "ingest 0 is down, or still reading payloads"
         assert warned == f"slatemq: {what} 5 s: {away}"
         assert re.fullmatch(f"slatemq: {what} \\d+ s: {away}", ended)
 

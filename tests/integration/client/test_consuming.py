@@ -1,4 +1,4 @@
-"""Consuming from a broker that misbehaves: leases are kept, no attempt is burnt, nobody hangs."""
+"""Consuming from a broker that misbehaves: leases are kept, no attempt is burnt, no one hangs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -198,7 +198,7 @@ async def test_leaving_acks_failing_nacks_cancelling_releases(
         await asyncio.wait([task])
         assert task.cancelled()
 
-        # A cancel that nobody asked this task for is a failure of its work
+        # A cancel that no one asked this task for is a failure of its work
         with pytest.raises(asyncio.CancelledError):
             async with await anext(messages):
                 raise asyncio.CancelledError

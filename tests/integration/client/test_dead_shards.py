@@ -149,7 +149,7 @@ async def test_archived_dead_letters_of_the_living_broker_can_be_read(half: Half
     async with half.client() as client:
         assert [entry async for entry in client.read_archived("on1")] == []
         # Which of the dead one's queues exist, no caller can know
-        with pytest.raises(Unavailable, match="broker 0 is away"):
+        with pytest.raises(Unavailable, match="broker 0 is down"):
             [entry async for entry in client.read_archived("on0")]
 
 
@@ -158,7 +158,7 @@ async def test_a_run_that_names_a_queue_of_the_living_broker_begins(half: Half) 
         # Given a restore of what was never archived, which needs nothing of the dead broker
         run = await client.run_job("restore", queue_ids=["on1"])
         assert run.run_id
-        with pytest.raises(Unavailable, match="broker 0 is away"):
+        with pytest.raises(Unavailable, match="broker 0 is down"):
             await client.run_job("restore", queue_ids=["on0"])
 
 

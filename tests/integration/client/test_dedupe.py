@@ -48,7 +48,7 @@ async def test_each_key_goes_to_its_shard_and_is_stored_once(
     work = [client.publish(key, dedupe_key=key) for key in KEYS * 2]
     results = await asyncio.gather(*work, *(client.publish(b"plain") for _ in range(20)))
 
-    # Then both have the same ID, on the shard of the key, and one of them is told to be a duplicate
+    # Then both have the same ID, on the shard of the key, and one of them is marked as a duplicate
     first, second = results[:40], results[40:80]
     assert first == second
     assert shards_of(first) == [dedupe_shard(key, [0, 1]) for key in KEYS]
@@ -131,7 +131,7 @@ async def test_what_is_published_has_a_handle(client: slatemq.Client) -> None:
 
     assert publish.received_at_ms == RECEIVED_AT_MS
     assert publish.handle("q") == f"q/{publish.message_id:x}/p{RECEIVED_AT_MS}"
-    # Nobody knows when the first one came: the broker has to search
+    # No one knows when the first one came: the broker has to search
     assert again == publish
     assert again.handle("q") == f"q/{publish:x}"
 

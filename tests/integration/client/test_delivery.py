@@ -32,7 +32,7 @@ async def client(stack: LocalStack) -> AsyncIterator[slatemq.Client]:
 async def listed(
     client: slatemq.Client, queue_id: str, state: EntryState, count: int, **options: Any
 ) -> list[Entry]:
-    """The entries of a queue in a state, when there are so many."""
+    """The entries of a queue in a state, when there are this many."""
     while True:
         entries = [entry async for entry in client.list_entries(queue_id, state, **options)]
         if len(entries) == count:

@@ -1,4 +1,4 @@
-"""Publishing to peers that misbehave: nothing is lost, nothing is doubled, nobody hangs."""
+"""Publishing to peers that misbehave: nothing is lost, nothing is doubled, no one hangs."""
 
 import asyncio
 from collections import Counter
@@ -291,10 +291,10 @@ def test_settings_that_could_not_work_are_refused(settings: BatchSettings) -> No
 
 
 async def test_connecting_outlasts_a_restart_of_the_endpoint() -> None:
-    # Given an endpoint where nobody listens any more
+    # Given an endpoint where no one listens any more
     address = f"127.0.0.1:{free_ports(1)[0]}"
 
-    # When somebody connects, and it is back after the first tries
+    # When someone connects, and it is back after the first tries
     async with Instance() as instance:
         connecting = asyncio.create_task(connect_once(address))
         await asyncio.sleep(0.5)

@@ -32,7 +32,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mutual", [False, True])
-async def test_a_client_without_tls_is_told_that_the_server_speaks_it(
+async def test_the_error_of_a_client_without_tls_says_that_the_server_speaks_it(
     certificates: Path, mutual: bool
 ) -> None:
     names = ("ca.crt", "service.crt", "service.key")
@@ -51,7 +51,7 @@ async def test_a_client_without_tls_is_told_that_the_server_speaks_it(
     assert raised.value.reason == "TLS_MISMATCH"
 
 
-async def test_a_client_with_tls_is_told_that_the_server_speaks_none(
+async def test_the_error_of_a_client_with_tls_says_that_the_server_speaks_none(
     instance: Instance, certificates: Path
 ) -> None:
     credentials = slatemq.Credentials(ca=certificates / "ca.crt", token="secret")

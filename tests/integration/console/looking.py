@@ -112,7 +112,7 @@ class Console:
     def page(
         self, person: str = "", viewport: ViewportSize = DESK, scheme: Scheme = "light"
     ) -> Iterator[Page]:
-        """A page of a browser in which this person has logged in; nobody without a name."""
+        """A page of a browser in which this person has logged in; no one without a name."""
         context = self._persons.get(person)
         if context is None:
             context = self._context()
@@ -175,7 +175,7 @@ class Console:
         return queue
 
     def dead_letters(self, payloads: int = 1) -> str:
-        """A queue with so many dead letters."""
+        """A queue with this many dead letters."""
         queue = self.queue(max_attempts=1, backoff=Backoff.none())
         for number in range(payloads):
             self.message(queue, b'{"number": %d}' % number)

@@ -627,14 +627,14 @@ def test_a_form_names_what_is_wrong_beside_each_field_and_keeps_what_was_typed(
             expect(page.get_by_label("Filter", exact=True)).to_have_value("size >")
             wrong.fill("")
         # What the broker refuses, one after the other
-        for field, problem, mended in (
+        for field, problem, repaired in (
             ("Filter", "line 1", "size > 1"),
             ("Name", "exists already", f"{queue}-other"),
         ):
             page.get_by_role("button", name="Create the queue").click()
             wrong = page.get_by_label(field, exact=True)
             expect(wrong).to_have_accessible_description(re.compile(problem))
-            wrong.fill(mended)
+            wrong.fill(repaired)
         page.get_by_role("button", name="Create the queue").click()
         expect(page.get_by_role("status").first).to_contain_text("was created")
         page.goto(f"/queue/settings?queue={queue}")

@@ -78,7 +78,7 @@ async def test_a_second_process_of_the_shard_fences_the_first(tmp_path: Path) ->
         answered: dict[int, bytes] = {}
         publishing = asyncio.create_task(publish_until_it_ends(first_address, answered))
         async with process(root, tmp_path / "two") as (_, address):
-            # The first stops by itself, with the code on which nobody restarts it
+            # The first stops by itself, with the code on which no one restarts it
             async with asyncio.timeout(60):
                 code = await first.wait()
             said = (tmp_path / "one.log").read_text()
@@ -109,7 +109,7 @@ async def test_asked_to_stop_it_commits_what_it_accepted_and_ends_cleanly(tmp_pa
         assert set(answered) <= in_log
 
 
-async def test_a_lost_database_ends_the_process_so_that_nobody_starts_it_again(
+async def test_a_lost_database_ends_the_process_so_that_no_supervisor_restarts_it(
     tmp_path: Path,
 ) -> None:
     root = (tmp_path / "data").as_uri()

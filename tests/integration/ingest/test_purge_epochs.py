@@ -29,7 +29,7 @@ async def epoch(ingest: Ingest) -> int:
 async def assigned(
     rig: Rig, *logs: int, shift: int = 0, queue_id: str = "a"
 ) -> list[assignment_pb2.LogRangeResult]:
-    """Routes a message of each log to a queue, as its first one, or so many later."""
+    """Routes a message of each log to a queue, as its first one, or this many later."""
     ranges = [
         assignment_pb2.LogRange(
             ingest_shard=log,

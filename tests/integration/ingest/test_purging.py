@@ -66,7 +66,7 @@ async def ask(
 
 
 async def purged(ingest: Ingest, ids: Iterable[int], epoch: int = 0) -> int:
-    """Purges until none is refused: until the retention of all is over. Tells how many went."""
+    """Purges until none is refused: until the retention of all is over. Returns how many went."""
     left, count = list(ids), 0
     async with asyncio.timeout(30):
         while left:

@@ -110,9 +110,9 @@ async def test_rows_that_are_set_aside_count_as_stored_with_those_behind_or_alon
     root: str,
 ) -> None:
     async with serving(root) as ingest:
-        # Given rows 1 and 2 that the broker has put aside, and 3
+        # Given rows 1 and 2 that the broker has set aside, and 3
         assert await push_rows(ingest, 3, row(3), set_aside=2) == 3
-        # When it is sent again, and 5 and 6 are put aside with no row behind them
+        # When it is sent again, and 5 and 6 are set aside with no row behind them
         assert await push_rows(ingest, 3, row(3), row(4), set_aside=2) == 4
         assert await push_rows(ingest, 7, set_aside=2) == 6
         assert await push_rows(ingest, 7, set_aside=2) == 6

@@ -111,11 +111,11 @@ async def test_a_replace_that_is_repeated_gets_the_first_answer(root: str, size:
             (one,) = await ingest.send(b"1" * size, n="1")
             ((_, first),) = await read(ingest, one)
             second = await replace(ingest, one, etag=first, **part)
-        # The answer was lost, and ingest began anew.
+        # The answer was lost, and ingest began again.
         async with serving(root) as ingest:
             assert await replace(ingest, one, etag=first, **part) == second
             assert [data for _, data in await read(ingest, one)] == [second]
-            # Not for who wants something else, nor after somebody else's change of either part.
+            # Not for who wants something else, nor after someone else's change of either part.
             for wanted in (
                 {"payload": other, "keep_headers": True},
                 {"payload": new, "headers": {}},

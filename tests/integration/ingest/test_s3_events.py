@@ -203,7 +203,7 @@ async def test_uploads_to_a_store_reach_the_queue_that_filters_on_them(
 
 
 async def take(client: slatemq.Client, queue: str, count: int) -> list[bytes]:
-    """The payloads of so many messages, acknowledged."""
+    """The payloads of this many messages, acknowledged."""
     found: list[bytes] = []
     async with client.consume(queue, outage_timeout=60) as messages:
         async for message in messages:

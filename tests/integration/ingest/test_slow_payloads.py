@@ -71,7 +71,7 @@ async def test_a_payload_that_takes_long_to_read_is_delivered_and_the_others_bef
                     given += await rig.claim(max_messages=10, wait_ms=1_000)
                 others = await rig.claim("other", max_messages=10, wait_ms=1_000)
 
-            # Then those behind it pass, in both queues, and nobody gets it without its payload
+            # Then those behind it pass, in both queues, and no one gets it without its payload
             assert [one.message.message_id for one in given] == small
             assert [one.message.message_id for one in others] == small
             assert await rig.counts() == {"available": 1, "in_flight": 2}
@@ -114,7 +114,7 @@ async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_aft
         store = SlowStore(monkeypatch)
         assert list((await ingest.read(large)).slow_ids) == [large]
         store.free.set()
-        await asyncio.sleep(0.2)  # It is read to its end while nobody waits.
+        await asyncio.sleep(0.2)  # It is read to its end while no one waits.
         store.free.clear()
 
         answer = await ingest.read(large)
@@ -124,7 +124,7 @@ async def test_an_object_that_takes_long_to_read_and_is_damaged_is_called_so_aft
 
 
 class ThrottledStore(SlowStore):
-    """All reads of `blobs/` together get so many bytes a second, each an equal part."""
+    """All reads of `blobs/` together get this many bytes a second, each an equal part."""
 
     bytes_a_s = 500_000
 

@@ -50,7 +50,7 @@ class Stream:
         return self._number
 
     async def answers(self, count: int) -> dict[int, ingest_pb2.PublishResponse | SlateMQError]:
-        """So many, by number."""
+        """This many, by number."""
         publish_responses: dict[int, ingest_pb2.PublishResponse | SlateMQError] = {}
         while len(publish_responses) < count:
             with raising_slatemq_errors():
@@ -308,7 +308,7 @@ async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
         stream.cancel()
 
         await eventually(lambda: not servicer_of._streams and running.gate.calls_count == 0)
-        # What was on its way may be stored; its answer has nobody to go to, and nothing breaks.
+        # What was on its way may be stored; its answer has no one to go to, and nothing breaks.
         later = await ingest.send(b"later")
         payloads = await ingest.payloads(*(one.message_id for one in await ingest.log()))
         assert payloads[:2] == [b"first", b"on its way"]

@@ -25,7 +25,7 @@ TAILS = 64
 
 UNREAD = (
     # A connection of its own, since what is not read fills the window of its connection; and a
-    # small window, as gRPC would take megabytes that nobody reads.
+    # small window, as gRPC would take megabytes that no one reads.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 65_535),

@@ -74,7 +74,7 @@ class LogMemory:
         return [one for one in self.entries if one.messages[-1].message_id > position]
 
     def skip(self, count: int) -> None:
-        """Passes over so many IDs, as a restart does."""
+        """Passes over this many IDs, as a restart does."""
         after = self.end or self.shard << 48
         gap = ingest_pb2.LogGap(after_sequence=after, next_sequence=after + count + 1)
         self.gaps.append(gap)
@@ -197,7 +197,7 @@ class ShardMemory:
         await self._change(queue_id, queue_pb2.QueueChange(deleted_queue_id=queue_id))
 
     def forget_deletions(self) -> None:
-        """From now on nobody learns of the queues deleted so far."""
+        """From now on no one learns of the queues deleted so far."""
         self.forgotten_revision = self.revision
         for queue_id, (_, change) in list(self.changes.items()):
             if not change.HasField("queue"):

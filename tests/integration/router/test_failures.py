@@ -59,13 +59,13 @@ async def test_a_router_that_was_away_while_deletions_were_forgotten_keeps_no_qu
         first = await stack.log.publish([{}])
         await eventually(lambda: stack.got("gone") == stack.got("all") == first)
 
-        # When the broker is away, and more queues are deleted than it remembers
+        # When the broker is down, and more queues are deleted than it remembers
         await stack.broker_server.stop()
         await stack.shard.delete_queue("gone")
         stack.shard.forget_deletions()
         await stack.broker_server.start()
 
-        # Then the router reads all queues anew
+        # Then the router reads all queues again
         second = await stack.log.publish([{}])
         await eventually(lambda: stack.got("all") == first + second)
         assert stack.got("gone") == first
@@ -160,7 +160,7 @@ async def test_a_broker_that_never_answers_an_assignment_is_asked_again_after_th
     async with stack.router():
         first = await stack.log.publish([{}])
         await eventually(lambda: stack.got("all") == first)
-        # It keeps what it was told before, and nobody waits for its answer
+        # It keeps what it was told before, and no one waits for its answer
         second = await stack.log.publish([{}])
         await eventually(lambda: stack.got("all") == first + second)
 

@@ -24,11 +24,11 @@ from tests.integration.broker.rig import running as broker
 from tests.integration.stack.processes import WAIT_SECONDS, Service, Stack, patiently, running
 
 SLOW = '!headers.kind.matches("^[0-9]") && !headers.kind.matches("\\\\w{46}")'
-"""True for all messages here; the library makes the pattern anew for each, for ten milliseconds."""
+"""True for all messages here; the library compiles the pattern for each, in ten milliseconds."""
 
 
 async def publish(stack: Stack, count: int) -> list[int]:
-    """So many messages that the slow filter alone takes, and then one that both take."""
+    """This many messages that the slow filter alone takes, and then one that both take."""
     stub = ingest_pb2_grpc.IngestServiceStub(stack.ingest.there)
     request = ingest_pb2.PublishRequest(
         runs=[

@@ -24,7 +24,7 @@ from tests.integration.waiting import eventually
 
 
 async def publish(there: World, count: int, log: int = 0, **fields: int) -> list[int]:
-    """So many entries of two messages, `n` being 0 and 1 in each."""
+    """This many entries of two messages, `n` being 0 and 1 in each."""
     ids = []
     for _ in range(count):
         ids += await there.logs[log].publish([{"n": "0"}, {"n": "1"}], **fields)

@@ -129,7 +129,7 @@ async def test_two_routers_at_once_route_nothing_twice(stack: Stack) -> None:
 
 
 async def test_a_message_published_after_a_queue_was_created_is_judged_by_it(stack: Stack) -> None:
-    stack.broker.watchable = False  # Nobody tells the router; only the refusal can.
+    stack.broker.watchable = False  # No one tells the router; only the refusal can.
     created = 20
 
     async with stack.router(PieceLimits(hold_ms=20)) as router:

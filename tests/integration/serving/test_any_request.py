@@ -89,7 +89,7 @@ def garbage(chance: random.Random, request: Descriptor) -> bytes:
                 break
             inner = bytes([chance.randrange(1, 16) << 3 | 2, len(inner)]) + inner
         return inner
-    if sort == 6:  # groups, which nobody has used for a decade
+    if sort == 6:  # groups, which no one has used for a decade
         return bytes([0x0B] * chance.randrange(1, 100))
     if sort == 7:  # numbers of too many bytes, and lengths beyond the end
         return bytes([chance.randrange(1, 16) << 3 | chance.choice((0, 2))]) + b"\xff" * 11

@@ -90,9 +90,9 @@ async def test_the_command_says_why_and_imports_no_grpc(
     assert healthy.returncode == 0
     assert "asyncio" not in healthy.stderr
     assert "grpc" not in healthy.stderr
-    nobody = await asyncio.to_thread(run, "127.0.0.1:1")
-    assert nobody.returncode == 1
-    assert "127.0.0.1:1: " in nobody.stderr
+    unreachable = await asyncio.to_thread(run, "127.0.0.1:1")
+    assert unreachable.returncode == 1
+    assert "127.0.0.1:1: " in unreachable.stderr
 
 
 async def test_alive_is_a_server_that_answers_whether_it_serves_or_not(

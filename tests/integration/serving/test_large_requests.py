@@ -128,7 +128,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def pairs(count: int) -> bytes:
-    """So many headers of a message."""
+    """This many headers of a message."""
     return b"".join(field(2, field(1, b"%d" % number) + field(2, b"x")) for number in range(count))
 
 
@@ -231,7 +231,7 @@ async def test_large_publishes_side_by_side_are_bounded_in_memory_and_leave_none
         ]
         codes = Counter(error.code() if error else None for error in await asyncio.gather(*calls))
 
-        # Then some are stored, and the others are told to come back
+        # Then some are stored, and the others are asked to come back
         assert codes[None] >= 4, codes
         # CANCELLED: so gRPC's client may take a refusal that comes while it sends.
         assert set(codes) <= {

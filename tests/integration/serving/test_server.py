@@ -77,7 +77,7 @@ async def test_a_service_that_starts_is_not_serving_yet() -> None:
     service.may_start.clear()
 
     async with running(service) as stack:
-        # Then health says so, and calls are told to come back
+        # Then health says so, and calls are asked to come back
         assert await stack.health() == "NOT_SERVING"
         with pytest.raises(Unavailable) as caught:
             await stack.echo("hello")
@@ -130,7 +130,7 @@ async def test_a_watch_on_the_health_does_not_hold_up_the_end() -> None:
     service.may_start.clear()
 
     async with running(service) as stack:
-        # Given somebody who watches
+        # Given someone who watches
         request = health_pb2.HealthCheckRequest(service=NAME)
         stub: Any = health_pb2_grpc.HealthStub(stack.channel)
         watch = stub.Watch(request)
@@ -141,7 +141,7 @@ async def test_a_watch_on_the_health_does_not_hold_up_the_end() -> None:
         # When the process is asked to stop
         os.kill(os.getpid(), signal.SIGTERM)
 
-        # Then the watcher is told, and the end comes long before the grace of 60 s
+        # Then the watcher is reported, and the end comes long before the grace of 60 s
         seen.append(await watch.read())
         async with asyncio.timeout(30):
             assert (await stack.run).code == 0

@@ -48,7 +48,7 @@ class Service:
         self._ready = root / f"{name}{''.join(arguments)}.ready"
         self._command = [sys.executable, "-m", f"services.{name}", *arguments]
         self._command += ["--root", (root / "data").as_uri(), "--ready-file", str(self._ready)]
-        self._command += ["--parent-pid", str(os.getpid())]  # killed tests leave nobody behind
+        self._command += ["--parent-pid", str(os.getpid())]  # killed tests leave no one behind
         self._process: Any = None
         self.channel: grpc.aio.Channel | None = None
         self.address = self.peer_address = self.http_address = ""

@@ -1,4 +1,4 @@
-"""The auditor of a delayed queue sees every message before it can be claimed, and mends it.
+"""The auditor of a delayed queue sees every message before it can be claimed, and repairs it.
 
 Ingest, routers and broker are processes of their own; the broker and the ingest get killed.
 """
@@ -112,7 +112,7 @@ async def test_an_auditor_sees_and_repairs_every_message_before_it_is_delivered(
         await until(lambda: len(auditor.seen) == MESSAGES, auditing)
         auditing.cancel()
 
-        # Nobody got one yet; then their time comes, at once.
+        # No one got one yet; then their time comes, at once.
         consumers = consumer_pb2_grpc.ConsumerServiceStub(stack.broker.there)
         claim = consumer_pb2.ClaimRequest(queue_id=QUEUE, max_messages=1000)
         assert not (await patiently(lambda: consumers.Claim(claim))).runs

@@ -304,7 +304,7 @@ def test_a_start_that_fails_says_why_without_the_secret(
         timeout=120,
     )
 
-    # What is wrong for good, or a store that is away: whoever starts it tries that again.
+    # An error that stays, or a store that is down: whoever starts it tries that again.
     assert ended.returncode in (1, 2, EXIT_STORE_AWAY), ended.stderr
     assert re.search("root|url|S3", ended.stderr)
     assert secret not in ended.stdout + ended.stderr

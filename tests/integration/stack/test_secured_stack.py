@@ -353,7 +353,7 @@ async def test_who_proves_nothing_gets_nothing(
             await client.create_queue("mine")
 
 
-async def test_a_client_without_tls_does_not_get_in_and_is_told_why(
+async def test_a_client_without_tls_does_not_get_in_and_its_error_says_why(
     secured: tuple[Secured, LocalStack],
 ) -> None:
     _, stack = secured

@@ -87,7 +87,7 @@ async def running(kind: str, root: Path, telemetry: Telemetry) -> AsyncIterator[
 
 
 def context_of(trace: str) -> tuple[tuple[str, str], ...]:
-    """Metadata of a call by somebody who has this trace."""
+    """Metadata of a call by someone who has this trace."""
     return (("traceparent", f"00-{trace}-{'2' * 16}-01"),)
 
 

@@ -168,7 +168,7 @@ async def test_a_shard_opens_by_itself_in_a_store_that_is_away_for_most_of_the_t
             with suppress(StoreUnavailable):
                 database = await root.database(NAME, Kind.BROKER)
 
-    # Then it opens while the store is away most of the time, with all that there was
+    # Then it opens while the store is down most of the time, with all that there was
     assert away.happened
     store.set()
     assert await database.get(b"000019", durable=True) == b"v"

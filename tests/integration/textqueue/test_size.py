@@ -139,14 +139,14 @@ def test_a_long_message_is_in_memory_a_few_times_at_most(
         [sys.executable, "-c", program, str(path)], cwd=REPOSITORY, capture_output=True, check=True
     )
 
-    # Then all its copies together were no larger than so many messages, of which the last is one
+    # Then all its copies together were no larger than this many messages, of which the last is one
     # that the allocator had not given back, and half of one: that depends on where things lie
     assert int(done.stderr) << 10 < (most + 0.5) * LONG_BYTES
 
 
 @pytest.mark.parametrize("call", ["queue.done(entry)", "queue.set_variable(entry, 'v', 'b')"])
 def test_a_long_message_is_changed_without_copies_of_it(tmp_path: Path, call: str) -> None:
-    # Given a message of 32 MiB, which somebody has read
+    # Given a message of 32 MiB, which someone has read
     path = tmp_path / "long.tq"
     TextQueue(path).append("x" * (32 << 20), {"v": "a"})
 

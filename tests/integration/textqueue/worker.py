@@ -107,7 +107,7 @@ def write(path: str, name: str, count: str) -> None:
 
 
 def change(path: str, part: str, parts: str, count: str) -> None:
-    """Random changes of its own part of the messages, and appends; tells what must come of them."""
+    """Random changes of its own part of the messages, and appends; returns the expected result."""
     queue, journal = TextQueue(path), Journal(f"{path}.{part}.journal")
     chance = random.Random(part)
     mine = {
@@ -138,7 +138,7 @@ def change(path: str, part: str, parts: str, count: str) -> None:
 
 
 def change_beside_editor(path: str, part: str, parts: str, count: str) -> None:
-    """Random marks and variables of its own part, claims, appends; tells what it was told.
+    """Random marks and variables of its own part, claims, appends; returns what it was told.
 
     Where the file was rewritten, the message is looked for again by its text.
     """
@@ -238,7 +238,7 @@ def compact(path: str, seconds: str) -> None:
 
 
 def read(path: str, count: str) -> None:
-    """Reads beside writers until it has seen so many, each of them whole."""
+    """Reads beside writers until it has seen this many, each of them whole."""
     queue, seen = TextQueue(path), 0
     while seen < int(count):
         entries = list(queue.entries(*State, hold_back=True))

@@ -113,7 +113,9 @@ def call_with(authorization: str, tls: bytes = b"TLSv1.3") -> Any:
     )
 
 
-async def test_who_proves_nothing_is_told_to_and_who_does_is_refused(rig: Rig) -> None:
+async def test_a_caller_without_a_proof_is_asked_for_one_and_a_wrong_proof_is_refused(
+    rig: Rig,
+) -> None:
     async def outcome(authorization: str) -> type[SlateMQError] | None:
         try:
             caller = await rig.find(authorization)

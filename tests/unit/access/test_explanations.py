@@ -92,7 +92,7 @@ def test_rules_of_the_verb_for_other_queues_come_near_and_others_do_not() -> Non
     ]
 
 
-def test_who_is_bound_to_nothing_and_who_has_no_rule_of_the_verb_are_told_apart() -> None:
+def test_having_no_binding_and_having_no_rule_of_the_verb_are_distinguished() -> None:
     stranger = judged("stranger", "edit", "orders")
     shop = judged("shop-1", "edit", "orders")
 

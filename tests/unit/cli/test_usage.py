@@ -1,4 +1,4 @@
-"""Command lines that come to nothing before any server is asked, and one that asks nobody."""
+"""Command lines that come to nothing before any server is asked, and one that asks no one."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ from slatemq.errors import Unavailable
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """An address where nobody listens."""
+    """An address where no one listens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -39,7 +39,7 @@ RUNS = st.builds(
 )
 
 
-def told(message: Received) -> dict[str, object]:
+def properties(message: Received) -> dict[str, object]:
     """All that a message tells."""
     names = [name for name, kind in vars(Received).items() if isinstance(kind, property)]
     return {name: getattr(message, name) for name in [*names, "payload"]} | {"": repr(message)}
@@ -72,7 +72,7 @@ def test_messages_of_long_runs_are_those_of_runs_of_one(
     each = received(claimed_of(consumer_pb2.ClaimResponse(runs=ones)), origin())
     in_runs = received(claimed_of(consumer_pb2.ClaimResponse(runs=runs)), origin())
 
-    assert list(map(told, in_runs)) == list(map(told, each))
+    assert list(map(properties, in_runs)) == list(map(properties, each))
     assert [message.message_id for message in each] == [wire.message.message_id for wire in wires]
     assert [message.lease_token for message in each] == [wire.lease_token for wire in wires]
 

@@ -38,7 +38,7 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
 @pytest.mark.parametrize("lines", [TextLines("broker"), JsonLines("broker")])
 def test_no_log_line_has_a_secret_not_even_in_its_traceback(lines: logging.Formatter) -> None:
     try:
-        raise OSError("redis://:SECRET@host is away")
+        raise OSError("redis://:SECRET@host is down")
     except OSError as error:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "%s", (error,), None)
         record.exc_info = (type(error), error, error.__traceback__)

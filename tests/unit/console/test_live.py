@@ -180,7 +180,7 @@ async def test_an_error_that_nothing_foresees_is_logged_and_ends_no_sampling(
         assert (await page(watches)).status.unlisted_brokers == [7]
 
 
-async def test_an_open_page_is_drawn_with_each_sample_and_told_when_there_is_none(
+async def test_an_open_page_is_drawn_with_each_sample_and_says_when_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "SAMPLE_S", 0.0)

@@ -18,7 +18,7 @@ PAYLOAD = bytes(range(256)) * (3 * PART_BYTES // 256) + b"end"
 
 
 class Browser:
-    """Takes a part of a download each time that it is told to."""
+    """Takes a part of a download each time that it is asked to."""
 
     def __init__(self, parts_count: int) -> None:
         self.messages: list[Message] = []
@@ -63,7 +63,7 @@ async def test_a_message_is_read_once_the_one_before_it_is_a_page() -> None:
     assert pages == [0, 1, 2, 3, 4]
 
 
-async def test_who_gets_no_place_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_person_without_a_place_sees_why(monkeypatch: pytest.MonkeyPatch) -> None:
     places = Payloads()
     async with places.place_to_read():
         monkeypatch.setattr(payloads, "CALL_S", 0)

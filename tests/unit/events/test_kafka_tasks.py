@@ -57,7 +57,7 @@ async def test_a_task_that_has_no_room_for_its_error_is_a_dead_letter_that_is_cu
         async with tasks_of(broker) as tasks:
             assert await tasks.dequeue() is not None
 
-            # When it fails, then it is finished, and told
+            # When it fails, then it is finished, and reported
             await tasks.fail(TASK_ID, "too long: " + "A" * 10_000)
             assert broker.commits
             (dead,) = await tasks.failed(10)
@@ -110,7 +110,7 @@ async def test_nothing_is_trimmed_where_the_commit_is_refused(refusal: errors.Ka
         assert await tasks.dequeue() is not None
         await tasks.complete(TASK_ID)
 
-        # When brokers refuse to commit it anew, then it is kept, and so are the records of tasks
+        # When brokers refuse to commit it again, then it is kept, and so are the records of tasks
         broker.refusal["g.tasks"] = refusal
         assert not await tasks.trim()
         assert not broker.deleted

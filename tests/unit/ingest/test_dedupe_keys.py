@@ -169,10 +169,10 @@ async def test_a_key_reused_whose_row_is_being_written_stays(database: Database)
     commits = Commits(database, cached_max=0)
     await commits.publish(START_MS, "a", "b")
     late_ms = START_MS + WINDOW_MS + MINUTE_MS
-    anew = Duplicates(commits.known, {0: "a"})
-    await anew.hold()
-    anew.look(late_ms)
-    taken = anew.take(3, late_ms)
+    restarted = Duplicates(commits.known, {0: "a"})
+    await restarted.hold()
+    restarted.look(late_ms)
+    taken = restarted.take(3, late_ms)
     commits.next_id = 4
     batch = Batch()
     commits.known.put(batch, taken, late_ms)
@@ -180,7 +180,7 @@ async def test_a_key_reused_whose_row_is_being_written_stays(database: Database)
     assert await commits.known.find_ended(late_ms)
     await database.commit(batch)
     commits.known.settle(taken)
-    anew.release()
+    restarted.release()
     await commits.commit(late_ms)
     assert await commits.stored() == {"a"}
     assert await commits.publish(late_ms, "a", "b") == [3, 4]

@@ -11,7 +11,7 @@ from services.ingest.read.entries import DecodedEntry, EntryCache, decoded
 
 
 def entry_of(first_id: int, count: int, *, are_alike: bool = True) -> bytes:
-    """An entry with so many messages."""
+    """An entry with this many messages."""
     return encode_log_entry(
         [
             MessageMetadata(

@@ -219,8 +219,8 @@ async def test_what_has_a_record_of_its_own_is_read_beside_a_damaged_pack() -> N
         whole = [first + 3, first + 5, first + 6]
         assert list(await read(shard, whole)) == whole
         # What is damaged can be replaced, and is whole then
-        await shard.replacer.replace(Replacement(first, "", b"mended", None))
-        assert await read(shard, [first]) == {first: b"mended"}
+        await shard.replacer.replace(Replacement(first, "", b"repaired", None))
+        assert await read(shard, [first]) == {first: b"repaired"}
         data = await read_messages(shard, first + 1)
         assert data.damaged_ids == [first + 1]
 

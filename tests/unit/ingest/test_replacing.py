@@ -115,7 +115,7 @@ async def test_what_a_tail_reads_of_a_rewritten_entry_waits_until_it_is_synced(
             reading = asyncio.create_task(anext(tail))
             done, _ = await asyncio.wait([reading, replacing], timeout=0.1)
             if done:
-                synced.set()  # nobody is to wait for a test that fails
+                synced.set()  # no one is to wait for a test that fails
             assert not done
             # Then whoever reads elsewhere does not wait, and the others get it when it is
             async with aclosing(shard.log.tail(first + 1)) as behind:

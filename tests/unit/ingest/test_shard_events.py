@@ -67,7 +67,7 @@ def root() -> Root:
     return open_root("memory:///")
 
 
-def told(events: list[Event]) -> list[tuple[str, int]]:
+def summaries(events: list[Event]) -> list[tuple[str, int]]:
     return [(event.type, event.data["message_id"]) for event in events]
 
 
@@ -82,7 +82,7 @@ async def test_an_edit_has_an_event_behind_that_of_its_message_and_a_repeat_has_
             await rig.edit(first, b"refused", "0" * len(etag))
         found = await rig.take()
 
-    assert told(found) == [
+    assert summaries(found) == [
         ("message.published", first),
         ("message.published", second),
         ("message.edited", first),
@@ -102,7 +102,7 @@ async def test_edits_of_a_killed_ingest_have_their_events_with_their_ids(root: R
     async with opened(root) as rig:
         assert await rig.take() == []
 
-    assert told(sent) == [("message.published", message), ("message.edited", message)]
+    assert summaries(sent) == [("message.published", message), ("message.edited", message)]
     assert again == sent
 
 
@@ -125,4 +125,4 @@ async def test_events_are_in_the_order_of_the_commits_whatever_that_is(root: Roo
                 found += await rig.take()
         found += await rig.take()
 
-    assert told(found) == wanted
+    assert summaries(found) == wanted

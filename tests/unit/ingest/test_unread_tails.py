@@ -1,4 +1,4 @@
-"""Tails that nobody reads: each takes a share of the memory for answers."""
+"""Tails that no one reads: each takes a share of the memory for answers."""
 
 from __future__ import annotations
 

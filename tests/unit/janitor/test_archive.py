@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 class Waits:
-    """Waits, until it is killed: after so many changes of the store."""
+    """Waits, until it is killed: after this many changes of the store."""
 
     def __init__(self, lives: int = 1_000_000) -> None:
         self.lives = lives

@@ -153,7 +153,7 @@ async def test_only_row_groups_that_have_a_wanted_dead_letter_are_read_whole(
 
 
 class Lists(entry_pb2_grpc.EntryServiceServicer):
-    """A broker's listing, of so many letters, some of each day."""
+    """A broker's listing, of this many letters, some of each day."""
 
     def __init__(self, count: int) -> None:
         self.entries = [

@@ -1,4 +1,4 @@
-"""Reports are forgotten, the oldest first; what somebody has put beside them stays."""
+"""Reports are forgotten, the oldest first; what someone has put beside them stays."""
 
 from __future__ import annotations
 

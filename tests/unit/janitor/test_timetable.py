@@ -47,7 +47,7 @@ class World:
     async def look(self, job: str, now_ms: int) -> Mapping[str, int]:
         self.looks.append((now_ms - START_MS) // 1000)
         if self.away:
-            raise Unavailable("broker 0 is away")
+            raise Unavailable("broker 0 is down")
         return dict(self.probe)
 
     async def begin(self, ask: RunRequest, trigger: Trigger, *, seen: Mapping[str, int]) -> Run:

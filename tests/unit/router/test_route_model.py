@@ -154,7 +154,7 @@ class Routing:
     # --- The routers ------------------------------------------------------------
 
     def go_on(self, who: int, steps: int) -> None:
-        """What comes next on the way of this router's pieces, so many times."""
+        """What comes next on the way of this router's pieces, this many times."""
         for _ in range(steps):
             router = self.routers[who]
             if router.call is not None and router.call.answer is not None:

@@ -76,7 +76,7 @@ def test_an_entry_becomes_columns_per_queue() -> None:
     ("default_delay_ms", "delay_ms", "visible_at_ms", "expected"),
     [
         (0, None, 0, 0),
-        (0, 700, 0, 0),  # A normal queue pays no heed to delays.
+        (0, 700, 0, 0),  # A normal queue ignores delays.
         (300, None, 0, 10_300),
         (300, 700, 0, 10_700),
         (300, 0, 0, 10_000),  # An explicit 0 wins over the default, too.

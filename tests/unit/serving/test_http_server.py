@@ -89,7 +89,7 @@ async def test_health_shows_the_queue_as_the_design_writes_it() -> None:
         fields = {"backend": "redis", "connected": True, "pending_tasks": 0, "dead_letter_count": 0}
         assert await asked(session) == (200, {"status": "ok", "queue": fields})
 
-        # A backend that is away makes this false, though the service serves
+        # A backend that is down makes this false, though the service serves
         queue = QueueHealth("redis", False, 7, 2)
         status, body = await asked(session)
         fields = {

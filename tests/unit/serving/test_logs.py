@@ -92,11 +92,11 @@ def test_warnings_alike_are_held_back_and_counted_and_errors_are_not() -> None:
         record = logging.LogRecord("x", level, "", 0, text, facts, None)
         return record if limit.filter(record) else None
 
-    # Given a store that is away for a quarter of an hour, and a call each second that says so
+    # Given a store that is down for a quarter of an hour, and a call each second that says so
     passed = []
     for second in range(900):
         now = float(second)
-        passed.append(passes(logging.WARNING, "the store is away: %s", f"call {second}"))
+        passed.append(passes(logging.WARNING, "the store is down: %s", f"call {second}"))
     said = [record for record in passed if record is not None]
 
     # Then the first lines pass, and then one each half a minute, with the number of the others
@@ -111,4 +111,4 @@ def test_warnings_alike_are_held_back_and_counted_and_errors_are_not() -> None:
 
     # And when it was quiet for a while, it is news again
     now += 2 * logs.REPEAT_S
-    assert passes(logging.WARNING, "the store is away: %s", "once more") is not None
+    assert passes(logging.WARNING, "the store is down: %s", "once more") is not None

@@ -65,15 +65,15 @@ print(looks, sum(one() is not None for one in weak))
 
 
 def test_the_collector_looks_rarely_and_still_finds_what_is_in_cycles() -> None:
-    def told(how: str) -> tuple[int, int]:
+    def looked(how: str) -> tuple[int, int]:
         ran = subprocess.run(
             [sys.executable, "-c", LOOKS, how], capture_output=True, text=True, check=True
         )
         looks, alive = map(int, ran.stdout.split())
         return looks, alive
 
-    calm_looks, calm_alive = told("calm")
-    assert calm_looks * 20 < told("stock")[0]
+    calm_looks, calm_alive = looked("calm")
+    assert calm_looks * 20 < looked("stock")[0]
     assert calm_alive <= 50_000
 
 

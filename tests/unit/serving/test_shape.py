@@ -59,7 +59,7 @@ HUGE: list[tuple[type[Message], bytes, str]] = [
 
 
 def headers_of(count: int, place: int) -> bytes:
-    """A publish of which one message has so many headers, written as a hostile sender would."""
+    """A publish of which one message has this many headers, written as a hostile sender would."""
     pairs = PAIR * count
     length = len(pairs)
     encoded = bytearray()

@@ -57,7 +57,7 @@ async def test_a_process_that_can_do_without_its_store_serves_while_that_hangs(
     assert await watched.look()
     assert "the object store has not answered for 10 s" in caplog.text
 
-    # When what it did with instead is away, too, then it does not serve until one of them is back
+    # When what it did with instead is down, too, then it does not serve until one of them is back
     watched.can_do_without = False
     assert not await watched.look()
     assert "a commit waits" in watched.health.reason

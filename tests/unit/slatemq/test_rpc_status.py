@@ -16,7 +16,7 @@ ONE_OF_EACH: list[errors.SlateMQError] = [
     errors.FailedPrecondition("LEASE_EXPIRED", "the lease ended", subject="lease 12"),
     errors.Aborted("the queue changed", etag="7"),
     errors.ResourceExhausted("too many claims wait", retry_after_ms=1_500, reason="CLAIMS"),
-    errors.Unavailable("ingest 3 is away", retry_after_ms=250),
+    errors.Unavailable("ingest 3 is down", retry_after_ms=250),
     errors.DeadlineExceeded("no answer"),
     errors.Unimplemented("call a broker", reason="WRONG_SERVICE", metadata={"served_by": "broker"}),
     errors.DataLoss("payload 42 is gone"),

@@ -1,4 +1,4 @@
-"""A program for the supervisor to keep running: serves gRPC health, and ends as it is told to.
+"""A program for the supervisor to keep running: serves gRPC health, and ends as it is asked to.
 
 `python health_program.py PORT LIVES FOLDER`: each life takes the next word of LIVES (the last one
 for ever): `serve` until SIGTERM, `stubborn` ignores SIGTERM, `late` serves once there is a file
@@ -42,7 +42,7 @@ def main() -> None:
     (folder / f"life-{life}").touch()
     word = lives[min(life, len(lives) - 1)]
     if word.isdecimal():
-        sys.exit(f"told to end with {word}") if word == "1" else sys.exit(int(word))
+        sys.exit(f"asked to end with {word}") if word == "1" else sys.exit(int(word))
     may_serve = (folder / "now").exists if word == "late" else lambda: True
     asyncio.run(serve(port, word == "stubborn", may_serve))
 

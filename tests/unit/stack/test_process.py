@@ -75,8 +75,8 @@ async def test_a_process_that_fails_at_first_is_tried_again_with_its_last_words_
     await watched.served.acquire()
 
     assert watched.said == [
-        "it ended (exit 1); starting it again in 0.01 s\n    told to end with 1",
-        "it ended (exit 1); starting it again in 0.02 s\n    told to end with 1",
+        "it ended (exit 1); starting it again in 0.01 s\n    asked to end with 1",
+        "it ended (exit 1); starting it again in 0.02 s\n    asked to end with 1",
         "it is serving again",
     ]
 
@@ -90,14 +90,14 @@ async def test_a_process_that_never_serves_is_given_up_after_some_lives_not_afte
 
     assert watched.it.refused == 1
     assert len(watched.said) == STARTS_MAX
-    last = f"it ended (exit 1), {STARTS_MAX} times before it served\n    told to end with 1"
+    last = f"it ended (exit 1), {STARTS_MAX} times before it served\n    asked to end with 1"
     assert watched.said[-1] == last
 
 
 async def test_a_process_whose_store_is_away_is_started_again_until_it_serves(
     watch: Callable[[str], Watched],
 ) -> None:
-    # Given a store that is away for longer than other failures may last
+    # Given a store that is down for longer than other failures may last
     watched = watch(",".join([str(EXIT_STORE_AWAY)] * (STARTS_MAX + 2) + ["serve"]))
 
     watched.it.start()

@@ -16,7 +16,7 @@ NOBODY = 65534
 
 
 class Clock:
-    """Unix time that stands still until it is told otherwise."""
+    """Unix time that stands still until it is set."""
 
     def __init__(self) -> None:
         self.now_ms = 1_800_000_000_000
@@ -41,7 +41,7 @@ def claims(queue: TextQueue) -> list[str]:
 
 @contextmanager
 def as_a_reader(*paths: Path) -> Iterator[None]:
-    """As somebody who may read the files, and not write them."""
+    """As someone who may read the files, and not write them."""
     for path in paths:
         path.chmod(0o444)
     own = os.geteuid()

@@ -41,7 +41,7 @@ def read_anew(content: bytes, entry: Entry) -> bytes | None:
 @example("-a\n-b", "-a\n b")
 @example("-a\n-b", "?a\n-b")
 def test_it_is_found_just_as_if_it_were_read_again(before: str, after: str) -> None:
-    # Given a file of which entries were read, and what somebody has made of it since
+    # Given a file of which entries were read, and what someone has made of it since
     pieces = iter([before.encode()])
     read, known = scan(lambda _: next(pieces, b"")), list[Entry]()
     with suppress(FormatError):  # those before a broken line have come

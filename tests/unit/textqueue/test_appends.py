@@ -37,14 +37,14 @@ def test_an_append_that_a_save_took_away_is_reported_once(
     TextQueue(path).append_all(["a", "lost two"])
     save(path, b"#edited\n" + older, in_place)
 
-    # When the next one comes, then it is told, and its call is done all the same
+    # When the next one comes, then it is reported, and its call is done all the same
     with pytest.warns(AppendLost, match="3 appended messages .*'lost one' at offset 6") as warns:
         result = queue.append("next") if call == "append" else getattr(queue, call)()
     [warning] = warns
     assert isinstance(warning.message, AppendLost)
     assert warning.message.appends == ((6, "lost one"), (19, "lost two"))
     assert result is not None
-    # And nobody is told again (a warning is an error here)
+    # And no one is told again (a warning is an error here)
     assert TextQueue(path).has_all_appends()
     claims(queue)
 
@@ -179,7 +179,7 @@ def test_what_a_compaction_keeps_is_still_missed(path: Path) -> None:
     # When the editor saves what it had
     save(path, older, True)
 
-    # Then all of them are told, where they were
+    # Then all of them are reported, where they were
     with pytest.warns(AppendLost, match="4 appended messages") as warns:
         assert not queue.has_all_appends()
     [warning] = warns
@@ -250,7 +250,7 @@ def test_the_list_stays_short_and_may_be_damaged(
         queue.append(f"\U0001f600 message {number} " + "\U0001f600" * 100)
     assert listed.stat().st_size < 500 + 2 * LINE_BYTES_MAX
 
-    # Then it still tells what is gone, also with rubbish in it
+    # Then it still returns what is gone, also with rubbish in it
     with listed.open("ab") as file:
         file.write(b"\x00\xff\n[1]\n{}\n[1, 2, 3, 4, 5]\n[0, ")
     save(path, path.read_bytes().partition(b"message 49")[0].rpartition(b"\n")[0] + b"\n", False)
@@ -371,7 +371,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def test_a_reader_without_the_right_to_write_learns_of_losses_each_time() -> None:
-    # Given files that are somebody else's, and a save that took an append away
+    # Given files that are someone else's, and a save that took an append away
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs.tq")
         os.chmod(folder, 0o755)
@@ -392,5 +392,5 @@ def test_a_reader_without_the_right_to_write_learns_of_losses_each_time() -> Non
         with pytest.warns(AppendLost, match="'two' at offset 5"):
             assert not queue.has_all_appends()
 
-        # Then nobody is told any more
+        # Then no one is told any more
         assert queue.has_all_appends()

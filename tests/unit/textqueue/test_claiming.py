@@ -161,9 +161,9 @@ def test_an_editor_that_moves_a_claimed_message_is_found_out(
     assert claim is not None
     path.write_bytes(b"-new\n-a\n-b\n")
 
-    # Then nobody else gets the message while it is worked on
+    # Then no one else gets the message while it is worked on
     assert claims(other) == ["new", "b"]
-    # And its worker is told, after which it comes again
+    # And its worker is reported, after which it comes again
     with pytest.raises(Rewritten):
         other.claimed(claim.token) if by_token else claim.done()
     assert claims(queue) == ["a"]

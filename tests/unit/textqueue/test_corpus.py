@@ -42,7 +42,7 @@ REFUSALS: dict[str, type[TextQueueError]] = {
 }
 
 
-def told(content: bytes, strict: bool) -> dict[str, Any]:
+def described(content: bytes, strict: bool) -> dict[str, Any]:
     try:
         document = parse(content, strict=strict)
     except FormatError as error:
@@ -80,7 +80,7 @@ def test_a_file_is_read_as_the_corpus_says(path: Path) -> None:
     assert expected(content) == wanted
     if wanted["strict"] == "as lenient":
         wanted["strict"] = wanted["lenient"]
-    assert {"lenient": told(content, False), "strict": told(content, True)} == wanted
+    assert {"lenient": described(content, False), "strict": described(content, True)} == wanted
 
 
 @pytest.mark.parametrize("path", CHANGE, ids=lambda path: path.stem)

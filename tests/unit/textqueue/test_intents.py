@@ -129,7 +129,7 @@ def test_an_entry_that_was_not_finished_cannot_be_had_by_its_place(path: Path) -
 
 
 def test_who_may_only_read_gets_no_half_message_and_takes_nothing_out() -> None:
-    # Given what a killed writer left, in files that are somebody else's: both, or one of them
+    # Given what a killed writer left, in files that are someone else's: both, or one of them
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = Path(folder, "jobs.tq")

@@ -36,7 +36,7 @@ def test_without_a_file_of_its_own_no_process_appends(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_or_broken_stops_none_of_the_others(tmp_path: Path) -> None:
-    # Given a file that is broken, one that somebody takes away, and two sound ones
+    # Given a file that is broken, one that someone takes away, and two sound ones
     broken = tmp_path / "jobs.0.tq"
     broken.write_bytes(b" nothing above\n-z\n")
     (tmp_path / "jobs.1.tq").symlink_to("nowhere")
@@ -44,7 +44,7 @@ def test_a_file_that_is_gone_or_broken_stops_none_of_the_others(tmp_path: Path) 
         (tmp_path / f"jobs.{number}.tq").write_bytes(b"-a\n-b\n")
     queue = SplitQueue(tmp_path / "jobs.*.tq")
 
-    # When all is claimed, then what can be had comes first, and then the line to mend
+    # When all is claimed, then what can be had comes first, and then the line to repair
     for text in ("a", "a", "b", "b"):
         claim = queue.claim()
         assert claim is not None
@@ -53,7 +53,7 @@ def test_a_file_that_is_gone_or_broken_stops_none_of_the_others(tmp_path: Path) 
     with pytest.raises(FormatError, match=r"jobs\.0\.tq:1:1"):
         queue.claim()
 
-    # And once it is mended it goes on
+    # And once it is repaired it goes on
     broken.write_bytes(b"-z\n")
     assert [entry.text for entry in queue] == ["z"]
     claim = queue.claim()

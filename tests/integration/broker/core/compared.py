@@ -114,7 +114,7 @@ class Compared:
         assert counts.get("in_flight", 0) == len(queue.held)
         delayed = queue.delayed(self.now_ms)
         assert counts.get("delayed", 0) == len(delayed)
-        # Of those past their retention, some that nobody has come upon may still count.
+        # Of those past their retention, some that no one has come upon may still count.
         available = len(queue.available(self.now_ms))
         assert available <= counts.get("available", 0) <= len(queue.waiting) - len(delayed)
 

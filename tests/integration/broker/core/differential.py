@@ -66,7 +66,7 @@ class Differential(Repaired):
             await self.repeat()
 
     async def steps(self, count: int) -> None:
-        """So many random commands."""
+        """This many random commands."""
         for step in self.random.choices(self._steps, self._weights, k=count):
             await self._advance(self.random.randint(1, 20))
             await step()

@@ -118,7 +118,7 @@ class PlainQueue:
         return self.held[token].ends_ms
 
     def restarted(self, grace_ms: int, now_ms: int) -> None:
-        """The broker was away: leases that run get some grace."""
+        """The broker was down: leases that run get some grace."""
         for token, lease in self.held.items():
             ends_ms = max(lease.ends_ms, now_ms + min(lease.length_ms, grace_ms))
             self.held[token] = replace(lease, ends_ms=ends_ms)

@@ -273,7 +273,7 @@ async def test_each_dead_letter_is_archived_and_comes_back_once_whichever_commit
 
     monkeypatch.setattr(Database, "flush", flush)
 
-    # When what was not answered is asked again, and the broker started anew
+    # When what was not answered is asked again, and the broker started again
     rows: list[archived_pb2.ArchivedRow] = []
     done = False
     while not done:

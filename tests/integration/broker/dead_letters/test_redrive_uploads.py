@@ -44,7 +44,7 @@ async def test_an_upload_that_is_too_old_when_it_would_be_pushed_is_made_again(
         # When it is redriven
         result = await redriven(rig, target_queue_id="far")
 
-        # Then the old blob, which nobody refers to and may be collected, is not what is pushed
+        # Then the old blob, which no one refers to and may be collected, is not what is pushed
         assert (result.state, result.redriven_count) == (entry_pb2.Redrive.STATE_DONE, 1)
         assert await ids(rig, FAILED) == []
         await eventually(pushes.payloads)

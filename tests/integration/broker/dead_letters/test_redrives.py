@@ -209,19 +209,19 @@ async def test_dead_letters_that_are_not_listed_any_more_stay() -> None:
 async def test_they_can_go_into_another_queue() -> None:
     async with running() as rig:
         await rig.create(max_attempts=1)
-        await rig.create("mended")
+        await rig.create("repaired")
         await rig.assign([1, 2], priorities=[3, 200])
         await fail_again(rig, 2)
 
-        one = await redriven(rig, target_queue_id="mended", message_ids=[2])
+        one = await redriven(rig, target_queue_id="repaired", message_ids=[2])
 
-        assert (one.target_queue_id, progress(one)) == ("mended", (2, 2, 1))
-        [entry] = await listed(rig, AVAILABLE, "mended")
+        assert (one.target_queue_id, progress(one)) == ("repaired", (2, 2, 1))
+        [entry] = await listed(rig, AVAILABLE, "repaired")
         assert (entry.message_id, entry.priority, entry.attempts_count) == (2, 200, 0)
         assert await ids(rig, FAILED) == [1]
-        assert [one.message.message_id for one in await rig.claim("mended")] == [2]
+        assert [one.message.message_id for one in await rig.claim("repaired")] == [2]
         [left] = await listed(rig, queue_pb2.ENTRY_STATE_DONE)
-        assert (left.message_id, left.attempts_count, left.transferred_to) == (2, 1, "mended")
+        assert (left.message_id, left.attempts_count, left.transferred_to) == (2, 1, "repaired")
         assert await rig.counts() == {"done": 1, "failed": 1}
 
 

@@ -207,7 +207,7 @@ async def test_each_dead_letter_moves_once_whichever_commit_fails(
 
         monkeypatch.setattr(Database, "flush", flush)
 
-        # When the request is repeated, and the broker started anew after each failure
+        # When the request is repeated, and the broker started again after each failure
         done = False
         while not done:
             async with running(root, clock, disk=disk, pushes=pushes) as rig:

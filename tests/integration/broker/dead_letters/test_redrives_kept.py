@@ -23,7 +23,7 @@ async def cancelled(rig: Rig) -> str:
     return one.redrive_id
 
 
-async def told(rig: Rig) -> list[str]:
+async def redrive_ids(rig: Rig) -> list[str]:
     answer = await entries(rig).ListRedrives(entry_pb2.ListRedrivesRequest())
     return [one.redrive_id for one in answer.redrives]
 
@@ -46,7 +46,7 @@ async def test_those_that_ended_long_ago_are_forgotten_permanently(
         clock.advance(HOUR_MS // 2)
         late = await redriven(rig, "other")
         newest = await redriven(rig, "other")
-        assert len(await told(rig)) == 5
+        assert len(await redrive_ids(rig)) == 5
 
         # When the hour is over for some of them
         clock.advance(HOUR_MS // 2 + 1)
@@ -54,7 +54,7 @@ async def test_those_that_ended_long_ago_are_forgotten_permanently(
         # Then what ended before it is gone, on disk too, and what runs is there however old
         async def is_reported(*expected: str) -> None:
             await until(rig, runs.redrive_id, lambda _: True)
-            while await told(rig) != [*expected]:
+            while await redrive_ids(rig) != [*expected]:
                 await until(rig, newest.redrive_id, lambda _: True)
 
         await is_reported(newest.redrive_id, late.redrive_id, runs.redrive_id)
@@ -65,7 +65,7 @@ async def test_those_that_ended_long_ago_are_forgotten_permanently(
         await is_reported(newest.redrive_id, runs.redrive_id)
     async with running(root, clock, disk=disk, settings={"redrive_retention_s": 0}) as rig:
         # One that keeps them for ever has none of the others: they are gone on disk, too.
-        assert await told(rig) == [newest.redrive_id, runs.redrive_id]
+        assert await redrive_ids(rig) == [newest.redrive_id, runs.redrive_id]
         # No number is given twice, though all before it are forgotten.
         assert (await redriven(rig, "other")).redrive_id == "0-6"
 
@@ -76,9 +76,9 @@ async def test_only_so_many_are_kept_and_the_ids_that_they_named_are_let_go() ->
         await rig.create("other", max_attempts=1)
         await fail(rig, [1, 2, 3])
         stopped = [await cancelled(rig) for _ in range(3)]
-        assert await told(rig) == [stopped[2], stopped[1]]
+        assert await redrive_ids(rig) == [stopped[2], stopped[1]]
         done = await redriven(rig, message_ids=[7, 9])
-        assert await told(rig) == [done.redrive_id, stopped[2]]
+        assert await redrive_ids(rig) == [done.redrive_id, stopped[2]]
         record = rig.owner.shard.redrives.get(4)
         assert record is not None
         assert record.message_ids == ()

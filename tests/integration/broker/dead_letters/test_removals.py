@@ -166,7 +166,7 @@ async def test_expired_messages_go_when_the_grace_period_is_over_and_others_stay
         assert {one.reason for one in answer.refused} == {NOT_EXPIRED}
         assert [one.row for one in answer.refused] == list(range(3100))
 
-    # When the broker starts anew, so that nothing of it is in memory
+    # When the broker starts again, so that nothing of it is in memory
     clock.advance(1000)
     async with running(tmp_path, clock) as rig:
         answer = await asked(rig, expired=EXPIRED_REMOVAL(rows=rows))

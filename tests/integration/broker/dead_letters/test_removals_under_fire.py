@@ -46,7 +46,7 @@ async def test_each_expired_message_goes_once_while_consumers_take_what_they_can
         early = await asyncio.gather(*(janitor(rows[at : at + 500]) for at in range(0, 2000, 500)))
         assert {removed for removed, _ in early} == {0}
         await consumers[0]
-        rig.clock.advance(TEN_SECONDS + GRACE_MS)  # from now on nobody is given anything
+        rig.clock.advance(TEN_SECONDS + GRACE_MS)  # from now on no one is given anything
         # Two janitors at once.
         late = await asyncio.gather(*(janitor(rows) for _ in range(2)))
         await asyncio.gather(*consumers)

@@ -66,7 +66,7 @@ async def refused(rig: Rig, *each: DeadLetterSettlement, request_id: str = "") -
 
 
 async def dead_letters(rig: Rig, count: int, **settings: Any) -> list[str]:
-    """The handles of so many dead letters, 1 and on."""
+    """The handles of this many dead letters, 1 and on."""
     await rig.create(max_attempts=1, **settings)
     await fail(rig, range(1, count + 1))
     return [entry.handle for entry in await listed(rig, FAILED)]
@@ -225,7 +225,7 @@ async def test_a_dead_letter_past_its_retention_does_not_come_back() -> None:
 
         assert isinstance(error, FailedPrecondition)
         assert (error.reason, error.metadata["settlement"]) == ("DEAD_LETTER_EXPIRED", "0")
-        # What replaces it would have the same end: nobody would get it either.
+        # What replaces it would have the same end: no one would get it either.
         assert (
             await refused(rig, replace(dead_letter.handle, b"x"))
         ).reason == "DEAD_LETTER_EXPIRED"

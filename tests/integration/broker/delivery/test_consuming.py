@@ -157,7 +157,7 @@ async def test_a_cancelled_claim_leaves_everything_as_it_was() -> None:
 
         disk.free.set()
         (claimed,) = await rig.claim()
-        assert claimed.attempts_count == 1, "the claim that nobody heard of cost no attempt"
+        assert claimed.attempts_count == 1, "the claim that no one heard of cost no attempt"
 
 
 async def test_no_answer_is_ahead_of_the_disk() -> None:

@@ -119,7 +119,7 @@ async def test_pages_of_entries_hold_no_more_together_than_the_budget() -> None:
 
         counts = await asyncio.gather(*map(list_all, QUEUES))
 
-        # then all are told, and never more was held than the budget and one message
+        # then all are reported, and never more was held than the budget and one message
         assert counts == [EACH] * len(QUEUES)
         assert SIZE < most[0] <= BUDGET + 2 * SIZE
         async with asyncio.timeout(20):
@@ -164,7 +164,7 @@ async def test_watches_of_delayed_messages_hold_no_more_together_than_the_budget
 
         counts = await asyncio.gather(*map(watch_all, QUEUES))
 
-        # then all are told, and never more was held than the budget and one message
+        # then all are reported, and never more was held than the budget and one message
         assert counts == [EACH] * len(QUEUES)
         assert SIZE < most[0] <= BUDGET + 2 * SIZE
         await eventually(lambda: not budget.used_bytes)

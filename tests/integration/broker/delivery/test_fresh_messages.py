@@ -71,7 +71,7 @@ async def test_an_edit_of_a_message_ends_once_it_is_assigned_and_what_came_along
         assert not forgetting.done()
         assert [one.message.payload for one in await rig.claim()] == [b"%010d" % 2]
 
-        # When the copy comes, and nobody claims it before the edit ends
+        # When the copy comes, and no one claims it before the edit ends
         rig.delivery._payloads.add_fresh([run_of(3)], rig.owner.shard.cursors)
         await bring(rig, 3)
         await forgetting

@@ -100,7 +100,7 @@ async def test_pushes_to_another_ingest_go_on_and_those_for_it_come_when_it_is_b
         async with running(tmp_path, clock, pushes=IngestPushes, shard=1) as rig:
             await execute(rig, push(payload=b"for 0"))
             await eventually(lambda: taken)
-        # When the broker, started anew, pushes to another one
+        # When the broker, started again, pushes to another one
         async with (
             serving(tmp_path.as_uri(), shard=1) as one,
             running(tmp_path, clock, pushes=IngestPushes, shard=1) as rig,

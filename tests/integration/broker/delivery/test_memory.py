@@ -49,7 +49,7 @@ DEAD = [f"dead{number}" for number in range(4)]
 
 UNREAD = (
     # A connection of its own, since what is not read fills the window of its connection; and a
-    # small window, as gRPC would take megabytes that nobody reads.
+    # small window, as gRPC would take megabytes that no one reads.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 65_535),
@@ -111,7 +111,7 @@ async def publish(stack: Stack, payloads: list[bytes], delay_ms: int = 0) -> Non
 
 
 async def fail(stack: Stack, queue_id: str, count: int) -> None:
-    """Makes dead letters of so many messages."""
+    """Makes dead letters of this many messages."""
     stub = consumer_pb2_grpc.ConsumerServiceStub(stack.broker.there)
     while count:
         wanted = consumer_pb2.ClaimRequest(queue_id=queue_id, max_messages=8, wait_ms=10_000)

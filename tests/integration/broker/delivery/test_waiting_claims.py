@@ -1,4 +1,4 @@
-"""Who waits beside others: nobody is held up by a stream that ended or an ingest that hangs."""
+"""Who waits beside others: no one is held up by a stream that ended or an ingest that hangs."""
 
 import asyncio
 from collections.abc import Sequence

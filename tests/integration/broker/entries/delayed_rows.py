@@ -37,7 +37,7 @@ class Watch:
         self.seen: list[entry_pb2.Entry] = []
 
     async def until(self, count: int) -> list[int]:
-        """The IDs of all seen, as soon as they are so many."""
+        """The IDs of all seen, as soon as they are this many."""
         async with asyncio.timeout(60):
             while len(self.seen) < count:
                 self._take(await anext(self._updates))

@@ -64,13 +64,13 @@ async def test_what_a_watch_shows_can_be_edited_by_its_handle() -> None:
         await delayed(rig, 5, 6)
         _, entry = (await first_answer(rig, queue_id="q", view=entry_pb2.ENTRY_VIEW_FULL)).entries
         request = entry_pb2.EditMessageRequest(
-            handle=entry.handle, etag=entry.etag, payload=b"mended"
+            handle=entry.handle, etag=entry.etag, payload=b"repaired"
         )
         answer = await entries(rig).EditMessage(request)
         assert answer.etag == "edited"
         rig.clock.advance(MINUTE)
         claimed = await rig.claim(max_messages=2)
-        assert [one.message.payload for one in claimed] == [b"%010d" % 5, b"mended"]
+        assert [one.message.payload for one in claimed] == [b"%010d" % 5, b"repaired"]
         code, reason, _ = await refusal(entries(rig).EditMessage(request))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
 

@@ -120,7 +120,7 @@ async def test_while_an_edit_runs_the_entry_is_not_delivered() -> None:
         rig.ingest.edit_gate.clear()
         editing = asyncio.create_task(Editing(rig).edit(1))
         await poll(lambda: rig.ingest.edits)
-        # Its time comes, and somebody waits.
+        # Its time comes, and someone waits.
         rig.clock.advance(2 * MINUTE)
         assert payloads(await rig.claim(max_messages=9, wait_ms=100)) == [b"%010d" % 2]
         claiming = asyncio.create_task(rig.claim(max_messages=9, wait_ms=30_000))
@@ -195,7 +195,7 @@ async def test_a_read_that_an_edit_has_overtaken_is_not_delivered() -> None:
 
 
 class SlowShard(Ingest):
-    """Ingests of which shard 1 answers when it is told to."""
+    """Ingests of which shard 1 answers when it is asked to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ async def test_another_broker_hands_out_nothing_that_it_held_before_an_edit() ->
 
             assert payloads(await other.claim("there")) == [b"new"]
             address = other.running.peer_address
-        # While it is away nobody knows what it hands out.
+        # While it is down no one knows what it hands out.
         await TopologyDirectory(root.objects).announce(Peer("broker", 1, address))
         with pytest.raises(Unavailable) as refused:
             await Editing(rig).edit(1)

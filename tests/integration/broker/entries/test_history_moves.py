@@ -22,7 +22,7 @@ from tests.manual_clock import ManualClock
 ATTEMPTS = entry_pb2.ENTRY_VIEW_ATTEMPTS
 
 
-def told(entry: entry_pb2.Entry) -> list[tuple[str, str]]:
+def outcomes(entry: entry_pb2.Entry) -> list[tuple[str, str]]:
     return [(attempt.queue_id, attempt.outcome) for attempt in entry.attempts]
 
 
@@ -35,7 +35,7 @@ async def transfer(rig: Rig, source: str, target: str) -> None:
 async def test_the_history_comes_along_through_redrives_and_transfers(tmp_path: Path) -> None:
     # Given a message that failed here and there
     clock = ManualClock()
-    queues = ("q", "mended", "last")
+    queues = ("q", "repaired", "last")
     async with running(tmp_path, clock) as rig:
         for queue_id in queues:
             await rig.create(queue_id, max_attempts=1)
@@ -43,33 +43,33 @@ async def test_the_history_comes_along_through_redrives_and_transfers(tmp_path: 
         clock.advance(5)
 
         # When it moves on to other queues, before and after a restart
-        one = await redriven(rig, target_queue_id="mended", message_ids=[1])
+        one = await redriven(rig, target_queue_id="repaired", message_ids=[1])
         assert one.redriven_count == 1
-        [entry] = await listed(rig, AVAILABLE, "mended", view=ATTEMPTS)
-        assert (entry.attempts_count, told(entry)) == (0, [("q", "nack: broken")])
+        [entry] = await listed(rig, AVAILABLE, "repaired", view=ATTEMPTS)
+        assert (entry.attempts_count, outcomes(entry)) == (0, [("q", "nack: broken")])
         [attempt] = entry.attempts
         assert (attempt.consumer_id, attempt.claimed_at_ms) == ("c", clock.now_ms() - 5)
-        await fail_again(rig, 1, "again", "mended")
-        [entry] = await listed(rig, FAILED, "mended", view=ATTEMPTS)
-        assert told(entry) == [("q", "nack: broken"), ("mended", "nack: again")]
+        await fail_again(rig, 1, "again", "repaired")
+        [entry] = await listed(rig, FAILED, "repaired", view=ATTEMPTS)
+        assert outcomes(entry) == [("q", "nack: broken"), ("repaired", "nack: again")]
     async with running(tmp_path, clock) as rig:
         clock.advance(5)
-        await redriven(rig, "mended")
-        await transfer(rig, "mended", "last")
+        await redriven(rig, "repaired")
+        await transfer(rig, "repaired", "last")
 
-        # Then each of its entries tells what was until it came there, and since
-        history = [("q", "nack: broken"), ("mended", "nack: again")]
+        # Then each of its entries returns what was until it came there, and since
+        history = [("q", "nack: broken"), ("repaired", "nack: again")]
         [entry] = await listed(rig, AVAILABLE, "last", view=ATTEMPTS)
-        assert told(entry) == told(await get(rig, entry.handle, ATTEMPTS)) == history
+        assert outcomes(entry) == outcomes(await get(rig, entry.handle, ATTEMPTS)) == history
         found = [one for answer in await find(rig, 1) for one in answer.entries]
-        assert {one.queue_id: told(one) for one in found} == {
+        assert {one.queue_id: outcomes(one) for one in found} == {
             "q": history[:1],
             "last": history,
-            "mended": history,
+            "repaired": history,
         }
         # What was left behind is as it was.
         [left] = await listed(rig, FAILED, view=ATTEMPTS)
-        assert (left.message_id, told(left)) == (2, [("q", "nack: broken")])
+        assert (left.message_id, outcomes(left)) == (2, [("q", "nack: broken")])
 
 
 async def test_what_comes_back_reveals_nothing_twice() -> None:
@@ -84,4 +84,4 @@ async def test_what_comes_back_reveals_nothing_twice() -> None:
             await fail_again(rig, 1, source, target)
 
         [entry] = await listed(rig, FAILED, view=ATTEMPTS)
-        assert told(entry) == [("q", "nack: no"), ("other", "nack: q"), ("q", "nack: other")]
+        assert outcomes(entry) == [("q", "nack: no"), ("other", "nack: q"), ("q", "nack: other")]

@@ -35,7 +35,7 @@ LETTERS = 7_000
 
 
 class Turns:
-    """How many dead letters were decoded at most while nobody else had a turn."""
+    """How many dead letters were decoded at most while no one else had a turn."""
 
     def __init__(self) -> None:
         self.most = 0

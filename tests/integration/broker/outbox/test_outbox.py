@@ -210,7 +210,7 @@ async def test_complete_and_push_happen_once_beside_a_real_ingest_whichever_comm
     fault = Fault(at, kept)
     monkeypatch.setattr(Database, "flush", lambda database: fault.flush(database))
 
-    # When both are started anew after each failure
+    # When both are started again after each failure
     done: list[str] = []
     while len(done) < LINKS:
         async with serving(root), running(tmp_path, clock, pushes=IngestPushes) as rig:

@@ -1,4 +1,4 @@
-"""Pushes that an ingest refuses for good, and outboxes whose numbers differ: with real ingests."""
+"""Pushes refused permanently, and outboxes whose numbers differ: with real ingests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outbox_stub(rig: Rig) -> Any:
     return outbox_pb2_grpc.OutboxServiceStub(rig.channel)
 
 
-async def told(rig: Rig) -> outbox_pb2.GetOutboxResponse:
+async def outbox_state(rig: Rig) -> outbox_pb2.GetOutboxResponse:
     answer: outbox_pb2.GetOutboxResponse = await outbox_stub(rig).GetOutbox(
         outbox_pb2.GetOutboxRequest()
     )
@@ -46,7 +46,7 @@ async def told(rig: Rig) -> outbox_pb2.GetOutboxResponse:
 async def halted(rig: Rig) -> str:
     """Why the outbox for ingest 0 is halted."""
     await eventually(lambda: 0 in rig.owner.shard.outbox.halts)
-    (line,) = (await told(rig)).lines
+    (line,) = (await outbox_state(rig)).lines
     return line.halted_reason
 
 
@@ -70,7 +70,7 @@ def give_up(root: Path, service: str) -> None:
 
 
 async def known(root: Path) -> None:
-    """An ingest has announced itself, with the limits of before, and is away.
+    """An ingest has announced itself, with the limits of before, and is down.
 
     The broker has had a queue: its first one would need the ingest.
     """
@@ -78,7 +78,7 @@ async def known(root: Path) -> None:
         await rig.create("before")
 
 
-# --- Refused for good -----------------------------------------------------------
+# --- Refused permanently -----------------------------------------------------------
 
 
 async def test_a_push_refused_permanently_is_set_aside_and_the_others_come_once(
@@ -95,9 +95,9 @@ async def test_a_push_refused_permanently_is_set_aside_and_the_others_come_once(
             # When it is back
             await eventually(lambda: waiting(rig) == 0)
 
-            # Then all but one have come, and that one is told, with the reason
+            # Then all but one have come, and that one is reported, with the reason
             assert await stored(ingest) == [b"1", b"2", b"3"]
-            (aside,) = (await told(rig)).refused_pushes
+            (aside,) = (await outbox_state(rig)).refused_pushes
             assert (aside.queue_id, aside.payload_bytes) == ("q", len(LARGE))
             assert "at most" in aside.reason or "must be within" in aside.reason
             assert rig.owner.shard.outbox.counter(0).waiting_bytes == 0
@@ -106,7 +106,7 @@ async def test_a_push_refused_permanently_is_set_aside_and_the_others_come_once(
         serving(tmp_path.as_uri()) as ingest,
     ):
         # And it can be looked at and retried, also after a restart, once
-        (again,) = (await told(rig)).refused_pushes
+        (again,) = (await outbox_state(rig)).refused_pushes
         assert again == aside
         shown = await outbox_stub(rig).GetRefusedPush(
             outbox_pb2.GetRefusedPushRequest(push_id=aside.push_id)
@@ -117,7 +117,7 @@ async def test_a_push_refused_permanently_is_set_aside_and_the_others_come_once(
         await execute(rig, push(payload=b"4"))
         await eventually(lambda: waiting(rig) == 0)
         assert await stored(ingest) == [b"1", b"2", b"3", LARGE, b"4"]
-        assert list((await told(rig)).refused_pushes) == []
+        assert list((await outbox_state(rig)).refused_pushes) == []
 
 
 async def test_a_payload_that_the_ingest_would_refuse_is_refused_at_once(
@@ -168,7 +168,7 @@ async def test_what_is_refused_is_set_aside_once_whichever_commit_fails(
     fault = Fault(at, kept)
     monkeypatch.setattr(Database, "flush", lambda database: fault.flush(database))
 
-    # When broker and ingest are started anew after the failure
+    # When broker and ingest are started again after the failure
     for _ in range(2):
         before = fault.struck
         async with (
@@ -188,7 +188,7 @@ async def test_what_is_refused_is_set_aside_once_whichever_commit_fails(
     ):
         await eventually(lambda: waiting(rig) == 0)
         assert await stored(ingest) == [b"1", b"2"]
-        assert len((await told(rig)).refused_pushes) == 2
+        assert len((await outbox_state(rig)).refused_pushes) == 2
 
 
 async def test_a_discarded_push_is_gone(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ async def test_a_discarded_push_is_gone(tmp_path: Path) -> None:
         await execute(rig, push(payload=LARGE))
         async with serving(tmp_path.as_uri(), **BELOW_LARGE):
             await eventually(lambda: waiting(rig) == 0)
-        (aside,) = (await told(rig)).refused_pushes
+        (aside,) = (await outbox_state(rig)).refused_pushes
         request = outbox_pb2.DiscardRefusedPushRequest(push_id=aside.push_id)
         await outbox_stub(rig).DiscardRefusedPush(request)
         assert (await refusal(outbox_stub(rig).DiscardRefusedPush(request)))[0] == NOT_FOUND
     async with running(tmp_path, clock, pushes=IngestPushes) as rig:
-        assert list((await told(rig)).refused_pushes) == []
+        assert list((await outbox_state(rig)).refused_pushes) == []
 
 
 async def test_where_too_many_are_set_aside_the_outbox_halts_until_there_is_room(
@@ -222,7 +222,7 @@ async def test_where_too_many_are_set_aside_the_outbox_halts_until_there_is_room
         async with serving(tmp_path.as_uri()) as ingest:
             await eventually(lambda: waiting(rig) == 0)
             assert await stored(ingest) == [LARGE, b"1"]
-            assert (await told(rig)).lines[0].halted_reason == ""
+            assert (await outbox_state(rig)).lines[0].halted_reason == ""
 
 
 async def test_a_damaged_row_is_set_aside_and_cannot_be_retried(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_a_damaged_row_is_set_aside_and_cannot_be_retried(tmp_path: Path) 
         async with serving(tmp_path.as_uri()) as ingest:
             await eventually(lambda: waiting(rig) == 0)
             assert await stored(ingest) == [b"1", b"3"]
-            (aside,) = (await told(rig)).refused_pushes
+            (aside,) = (await outbox_state(rig)).refused_pushes
             assert aside.queue_id == ""
             assert "damaged" in aside.reason
             code, _, _ = await refusal(retry(rig, aside.push_id))
@@ -267,23 +267,23 @@ async def test_an_ingest_that_lost_rows_halts_the_outbox_until_it_has_them_again
             await rig.create()
             await execute(rig, push(payload=b"1"), push(payload=b"2"))
             await eventually(lambda: waiting(rig) == 0)
-        # When it is away, and another one, which has none of them, stands at its place
+        # When it is down, and another one, which has none of them, stands at its place
         give_up(tmp_path, "ingest")
         await execute(rig, push(payload=b"3"))
         async with serving(tmp_path.as_uri()) as ingest:
-            # Then that is told, and nothing is sent to it
+            # Then that is reported, and nothing is sent to it
             assert "OUTBOX_GAP" in await halted(rig)
             await asyncio.sleep(0.5)
             assert await stored(ingest) == []
             halts = [one for one in caplog.records if "is halted" in one.message]
-            assert [one.levelno for one in halts] == [logging.ERROR], "told more than once"
+            assert [one.levelno for one in halts] == [logging.ERROR], "reported more than once"
         (tmp_path / "ingest").rename(tmp_path / "wrong")
         (tmp_path / "elsewhere").rename(tmp_path / "ingest")
         # And when the right one is back, all goes on
         async with serving(tmp_path.as_uri()) as ingest:
             await eventually(lambda: waiting(rig) == 0)
             assert await stored(ingest) == [b"1", b"2", b"3"]
-            assert (await told(rig)).lines[0].halted_reason == ""
+            assert (await outbox_state(rig)).lines[0].halted_reason == ""
 
 
 async def test_a_halted_outbox_does_not_spin(
@@ -352,7 +352,7 @@ async def test_a_broker_that_starts_over_loses_no_push_to_an_ingest_that_goes_on
             await rig.create()
             await execute(rig, *(push(payload=b"old") for _ in range(3)))
             await eventually(lambda: waiting(rig) == 0)
-        # When that broker begins anew, with an empty database
+        # When that broker begins again, with an empty database
         give_up(tmp_path, "broker")
         async with running(tmp_path, pushes=IngestPushes) as rig:
             await rig.create()

@@ -36,7 +36,7 @@ async def cursors(rig: Rig) -> dict[int, int]:
     return {cursor.ingest_shard: cursor.sequence for cursor in state.cursors}
 
 
-def told(answer: assignment_pb2.AssignResponse) -> list[tuple[int, bool, int]]:
+def results(answer: assignment_pb2.AssignResponse) -> list[tuple[int, bool, int]]:
     return [(r.ingest_shard, r.applied, r.cursor) for r in answer.results]
 
 
@@ -44,11 +44,11 @@ async def test_each_range_is_applied_whole_or_not_at_all_and_answered_for_itself
     async with running() as rig:
         await rig.create()
         first = await assign(rig, piece(0, 5, [1, 5]), piece(0, 9, [], log=7))
-        assert told(first) == [(0, True, 5), (7, True, 9)]
+        assert results(first) == [(0, True, 5), (7, True, 9)]
 
         second = await assign(rig, piece(6, 8, [8]), piece(9, 10, [], log=7), piece(3, 4, [], 8))
 
-        assert told(second) == [(0, False, 5), (7, True, 10), (8, False, 0)]
+        assert results(second) == [(0, False, 5), (7, True, 10), (8, False, 0)]
         assert await cursors(rig) == {0: 5, 7: 10}
         assert await rig.counts() == {"available": 2}
 
@@ -57,7 +57,7 @@ async def test_a_repeated_range_changes_nothing() -> None:
     async with running() as rig:
         await rig.create()
         await assign(rig, piece(0, 5, [1, 5]))
-        assert told(await assign(rig, piece(0, 5, [1, 5]))) == [(0, False, 5)]
+        assert results(await assign(rig, piece(0, 5, [1, 5]))) == [(0, False, 5)]
         assert await rig.counts() == {"available": 2}
 
 
@@ -65,8 +65,8 @@ async def test_of_two_routers_at_once_one_is_applied() -> None:
     async with running() as rig:
         await rig.create()
         answers = await asyncio.gather(*(assign(rig, piece(0, 5, [1, 5])) for _ in range(8)))
-        assert sorted(told(answer)[0][1] for answer in answers) == [False] * 7 + [True]
-        assert {told(answer)[0][2] for answer in answers} == {5}
+        assert sorted(results(answer)[0][1] for answer in answers) == [False] * 7 + [True]
+        assert {results(answer)[0][2] for answer in answers} == {5}
         assert await rig.counts() == {"available": 2}
 
 
@@ -84,7 +84,7 @@ async def test_what_was_judged_without_a_queue_that_there_is_by_now_is_refused()
         answer = await assign(rig, piece(0, 5, [1, 5]), revision=1)
 
         assert outdated(answer)
-        assert told(answer) == [(0, False, 0)]
+        assert results(answer) == [(0, False, 0)]
         assert answer.config_revision == 2
         assert await cursors(rig) == {}
 
@@ -103,7 +103,7 @@ async def test_a_range_refused_once_is_applied_when_it_was_judged_by_what_change
         early, late = await assign(rig, again, revision=1), await assign(rig, again, revision=2)
 
         assert outdated(early), "it must be judged by the revision that counts"
-        assert told(late) == [(0, True, 5)]
+        assert results(late) == [(0, True, 5)]
         assert await rig.counts() == {"available": 2}
 
 
@@ -142,7 +142,7 @@ async def test_changes_that_routing_does_not_ask_for_hold_nothing_up() -> None:
             ],
         )
 
-        assert told(await assign(rig, both, revision=2)) == [(0, True, 5)]
+        assert results(await assign(rig, both, revision=2)) == [(0, True, 5)]
         assert await rig.counts() == {"available": 1}
 
 
@@ -160,7 +160,7 @@ async def test_a_queue_made_again_gets_nothing_that_the_one_before_matched() -> 
             await asyncio.sleep(0.001)
         disk.free.set()
 
-        assert told(await assigning) == [(0, True, 5)]
+        assert results(await assigning) == [(0, True, 5)]
         await creating
         assert await rig.counts() == {}
 
@@ -179,7 +179,7 @@ async def test_a_change_that_is_not_durable_yet_holds_no_range_up() -> None:
             await asyncio.sleep(0.001)
         disk.free.set()
 
-        assert told(await assigning) == [(0, True, 5)]
+        assert results(await assigning) == [(0, True, 5)]
         await changing
         assert await rig.counts() == {"available": 2}
 
@@ -289,8 +289,8 @@ async def test_cursors_and_messages_survive_a_restart() -> None:
         await assign(rig, piece(0, 5, [1, 5]), piece(0, 3, [], log=9))
     async with running(root, clock, disk=disk) as rig:
         assert await cursors(rig) == {0: 5, 9: 3}
-        assert told(await assign(rig, piece(0, 5, [1, 5]))) == [(0, False, 5)]
-        assert told(await assign(rig, piece(5, 6, [6]))) == [(0, True, 6)]
+        assert results(await assign(rig, piece(0, 5, [1, 5]))) == [(0, False, 5)]
+        assert results(await assign(rig, piece(5, 6, [6]))) == [(0, True, 6)]
         assert [m.message.message_id for m in await rig.claim(max_messages=9)] == [1, 5, 6]
 
 
@@ -309,7 +309,7 @@ async def test_too_much_that_waits_to_be_stored_is_refused_and_taken_later() -> 
         assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "UNCOMMITTED_BYTES")
         disk.free.set()
         await big
-        assert told(await assign(rig, piece(50_000, 50_001, [50_001]))) == [(0, True, 50_001)]
+        assert results(await assign(rig, piece(50_000, 50_001, [50_001]))) == [(0, True, 50_001)]
 
 
 @pytest.mark.parametrize("method", ["Assign", "GetRoutingState"])

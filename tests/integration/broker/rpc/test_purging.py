@@ -154,7 +154,7 @@ async def test_rows_that_are_being_written_when_their_queue_is_purged_are_swept(
         finishing = asyncio.create_task(finish)
         await came.wait()
 
-        # When its queue is purged, and somebody sweeps it at once
+        # When its queue is purged, and someone sweeps it at once
         shard = rig.owner.shard
         queue = shard.queues["q"]
         await rig.owner.run(lambda _: shard.purge(queue, {kind}))

@@ -153,7 +153,7 @@ async def test_a_bad_setting_is_named_and_changes_nothing() -> None:
 async def test_a_bad_expression_is_refused_with_line_and_column() -> None:
     async with running() as rig:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await rig.create(filter="size > 1 &&\n  nobody == 2")
+            await rig.create(filter="size > 1 &&\n  unknown == 2")
         error = from_rpc_error(refused.value)
         assert error.reason == "INVALID_EXPRESSION"
         assert (error.metadata["line"], error.metadata["column"]) == ("2", "3")

@@ -25,10 +25,10 @@ from tests.integration.broker.rig import Rig, refusal, running
 EXPRESSION = f"1 == 1 // {'x' * 8_000}"
 LARGE = QueueSettings(EXPRESSION, priority=EXPRESSION)
 MESSAGE_BYTES_MAX = 4 << 20
-"""What a gRPC channel takes unless it is told otherwise."""
+"""What a gRPC channel takes unless it is set otherwise."""
 
 
-def told(changes: Any) -> dict[str, queue_pb2.Queue | None]:
+def final_queues(changes: Any) -> dict[str, queue_pb2.Queue | None]:
     """What each queue is in the end, None: deleted."""
     return {
         change.queue.queue_id or change.deleted_queue_id: change.queue
@@ -67,10 +67,12 @@ async def test_configs_that_no_message_has_room_for_are_read_page_by_page() -> N
                     break
             watch.cancel()
         assert sum(change.ByteSize() for change in state.changes) > MESSAGE_BYTES_MAX
-        assert list(told(state.changes)) == [f"q{number:04}" for number in range(count)]
-        assert {queue.filter for queue in told(state.changes).values() if queue} == {EXPRESSION}
+        assert list(final_queues(state.changes)) == [f"q{number:04}" for number in range(count)]
+        assert {queue.filter for queue in final_queues(state.changes).values() if queue} == {
+            EXPRESSION
+        }
         assert (state.config_revision, state.cursors) == (count, {0: 1})
-        assert told(watched) == told(state.changes)
+        assert final_queues(watched) == final_queues(state.changes)
         first = await page(rig)
         assert first.ByteSize() <= CHANGES_BYTES_MAX + 1000
         assert (list(first.cursors), bool(first.next_page_token)) == ([], True)
@@ -95,7 +97,7 @@ async def test_what_changes_between_two_pages_is_reported_as_it_is_in_the_end(
         monkeypatch.undo()
         whole = await page(rig)
         assert not whole.next_page_token
-        assert told(changes) == told(whole.changes)
+        assert final_queues(changes) == final_queues(whole.changes)
         assert pages[-1].config_revision == whole.config_revision == 9
         assert pages[0].config_revision == 6
 
@@ -107,7 +109,7 @@ FORGOTTEN = grpc.StatusCode.INVALID_ARGUMENT, "REVISION_FORGOTTEN"
 
 
 async def delete_more_than_are_remembered(rig: Rig) -> None:
-    """Deletes `a`, and so many others then that this is forgotten."""
+    """Deletes `a`, and this many others then that this is forgotten."""
     rig.owner.durable_configs.deleted_kept = KEPT
     await delete(rig, "a")
     for number in range(KEPT):
@@ -130,12 +132,12 @@ async def test_one_who_may_have_missed_deletions_is_refused_and_starts_over() ->
         missing: Any = rig.queues.WatchQueues(queue_pb2.WatchQueuesRequest(after_revision=known))
         assert (await refusal(missing.read()))[:2] == FORGOTTEN
 
-        whole = told((await page(rig)).changes)
+        whole = final_queues((await page(rig)).changes)
         assert "a" not in whole
         assert whole["b"] is not None
         learned = assignment_pb2.GetRoutingStateRequest(known_revision=forgotten)
         changes = (await rig.assignments.GetRoutingState(learned)).changes
-        assert [name for name, queue in told(changes).items() if queue is None] == [
+        assert [name for name, queue in final_queues(changes).items() if queue is None] == [
             f"other{number}" for number in range(KEPT)
         ]
 
@@ -161,7 +163,7 @@ async def test_what_is_forgotten_stays_so_over_a_restart_whatever_was_made_again
         missing: Any = rig.queues.WatchQueues(queue_pb2.WatchQueuesRequest(after_revision=known))
         assert (await refusal(missing.read()))[:2] == FORGOTTEN
         learned = assignment_pb2.GetRoutingStateRequest(known_revision=known + 1)
-        changes = told((await rig.assignments.GetRoutingState(learned)).changes)
+        changes = final_queues((await rig.assignments.GetRoutingState(learned)).changes)
         assert {name: one is None for name, one in changes.items()} == {
             "other0": True,
             "other1": False,
@@ -177,12 +179,12 @@ async def test_what_was_deleted_and_forgotten_between_two_pages_is_not_taken_for
         for queue_id in "abcd":
             await rig.create(queue_id)
         first = await page(rig)
-        assert "a" in told(first.changes)
+        assert "a" in final_queues(first.changes)
         await delete_more_than_are_remembered(rig)
         assert (await refusal(page(rig, first.next_page_token)))[:2] == FORGOTTEN
         # One who begins now has seen nothing of what is forgotten.
         again = await page(rig)
-        assert "a" not in told(again.changes)
+        assert "a" not in final_queues(again.changes)
         await page(rig, again.next_page_token)
 
 
@@ -190,7 +192,7 @@ async def test_a_watcher_too_slow_for_deletions_to_be_remembered_is_sent_away() 
     async with running() as rig:
         await rig.create("a")
         watch = rig.broker.queues.WatchQueues(queue_pb2.WatchQueuesRequest(), None)
-        assert "a" in told((await anext(watch)).changes)
+        assert "a" in final_queues((await anext(watch)).changes)
         await delete_more_than_are_remembered(rig)
         with pytest.raises(InvalidArgument) as caught:
             await anext(watch)

@@ -26,7 +26,7 @@ async def test_a_lease_that_was_alive_when_the_broker_stood_still_goes_on() -> N
         await rig.owner.durable()
 
         assert await rig.counts() == {"in_flight": 1, "done": 1}
-        await rig.pass_time(5001)  # nobody acks in its grace
+        await rig.pass_time(5001)  # no one acks in its grace
         assert await rig.ack(ended.lease_token) == [9]
         assert await rig.counts() == {"done": 1, "failed": 1}
 
@@ -42,7 +42,7 @@ async def test_a_lease_that_was_alive_when_the_clock_stepped_goes_on() -> None:
 
         assert await rig.counts() == {"in_flight": 2}
         assert await rig.ack(held.lease_token) == [0]
-        await rig.pass_time(5001)  # nobody acks in its grace
+        await rig.pass_time(5001)  # no one acks in its grace
         assert await rig.ack(ended.lease_token) == [9]
         assert await rig.counts() == {"done": 1, "failed": 1}
 

@@ -68,7 +68,7 @@ async def test_a_queue_re_created_during_the_sweep_keeps_its_records(
     made_anew, sweep_span = asyncio.Event(), sweeper.Sweeper._sweep_span
 
     async def sweep_later(self: sweeper.Sweeper, span: KeyRange) -> int:
-        if not self._attempts_left:  # These go first, and a queue is not made anew before.
+        if not self._attempts_left:  # These go first, and a queue is not made again before.
             await made_anew.wait()
         return await sweep_span(self, span)
 
@@ -107,7 +107,7 @@ async def test_attempts_that_are_being_stored_when_their_queue_is_deleted_are_sw
             calls.append(asyncio.create_task(step))
             await asyncio.sleep(0.05)
 
-        # When its queue is deleted, and somebody sweeps it at once
+        # When its queue is deleted, and someone sweeps it at once
         owner, shard = rig.owner, rig.owner.shard
         await owner.run(lambda _: shard.delete_queue(shard.queues["q"]))
         sweeping = sweeper.Sweeper(owner, owner._database)._sweep_epoch("q", 0)

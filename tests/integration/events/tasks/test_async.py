@@ -166,7 +166,7 @@ async def test_a_repeated_request_gets_the_first_ones_messages(
         ]
         assert ids[0] == ids[1]
 
-        # When it is repeated after that, then its messages are told at once, and none is stored
+        # When it is repeated after that, then its messages are reported at once, and none is stored
         again = await ingest.enqueue(message(b"x"), request_id="r")
         assert list(again.message_ids) == list(ids[0])
         assert not again.task_id
@@ -253,7 +253,7 @@ async def test_a_backend_that_refuses_commands_is_waited_for(
             return "redis fails" in caplog.text
 
         await eventually(is_refused)
-        # When that is mended, then the ingest goes on
+        # When that is repaired, then the ingest goes on
         await client.delete(key)
         if await client.exists("aside"):
             await client.rename("aside", key)

@@ -128,7 +128,7 @@ async def test_a_task_whose_error_is_longer_than_a_header_holds_fails_with_the_b
         payload: dict[str, object] = {"content_length": 4, "data_ref": "A" * 200_000}
         await enqueue(settings, task_id, payload)
 
-        # When it fails, then its error is cut where it is told, and the next task is applied
+        # When it fails, then its error is cut where it is reported, and the next task is applied
         await ingest.applied(await ingest.send_task(b"behind it"))
 
         async def is_dead() -> bool:
@@ -268,7 +268,7 @@ async def test_the_body_of_an_answered_publish_stays_though_the_backend_shows_no
         long_ago = (tmp_path / path).stat().st_mtime - ORPHAN_MS / 1000 - 1
         os.utime(tmp_path / path, (long_ago, long_ago))
 
-    # And one that is cut off from the store, and holds the task: RabbitMQ shows it to nobody
+    # And one that is cut off from the store, and holds the task: RabbitMQ shows it to no one
     await zombie.connect()
     async with asyncio.timeout(60):
         while (held := await zombie.connected.dequeue_task()) is None:

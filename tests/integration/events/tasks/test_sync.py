@@ -1,4 +1,4 @@
-"""Publishes that wait for their tasks; a store that is away; several ingests on one backend."""
+"""Publishes that wait for their tasks; a store that is down; several ingests on one backend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.integration.events.tasks.queued_ingest import (
 from tests.integration.ingest.server import message, process
 from tests.integration.storage.s3_servers import CREDENTIALS, moto, root_url
 
-pytestmark = pytest.mark.slow  # Real servers, and a store that is away for a while.
+pytestmark = pytest.mark.slow  # Real servers, and a store that is down for a while.
 
 
 async def test_a_sync_publish_is_answered_as_a_direct_one(backend: tuple[str, Server]) -> None:
@@ -142,7 +142,7 @@ async def test_a_store_that_is_away_costs_latency_and_no_task(
             tasks = await publish_in_time(ingest, names[:5], consistency)
 
             # But one whose body must be an object is refused, and is no task
-            with pytest.raises(Unavailable, match="store is away"):
+            with pytest.raises(Unavailable, match="store is down"):
                 await ingest.enqueue(message(LARGE))
 
             # And small ones still are when a process says that its store hangs: this one serves on

@@ -51,7 +51,7 @@ async def test_tasks_are_shown_waited_for_and_retried_by_command(
                 words, done.returncode, done.stdout.decode(), done.stderr.decode()
             )
 
-        # When a message is published, then its task is told, and what became of it
+        # When a message is published, then its task is reported, and what became of it
         published = await slate("publish", "hello")
         task_id = published.stdout.strip()
         assert task_id.startswith("task_"), published

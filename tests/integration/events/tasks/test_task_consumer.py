@@ -95,7 +95,7 @@ class Consuming:
         return task_id
 
     async def until(self, stored_count: int, dead_count: int = 0) -> None:
-        """Wait until so many are stored, so many are dead letters, and nothing waits."""
+        """Wait until this many are stored, this many are dead letters, and nothing waits."""
         wanted = BackendStats(0, dead_count)
         async with asyncio.timeout(60):
             while len(await sequences(self.shard)) < stored_count:
@@ -227,7 +227,7 @@ async def test_a_message_that_is_no_task_is_a_dead_letter_of_slatemq_and_hinders
             slatemq.connect(settings.slatemq.endpoint) as client,
             consuming(settings, open_root("memory:///")) as made,
         ):
-            # Given a message that somebody else has sent to the queue of tasks
+            # Given a message that someone else has sent to the queue of tasks
             await client.publish(b"not a task", {TASKS_HEADER: prefix})
             await made.enqueue(b"good")
 

@@ -35,7 +35,7 @@ async def test_a_poison_task_is_a_dead_letter_with_its_error_until_it_is_retried
 ) -> None:
     root = tmp_path.as_uri()
     settings = queue_settings(*backend, max_retries=1, retry_delay_ms=200)
-    # Given a task whose body somebody has taken away, and one behind it
+    # Given a task whose body someone has taken away, and one behind it
     async with queued(settings, root) as ingest:
         objects = open_root(root).objects
         path = f"tasks/ingest-0/{new_task_id()}"

@@ -102,7 +102,7 @@ async def test_a_task_that_is_tried_again_keeps_the_fingerprint_of_its_request(
             raise StoreUnavailable("away for a moment")
         await upload(uploads, waiting)
 
-    # Given a store that is away for the first try, once the trace is in the headers
+    # Given a store that is down for the first try, once the trace is in the headers
     monkeypatch.setattr(Uploads, "all_of", fail_first)
     async with queued(settings, telemetry=traced.telemetry) as ingest:
         (message_id,) = await ingest.applied((await publish(ingest, TRACE, BLOB)).task_id)

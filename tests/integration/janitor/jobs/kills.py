@@ -69,7 +69,7 @@ class Filled:
     waiting: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     printed: set[int] = field(default_factory=set)
-    nobodys: set[int] = field(default_factory=set)
+    unwanted: set[int] = field(default_factory=set)
     dead_letters: dict[str, set[int]] = field(default_factory=dict)
     young: Path = Path()
 
@@ -167,7 +167,7 @@ async def fill(made: Instance, tag: str) -> Filled:
         for message in await made.claim(queue, printed):
             await message.ack()
         filled.printed |= printed
-    filled.nobodys = await made.publish("nobody", 500) | await made.publish(
+    filled.unwanted = await made.publish("nobody", 500) | await made.publish(
         "nobody", 3, payload=BLOB
     )
     for _ in range(3):  # uploads that were never committed
@@ -247,7 +247,7 @@ async def _after_report(made: Instance, filled: Filled) -> None:
 
 
 async def _after_unreferenced(made: Instance, filled: Filled) -> None:
-    assert await made.stored(filled.nobodys | filled.printed) == set()
+    assert await made.stored(filled.unwanted | filled.printed) == set()
     # All waves so far have left what waits, and this one what was just uploaded.
     assert len(made.objects) == len(filled.waiting) * (int(filled.tag) + 1) + 1
     assert filled.young.exists()

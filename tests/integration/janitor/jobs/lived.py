@@ -2,7 +2,7 @@
 
 What happened is known by the answers of the services. Two days pass, `early` and `late`: whatever
 is short (a retention, a failed or done retention, the replay window, the age of letters) is over
-for all that happened early, by the time that the jobs are told to judge by, and for nothing that
+for all that happened early, by the time that the jobs are asked to judge by, and for nothing that
 happened late.
 """
 

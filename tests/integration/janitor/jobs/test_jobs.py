@@ -86,7 +86,7 @@ class Filled(NamedTuple):
     dead_letters: set[int]
     short: set[int]
     printed: set[int]
-    nobodys: set[int]
+    unwanted: set[int]
     waiting: set[int]
     over: set[int]
 
@@ -115,12 +115,12 @@ async def fill(made: Instance) -> Filled:
     printed = await made.publish("prints", 20) | await made.publish("prints", 3, payload=BLOB)
     for message in await made.claim("prints", printed):
         await message.ack()
-    nobodys = await made.publish("nobody", 5)
+    unwanted = await made.publish("nobody", 5)
     waiting = await made.publish("orders", 30)
     over = await made.publish("orders", 30, retention_s=1)
     await made.routed()
     await asyncio.sleep(max(1.2, began + RETENTION_S + 0.5 - time.monotonic()))
-    return Filled(held, in_flight, failed, dead_letters, short, printed, nobodys, waiting, over)
+    return Filled(held, in_flight, failed, dead_letters, short, printed, unwanted, waiting, over)
 
 
 @pytest.mark.parametrize("dry_runs", [False, proof(True)])

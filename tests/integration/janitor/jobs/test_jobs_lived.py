@@ -89,7 +89,7 @@ async def _all_is_delivered(made: Instance, lived: Lived) -> None:
 
 
 async def _what_is_not_routed_stays(spark: SparkSession, made: Instance) -> None:
-    """Messages of old that no broker has judged yet, since the router was away."""
+    """Messages of old that no broker has judged yet, since the router was down."""
     await made.client.create_queue("later")
     await made.router.kill()
     ids = await made.publish("later", 10)

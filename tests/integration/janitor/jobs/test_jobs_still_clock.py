@@ -126,7 +126,7 @@ async def _undisturbed(spark: SparkSession, folder: Path, job: str) -> Undisturb
             await fail_letters(made, filled)
         now_ms = int(time.time() * 1000)
     await asyncio.to_thread(shutil.copytree, folder / "data", folder / "copy")
-    ids = filled.waiting | filled.over | filled.printed | filled.nobodys | expiring
+    ids = filled.waiting | filled.over | filled.printed | filled.unwanted | expiring
     ids = ids.union(*filled.dead_letters.values())
     async with instance(folder) as made:
         await _ran(spark, made, job, now_ms)

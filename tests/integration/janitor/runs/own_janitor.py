@@ -20,7 +20,7 @@ WORKER = (sys.executable, "-m", "tests.integration.janitor.runs.own_worker")
 
 OWN_JOBS = frozenset(
     {
-        *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies", "tells"),
+        *("quick", "named", "slow", "stubborn", "fails", "babbles", "breaks", "dies", "states"),
         *("spark", "spark-stubborn", "traces", "context"),
     }
 )

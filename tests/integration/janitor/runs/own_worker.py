@@ -42,7 +42,7 @@ def named(root: str, options: JobOptions, report: Report) -> JobResult:
     return JobResult({}, [f"reports/{options.run}/report.html"])
 
 
-def tells(root: str, options: JobOptions, report: Report) -> JobResult:
+def states(root: str, options: JobOptions, report: Report) -> JobResult:
     """Its options, as the files that it wrote."""
     found = {
         "root": root,
@@ -67,7 +67,7 @@ def stubborn(root: str, options: JobOptions, report: Report) -> JobResult:
 
 
 def fails(root: str, options: JobOptions, report: Report) -> JobResult:
-    raise JobFailed("broker 0 is away")
+    raise JobFailed("broker 0 is down")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ JOBS: dict[str, Callable[[str, JobOptions, Report], JobResult]] = {
     "babbles": babbles,
     "breaks": breaks,
     "dies": dies,
-    "tells": tells,
+    "states": states,
     "spark": spark,
     "spark-stubborn": spark_stubborn,
     "traces": traces,

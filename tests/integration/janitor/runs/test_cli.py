@@ -58,7 +58,7 @@ async def test_a_run_is_reported_with_what_it_did(tmp_path: Path) -> None:
         assert (await cli(there, "runs", "done", "--json")).out == ""
 
 
-@pytest.mark.parametrize(("queue", "said"), [("fails", "broker 0 is away"), ("breaks", "a fault")])
+@pytest.mark.parametrize(("queue", "said"), [("fails", "broker 0 is down"), ("breaks", "a fault")])
 async def test_a_run_that_fails_is_exit_code_1(tmp_path: Path, queue: str, said: str) -> None:
     async with janitor(tmp_path) as there:
         result = await cli(there, "run", "done", "--queue", queue)

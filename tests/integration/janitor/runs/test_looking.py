@@ -143,7 +143,7 @@ async def test_while_a_shard_is_away_that_is_unknown(tmp_path: Path) -> None:
         await directory.announce(Peer("ingest", 7, "127.0.0.1:1"))
 
         for job in SCHEDULED:
-            with pytest.raises(Unavailable, match=r"(broker|ingest) 7 is away"):
+            with pytest.raises(Unavailable, match=r"(broker|ingest) 7 is down"):
                 await detector.look(job, 1000 * DAY_MS)
 
 

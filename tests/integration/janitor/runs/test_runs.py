@@ -62,7 +62,7 @@ async def test_what_a_job_writes_is_named_by_its_run(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "fails": "broker 0 is away",
+    "fails": "broker 0 is down",
     "breaks": "ValueError: a fault",
     "dies": "Spark's process ended (-9)",
     "babbles": "a fault of the janitor: TypeError: Progress.__init__() got an unexpected",
@@ -101,7 +101,7 @@ async def test_queues_that_do_not_exist_are_refused_before_anything_begins(tmp_p
 
         directory = TopologyDirectory(open_root(data.as_uri()).objects)
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
-        assert "broker 7 is away: " in (await refusal(there.run("done", "orders")))[2]
+        assert "broker 7 is down: " in (await refusal(there.run("done", "orders")))[2]
         listed = await there.stub.ListRuns(janitor_pb2.ListRunsRequest())
         assert [run.run_id for run in listed.runs] == [run_id]
 
@@ -321,14 +321,14 @@ async def test_no_request_chooses_where_spark_runs_or_what_it_reads(tmp_path: Pa
     request = Request(
         job="restore",
         dry_run=True,
-        queue_ids=["tells"],
+        queue_ids=["states"],
         message_ids=[7],
         failed_from_ms=1,
         failed_until_ms=2,
         request_id="spark://127.0.0.1:1",
     )
     stranger = Request.FromString(
-        Request(job="done", queue_ids=["tells"]).SerializeToString()
+        Request(job="done", queue_ids=["states"]).SerializeToString()
         + b"\x1a\x13spark://127.0.0.1:1"
     )
 

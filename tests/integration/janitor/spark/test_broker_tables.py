@@ -155,13 +155,13 @@ async def test_archived_dead_letters_have_a_table_of_their_own_with_the_run_of_e
 
 async def test_what_was_purged_or_belongs_to_a_deleted_queue_is_not_read(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
-        for queue_id in ("gone", "anew", "q"):
+        for queue_id in ("gone", "again", "q"):
             await rig.create(queue_id)
             await rig.assign(range(1, 21), queue_id)
             claimed = await rig.claim(queue_id, max_messages=10)
             await rig.ack(*(one.lease_token for one in claimed[:5]))
         await delete(rig, "gone")
-        await delete(rig, "anew")
+        await delete(rig, "again")
         await rig.queues.PurgeQueue(
             queue_pb2.PurgeQueueRequest(queue_id="q", states=[entry_calls.AVAILABLE])
         )

@@ -35,7 +35,7 @@ A_DAY = ENTRIES_A_DAY * MESSAGES
 
 
 async def fill(database: Database, gap_after: int = 0) -> None:
-    """Ten days of messages; as after a restart, IDs may leap after so many of them."""
+    """Ten days of messages; as after a restart, IDs may leap after this many of them."""
     batch = Batch()
     message_id = 1
     for entry in range(DAYS * ENTRIES_A_DAY):

@@ -106,7 +106,7 @@ async def test_while_a_shard_is_away_none_is_taken(
     async with instance(tmp_path) as (ingest, directory, channels):
         await directory.announce(Peer("broker", 7, "127.0.0.1:1"))
 
-        with pytest.raises(Unavailable, match="broker 7 is away: "):
+        with pytest.raises(Unavailable, match="broker 7 is down: "):
             async with taken_snapshots(directory, channels):
                 pytest.fail("a shard is missing")
 

@@ -195,7 +195,7 @@ async def test_a_repair_that_was_killed_at_any_change_is_finished_by_the_next(
 
 
 async def repaired(root: Root, began_ms: int) -> Repairs:
-    """What a repair did that looked at the instance anew."""
+    """What a repair did that looked at the instance again."""
     findings = await Verification(root, await StoppedDatabases.find(root), began_ms).run()
     repairs = repairs_of(root)
     await repairs.repair(findings)

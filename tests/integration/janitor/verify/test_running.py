@@ -50,7 +50,7 @@ async def leave_over(made: Instance) -> Path:
     return orphan
 
 
-async def test_a_running_instance_is_verified_and_what_is_left_over_is_mended(
+async def test_a_running_instance_is_verified_and_what_is_left_over_is_repaired(
     tmp_path: Path,
 ) -> None:
     async with instance(tmp_path) as made:

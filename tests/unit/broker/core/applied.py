@@ -16,7 +16,7 @@ def assign_all(shard: Shard, ranges: Sequence[Range], now_ms: int) -> list[bool]
 
 
 def backfill_whole(shard: Shard, queue: Queue, piece: Range, counts: Counts, now_ms: int) -> bool:
-    """Applies a piece of a queue's replay if it begins at the cursor; tells whether it did."""
+    """Applies a piece of a queue's replay if it begins at the cursor; returns whether it did."""
     return finished(shard, shard.begin_backfill(queue, piece, counts), now_ms)
 
 

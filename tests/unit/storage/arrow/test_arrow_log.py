@@ -75,7 +75,7 @@ def at(time_ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=max(FIRST_MS, min(time_ms, LAST_MS)))
 
 
-def told(sequence: int, message: MessageMetadata) -> dict[str, Any]:
+def row_of(sequence: int, message: MessageMetadata) -> dict[str, Any]:
     """The row that stands for a message."""
     received_ms, retention_s = message.received_at_ms, message.retention_s
     within_ms = max(FIRST_MS, min(received_ms, LAST_MS))
@@ -99,7 +99,7 @@ def told(sequence: int, message: MessageMetadata) -> dict[str, Any]:
 
 def exact(rows: list[Row]) -> list[dict[str, Any]]:
     return [
-        told(int.from_bytes(key[-8:], "big"), message)
+        row_of(int.from_bytes(key[-8:], "big"), message)
         for key, value in rows
         for message in _checked(decode_log_entry(value))
     ]

@@ -170,7 +170,7 @@ async def test_signals_and_a_busy_loop_disturb_no_commit(tmp_path: Path) -> None
             nonlocal heard
             heard += 1
 
-        # For good: the last one may be delivered later than this test ends, and would kill us all.
+        # Not reset: the last one may be delivered later than this test ends, and would kill us all.
         signal.signal(signal.SIGUSR1, hear)
         committing = asyncio.create_task(_many(database, 100))
         while not committing.done():

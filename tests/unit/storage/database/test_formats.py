@@ -1,4 +1,4 @@
-"""A database says which format it has, and nobody reads one of another."""
+"""A database says which format it has, and no one reads one of another."""
 
 from __future__ import annotations
 

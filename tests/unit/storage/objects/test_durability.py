@@ -118,7 +118,7 @@ async def test_calls_beside_a_running_sync_share_the_next_one(tmp_path: Path) ->
     others = [asyncio.create_task(held.sync_file(tmp_path / str(n))) for n in range(20)]
     await asyncio.sleep(0)
 
-    # When the first has ended, then nobody else has: what they wrote may have come too late for it
+    # When the first has ended, then no one else has: what they wrote may have come too late for it
     held.let_through.release()
     await first
     await begun(held, 2)

@@ -17,8 +17,8 @@ from tests.unit.storage.records.test_log_runs import (
     RUNS,
     Runs,
     by_columns,
+    each_message,
     messages_of,
-    told,
 )
 
 
@@ -41,9 +41,11 @@ def test_parts_have_the_messages_of_the_entry_at_first_and_when_read_again(
     read = read_log_parts(entry, messages_max=messages_max, bytes_max=bytes_max)
     parts = [part for part in read if part is not None]
 
-    assert told(chain.from_iterable(part.runs for part in parts)) == messages
+    assert each_message(chain.from_iterable(part.runs for part in parts)) == messages
     # Which messages share a run may differ: a part that is read again has no bound in bytes.
-    assert [told(part.read()) for part in parts] == [told(part.runs) for part in parts]
+    assert [each_message(part.read()) for part in parts] == [
+        each_message(part.runs) for part in parts
+    ]
     assert all(sum(len(sizes) for *_, sizes, _ in part.runs) <= messages_max for part in parts)
 
 
@@ -58,7 +60,7 @@ def test_no_step_reads_more_than_its_bounds(queue: str) -> None:
         assert steps.index(parts[0]) == len(parts), "a step before the parts for each of them"
         assert max(len(part.runs) for part in parts) <= PART_MESSAGES_MAX
         assert max(part.size_bytes for part in parts) <= PART_BYTES_MAX + 65_536
-        assert told(chain.from_iterable(part.runs for part in parts)) == messages
+        assert each_message(chain.from_iterable(part.runs for part in parts)) == messages
 
 
 def test_a_short_entry_is_one_part_and_an_empty_one_none() -> None:
@@ -67,7 +69,11 @@ def test_a_short_entry_is_one_part_and_an_empty_one_none() -> None:
 
     [part] = read_log_parts(entry)
     assert part is not None
-    assert (told(part.runs), told(part.read()), part.size_bytes) == (messages, messages, len(entry))
+    assert (each_message(part.runs), each_message(part.read()), part.size_bytes) == (
+        messages,
+        messages,
+        len(entry),
+    )
 
     assert not list(read_log_parts(encode_log_entry([])))
 

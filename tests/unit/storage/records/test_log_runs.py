@@ -78,7 +78,7 @@ def by_columns(messages: list[MessageMetadata]) -> bytes:
     )
 
 
-def told(runs: Iterable[LogRun]) -> list[MessageMetadata]:
+def each_message(runs: Iterable[LogRun]) -> list[MessageMetadata]:
     """The messages of runs, one by one."""
     return [
         MessageMetadata(*fields, headers, None if delay < 0 else delay, sizes[0], queue)
@@ -99,7 +99,7 @@ def test_runs_are_written_and_read_as_message_by_message(runs: Runs, first_id: i
 
     assert entry == encode_log_entry(messages)
     assert decode_log_entry(entry) == messages
-    assert told(read_log_runs(entry)) == messages
+    assert each_message(read_log_runs(entry)) == messages
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -131,7 +131,7 @@ def test_what_is_only_nearly_a_run_is_read_as_it_stands(
     entry = encode_log_entry(messages)
 
     assert decode_log_entry(entry) == messages
-    assert told(read_log_runs(entry)) == messages
+    assert each_message(read_log_runs(entry)) == messages
 
 
 def plainly(entry: bytes) -> list[MessageMetadata]:

@@ -1,4 +1,4 @@
-"""Packs of payloads: each payload is in one record, and damage is told by name."""
+"""Packs of payloads: each payload is in one record, and damage is reported by name."""
 
 from __future__ import annotations
 

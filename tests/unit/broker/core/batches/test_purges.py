@@ -122,7 +122,7 @@ async def test_a_queue_can_be_purged_only_while_an_epoch_is_free() -> None:
         rig.shard.purge(queue, {Purge.AVAILABLE})
 
     assert not queue.can_purge_available
-    # One name may hold no more, also when the queue is deleted and made anew.
+    # One name may hold no more, also when the queue is deleted and made again.
     rig.shard.delete_queue(queue)
     assert not rig.shard.epoch_is_free("orders")
     state = rig.shard.deleted["orders"]

@@ -162,7 +162,7 @@ class History(RuleBasedStateMachine):
     ) -> None:
         queue, message_id, held = holder
         before = held.before
-        # Without an outcome nobody worked on it: the attempt does not count.
+        # Without an outcome no one worked on it: the attempt does not count.
         attempts = held.attempts if outcome else before.attempts
         if outcome and attempts >= queue.max_attempts:
             queue.entries[message_id] = Failed(attempts, outcome)
@@ -180,7 +180,7 @@ class History(RuleBasedStateMachine):
             queue.attempts[message_id] = (*queue.attempts.get(message_id, ()), attempt)
 
     def tokens(self, chosen: list[int]) -> list[int]:
-        """Leases that run, that are finished, and that nobody ever had."""
+        """Leases that run, that are finished, and that no one ever had."""
         running = [
             held.token for queue in self.model.queues.values() for held in queue.held().values()
         ]
@@ -289,7 +289,7 @@ class History(RuleBasedStateMachine):
     # --- What must hold -----------------------------------------------------
 
     def rows_match(self) -> None:
-        """The rows say what the model says, but for what nobody is told of."""
+        """The rows say what the model says, but for what no one is told of."""
         for queue_id in QUEUES:
             stored = stored_queue(self.store.rows, queue_id)
             expected = self.model.queues.get(queue_id)

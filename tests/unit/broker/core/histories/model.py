@@ -1,7 +1,7 @@
 """What a shard is expected to do, in the obvious way: dicts and lists, nothing clever.
 
 It knows nothing of lanes, buckets or batches. Where the promise leaves room (two messages that came
-within the same millisecond; a message past its retention that nobody has looked at yet), so does
+within the same millisecond; a message past its retention that no one has looked at yet), so does
 the model.
 """
 
@@ -82,7 +82,7 @@ class ModelQueue:
     max_attempts: int
     max_in_flight: int
     created: int
-    lowest_max_attempts: int  # since the last commit: what had used them up is failed for good
+    lowest_max_attempts: int  # since the last commit: what had used them up is failed permanently
     walked_ms: int = 0  # the latest time at which a claim or peek looked, since the last start
     purges: int = 0  # of the available messages
     backoff_ms: int = 0  # times the attempts

@@ -97,7 +97,7 @@ class QueueHistory(History):
                 self.create(queue_id, 2, 5)
 
     def sweep_attempts(self, queue_id: str) -> None:
-        """As the sweeper: before a queue of this name is made anew."""
+        """As the sweeper: before a queue of this name is made again."""
         if queue_id not in self.unswept:
             return
         self.commit()

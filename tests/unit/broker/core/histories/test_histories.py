@@ -4,9 +4,9 @@
 the design, and the rule after which it would show:
 
 1. Never lost, once per queue: `assign` (ranges that come twice, late or too early), `backfill` into
-   queues made anew, `crash`; `nothing_is_lost_in_the_end` claims all that is left.
+   queues made again, `crash`; `nothing_is_lost_in_the_end` claims all that is left.
 2. One valid lease: `claim` gives only what waits, under a token never given out before; `ack`,
-   `nack`, `extend` and `execute` with tokens that are over, or that nobody had; `crash` and
+   `nack`, `extend` and `execute` with tokens that are over, or that no one had; `crash` and
    `stand_still`, where leases go on.
 3. One list each: `commit` reads all rows again, which must tell of every entry once, and as the
    model; attempts never above what was allowed at the claim (`update`, then `claim`). Second
@@ -21,7 +21,7 @@ the design, and the rule after which it would show:
    `fail`, which takes the attempt back.
 
 Retention is part of 1 and 4: nothing is handed out after it, and nothing goes before. What needs
-more than a core (7: two processes; a store or an ingest that is away) is in tests/integration.
+more than a core (7: two processes; a store or an ingest that is down) is in tests/integration.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ async def test_every_lease_is_found_by_its_message_for_as_long_as_it_runs() -> N
         assert found(rig, 1) == left
     assert len(found(rig, 2)) == 1
 
-    # One that is claimed anew is found, and after a purge none is.
+    # One that is claimed again is found, and after a purge none is.
     await rig.route([1])
     [again] = await rig.claim(1)
     assert found(rig, 1) == {again.token}

@@ -1,4 +1,4 @@
-"""Leases of a large claim are columns until one is needed: nobody can tell the difference."""
+"""Leases of a large claim are columns until one is needed: no one can tell the difference."""
 
 from __future__ import annotations
 

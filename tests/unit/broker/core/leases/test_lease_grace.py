@@ -137,7 +137,7 @@ async def test_whatever_is_commanded_between_the_steps_who_was_alive_has_the_gra
         if chance.random() < 0.3:
             rig.commit()
 
-    # Then nobody who was alive can be ended by the clock, and what has ended stays so
+    # Then no one who was alive can be ended by the clock, and what has ended stays so
     assert not ended & running(rig).keys()
     until_ms = rig.now_ms + LEASE_MS - 100  # the steps and commands took less
     for token, lease in running(rig).items():

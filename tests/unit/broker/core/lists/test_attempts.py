@@ -37,11 +37,11 @@ async def test_a_nack_is_reported_with_its_reason_if_it_has_one(reason: str, out
     await fail_once(rig, reason)
     rig.commit()
 
-    assert told(rig, "orders") == [(outcome, "")]
+    assert outcomes(rig, "orders") == [(outcome, "")]
 
 
 async def transfer(rig: Rig, source: str, target: str) -> None:
-    """From a broker that was started anew: nothing that it needs is in memory."""
+    """From a broker that was started again: nothing that it needs is in memory."""
     rig.commit()
     await rig.restart()
     [lease] = await rig.claim(1, queue_id=source)
@@ -50,7 +50,7 @@ async def transfer(rig: Rig, source: str, target: str) -> None:
     rig.commit()
 
 
-def told(rig: Rig, queue_id: str) -> list[tuple[str, str]]:
+def outcomes(rig: Rig, queue_id: str) -> list[tuple[str, str]]:
     found = stored_attempts(rig.store.rows, queue_id, 1)
     return [(one.outcome, one.queue) for one in found]
 
@@ -69,13 +69,13 @@ async def test_a_transfer_takes_the_history_along_and_shows_where_it_was() -> No
 
     await transfer(rig, "orders", "next")
 
-    assert told(rig, "next") == [("fail: here", "orders"), ("fail: there", "")]
-    assert told(rig, "orders") == [("fail: here", "")]
+    assert outcomes(rig, "next") == [("fail: here", "orders"), ("fail: there", "")]
+    assert outcomes(rig, "orders") == [("fail: here", "")]
 
     # Back again, it has what it had, once, and what came since.
     await transfer(rig, "next", "orders")
 
-    assert told(rig, "orders") == [("fail: here", ""), ("fail: there", "next")]
+    assert outcomes(rig, "orders") == [("fail: here", ""), ("fail: there", "next")]
 
 
 async def test_a_message_that_never_failed_leaves_no_history() -> None:
@@ -86,7 +86,7 @@ async def test_a_message_that_never_failed_leaves_no_history() -> None:
 
     await transfer(rig, "orders", "next")
 
-    assert told(rig, "orders") == told(rig, "next") == []
+    assert outcomes(rig, "orders") == outcomes(rig, "next") == []
 
 
 def test_of_very_many_attempts_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing(
     rig.store.open_gates()
     await asyncio.sleep(0)
 
-    # When its queue is deleted, swept and made anew before they have been read
+    # When its queue is deleted, swept and made again before they have been read
     rig.shard.delete_queue(rig.queue())
     rig.shard.delete_rows([attempts_key("orders", 1)])
     rig.commit()
@@ -131,11 +131,11 @@ async def test_a_slow_read_for_a_queue_that_is_gone_shows_its_successor_nothing(
         await asyncio.sleep(0)
     rig.store.slow = False
 
-    # Then the same message starts anew there
+    # Then the same message starts again there
     await rig.route([1])
     await fail_once(rig, "new")
     rig.commit()
-    assert told(rig, "orders") == [("nack: new", "")]
+    assert outcomes(rig, "orders") == [("nack: new", "")]
 
 
 # --- Many are read at once ------------------------------------------------------

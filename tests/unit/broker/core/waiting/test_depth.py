@@ -119,7 +119,7 @@ async def test_a_claim_that_skips_leaves_what_it_looked_at_alone() -> None:
 
 
 async def delayed_rig(depth: int) -> Rig:
-    """A queue with so many delayed messages, of which memory holds none, and 100 ready ones."""
+    """A queue with this many delayed messages, of which memory holds none, and 100 ready ones."""
     rig = Rig()
     rig.create()
     for first in range(0, depth, 400):

@@ -1,4 +1,4 @@
-"""How much of a lane is read at once: enough messages, and few rows that nobody looks at."""
+"""How much of a lane is read at once: enough messages, and few rows that no one looks at."""
 
 from __future__ import annotations
 
