@@ -8,8 +8,8 @@ from typing import Final
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from libs.serving.telemetry import Telemetry
-from services.janitor.jobs.contract import JOBS
 from services.janitor.runs.history import Run, State
+from slatemq._admin.job_names import JOBS
 
 RUN_BUCKETS_S: Final = (5, 10, 20, 30, 60, 120, 300, 600, 1_800, 3_600, 10_800)
 """Spark alone takes 5 to 10 s to start."""

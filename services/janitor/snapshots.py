@@ -35,11 +35,10 @@ CALL_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class SnapshotName:
-    """A snapshot of a database, such as `ingest/0`."""
+class ShardDatabase:
+    """Something of the database of a shard, such as `ingest/0`."""
 
     database: str
-    snapshot_id: str
 
     @property
     def service(self) -> str:
@@ -48,6 +47,11 @@ class SnapshotName:
     @property
     def shard(self) -> int:
         return int(self.database.partition("/")[2])
+
+
+@dataclass(frozen=True)
+class SnapshotName(ShardDatabase):
+    snapshot_id: str
 
 
 @asynccontextmanager

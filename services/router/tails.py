@@ -207,7 +207,7 @@ class Log:
             tail.leave(subscriber)
             tail = None
         if tail is not None:
-            tail.room.set()
+            tail.capacity.set()
         elif subscriber.is_live() and not self.buffer.is_full(route):
             self._tail_for(route.position).join(subscriber)
 
@@ -216,7 +216,7 @@ class Log:
         if subscriber.tail is None:
             subscriber.route.forget()  # It was full and has left: what came back is read again too.
         else:
-            subscriber.tail.room.set()  # Others need not wait for a full route any longer.
+            subscriber.tail.capacity.set()  # Others need not wait for a full route any longer.
 
     def _tail_for(self, position: int) -> Tail:
         for tail in self.tails:
@@ -234,15 +234,15 @@ class Tail:
     Attributes:
         position: The message up to which it was read.
         subscribers: The routes it feeds; without any it ends.
-        room: Set when a full route may have room again.
+        capacity: Set when a full route may have capacity again.
         is_open: Whether the stream is answering.
-        is_paused: Whether it waits for room.
+        is_paused: Whether it waits for capacity.
     """
 
     def __init__(self, log: Log, position: int) -> None:
         self.position = position
         self.subscribers: list[Subscriber] = []
-        self.room = asyncio.Event()
+        self.capacity = asyncio.Event()
         self.is_open = False
         self.is_paused = False
         self._log = log
@@ -255,7 +255,7 @@ class Tail:
     def leave(self, subscriber: Subscriber) -> None:
         subscriber.tail = None
         self.subscribers.remove(subscriber)
-        self.room.set()
+        self.capacity.set()
 
     async def run(self) -> None:
         """Read until no route is fed; start over, from the same place, whenever that fails."""
@@ -333,12 +333,12 @@ class Tail:
                     self._log.refresh(subscriber)
 
     async def _wait_for_capacity(self, until: float | None) -> bool:
-        """Wait for `room`, at most until this time of the loop; returns whether it came."""
-        self.room.clear()
+        """Wait for `capacity`, at most until this time of the loop; returns whether it came."""
+        self.capacity.clear()
         self.is_paused = True
         try:
             async with asyncio.timeout_at(until):
-                await self.room.wait()
+                await self.capacity.wait()
         except TimeoutError:
             return False
         finally:

@@ -15,6 +15,7 @@ In reading order; a file imports only files above it:
 `rates`        Rates of queues, from two looks at what has passed through them
 `examining`    Examining the processes, and who the caller is
 `expiries`     When certificates expire
+`job_names`    The names of the janitor's jobs
 `janitor`      Runs of the janitor's jobs: beginning, watching and cancelling them
 `outbox`       Pushes that have not arrived: those that wait, and those that were refused
                permanently

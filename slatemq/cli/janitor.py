@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slatemq._admin.job_names import JOBS
 from slatemq.cli.failures import EXIT_REFUSED
 from slatemq.cli.job_runs import cancelled, end_of
 from slatemq.cli.output import note, say, write_items, write_json
@@ -28,18 +29,6 @@ from slatemq.cli.session import Group, Session
 if TYPE_CHECKING:
     from slatemq._admin.janitor import JobRun
     from slatemq.client import Client
-
-JOBS = (
-    "retention",
-    "unreferenced",
-    "done",
-    "dead-letters",
-    "report",
-    "restore",
-    "backup",
-    "verify",
-    "repair",
-)
 
 _RUN = click.argument("run_id", type=WORDS, metavar="RUN")
 

@@ -15,6 +15,6 @@ In reading order; a file imports only files above it:
                 epoch
 `lease_keeper`  Extends the leases of what streams delivered, as long as their consumers are heard
                 of
-`responses`     What claims and streams share: the consumer's ID and lease, and claimed messages
+`responses`     What claims and streams share: consumer, lease, and the messages delivered
 `streams`       Consume: claims as a stream, by credit
 """

@@ -228,9 +228,9 @@ class Dispatcher:
             if not self._kept_back and self._ingests.can_serve_all:
                 return ids
             free = [message_id for message_id in ids if message_id not in self._kept_back]
-            given = list(filter(self._ingests.can_serve, free))
-            passed.update(map(shard_of, set(free).difference(given)))
-            return given
+            servable = list(filter(self._ingests.can_serve, free))
+            passed.update(map(shard_of, set(free).difference(servable)))
+            return servable
 
         def peek(limit: int, now_ms: int) -> list[int]:
             # Looking drops what has expired: a queue that was deleted meanwhile must not change.
@@ -284,9 +284,9 @@ class Dispatcher:
                 return claimed
             await asyncio.sleep(0)
 
-    def sent(self, given: Sequence[ClaimBatch]) -> None:
+    def sent(self, batches: Sequence[ClaimBatch]) -> None:
         """Releases the memory of messages whose responses were sent, or never will be."""
-        self._budget.release(sum(one.size_bytes for one in given))
+        self._budget.release(sum(one.size_bytes for one in batches))
 
     @contextmanager
     def keeping_back(self, message_id: int) -> Iterator[None]:
@@ -413,21 +413,21 @@ class Dispatcher:
                 waiter_line.cut = True
                 break
             waiter = next(iter(waiter_line.line))
-            given = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
-            if not given.held:
+            batch = self._claim(waiter_line, waiter, max(share, SHARE_MIN), held, now_ms)
+            if not batch.held:
                 waiter_line.short = not self.in_flight.capacity(waiter_line)
                 if not waiter.has_begun:
                     break
                 waiter_line.leave(waiter)
                 waiter.failed(None)
                 continue
-            claimed += len(given.held)
-            self._budget.take(given.size_bytes)
+            claimed += len(batch.held)
+            self._budget.take(batch.size_bytes)
             if self.record_wait is not None:
                 now_s = time.monotonic()
                 self.record_wait(now_s - waiter.since_s)
                 waiter.since_s = now_s
-            waiter.take(given)
+            waiter.take(batch)
             if not waiter.wants:
                 waiter_line.leave(waiter)
                 continue

@@ -1,4 +1,4 @@
-"""What claims and streams share: the consumer's ID and lease, and the messages they are given."""
+"""What claims and streams share: the consumer's ID, the lease, and the messages delivered."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def stopping() -> Unavailable:
     return Unavailable("the broker is stopping", reason="DRAINING")
 
 
-async def encode_messages(shard: int, given: Sequence[ClaimBatch], head: bytes = b"") -> bytes:
+async def encode_messages(shard: int, batches: Sequence[ClaimBatch], head: bytes = b"") -> bytes:
     """The messages of an answer: `runs` of ClaimResponse and of ConsumeResponse, encoded.
 
     Behind `head`, the other fields of the answer: a megabyte is not to be copied for those. What
     was claimed in several turns is encoded in as many, between which others have theirs.
     """
     cut = []
-    async for one in _in_turns(given):
+    async for one in _in_turns(batches):
         columns = _columns(one)
         cut.append((columns, _cuts(columns)))
-    are_long = sum(len(one.held) for one in given) >= RUN_MIN * sum(len(cuts) for _, cuts in cut)
+    are_long = sum(len(one.held) for one in batches) >= RUN_MIN * sum(len(cuts) for _, cuts in cut)
     parts = [head]
     async for columns, cuts in _in_turns(cut):
         parts += _runs(shard, columns, cuts) if are_long else _runs_of_one(shard, columns)
@@ -97,8 +97,8 @@ class _Columns(NamedTuple):
     priorities: Sequence[int]
 
 
-def _columns(given: ClaimBatch) -> _Columns:
-    claimed, held, _ = given
+def _columns(batch: ClaimBatch) -> _Columns:
+    claimed, held, _ = batch
     payloads, commons = zip(*held, strict=True)
     message_ids, priorities, _, _, attempts = zip(*claimed.items, strict=True)
     return _Columns(claimed, payloads, commons, message_ids, attempts, priorities)
@@ -210,18 +210,18 @@ def _heads(
     return _RUNS + varint(size) + about + token, of_payload
 
 
-def too_late(owner: ShardOwner, given: Sequence[ClaimBatch]) -> bool:
+def too_late(owner: ShardOwner, batches: Sequence[ClaimBatch]) -> bool:
     """Whether storing a claim used up over half of its leases: then it is undone."""
     now_ms = owner.clock.now_ms()
     return any(
         now_ms - one.claimed.terms.claimed_at_ms > one.claimed.terms.length_ms // 2
-        for one in given[:1]
+        for one in batches[:1]
     )
 
 
-async def release(owner: ShardOwner, given: Sequence[ClaimBatch]) -> None:
+async def release(owner: ShardOwner, batches: Sequence[ClaimBatch]) -> None:
     """Undoes claims whose responses were not sent, a turn's messages at a time."""
-    async for one in _in_turns(given):
+    async for one in _in_turns(batches):
         # After a failed commit it is unknown what the disk holds: the restart reads it.
         if owner.commits.failed is None:
             await owner.run(partial(_release, owner.shard, one.claimed.tokens))

@@ -69,9 +69,9 @@ class Streams:
                 stream.is_closed = True
                 del self._delivery.streams[stream]
                 self._delivery.remove(queue, stream)
-                given = stream.give_back()
-                self._delivery.sent((*stream.sent(), *given))
-                await release(self._owner, given)
+                batches = stream.take_back()
+                self._delivery.sent((*stream.sent(), *batches))
+                await release(self._owner, batches)
 
     def drain(self) -> None:
         """Ends the streams that have not begun; the others are `Dispatcher.drain`'s."""
@@ -98,25 +98,25 @@ class Streams:
         """What the stream sends next; None at its end. Raises what ended it."""
         while True:
             self._line_up(queue, stream)
-            given = await stream.next()
-            if given is not None and not given:
+            batches = await stream.next()
+            if batches is not None and not batches:
                 return self._head(stream)
             await self._owner.durable()
-            if given is None:
+            if batches is None:
                 if stream.error is not None:
                     raise stream.error
                 return None
-            if too_late(self._owner, given):
-                given = stream.give_back()
-                self._delivery.sent(given)
-                await release(self._owner, given)
+            if too_late(self._owner, batches):
+                batches = stream.take_back()
+                self._delivery.sent(batches)
+                await release(self._owner, batches)
                 continue
             head = self._head(stream).SerializeToString()
-            encoding = await encode_messages(self._shard, given, head)
+            encoding = await encode_messages(self._shard, batches, head)
             answer = encoded(consumer_pb2.ConsumeResponse, encoding)
             if stream.keep_leases:
                 # Some may have ended while the commit was on its way: purged, or their queue gone.
-                tokens = [token for one in given for token in one.claimed.tokens]
+                tokens = [token for one in batches for token in one.claimed.tokens]
                 running = map(self._owner.shard.leases.running, tokens)
                 self._keeper.keep(stream, list(filter(None, running)))
             stream.sending()

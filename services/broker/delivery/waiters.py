@@ -90,7 +90,7 @@ class Waiter(ABC):
     """Ingest shards that messages of its queue wait for."""
 
     @abstractmethod
-    def take(self, given: ClaimBatch) -> None:
+    def take(self, batch: ClaimBatch) -> None:
         """Takes what was claimed for it, at least one message."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class OneClaim(Waiter):
         self.awaited_shards = known_awaited or NO_SHARDS
         self._ends_early = known_awaited is not None
         self.done = asyncio.Event()
-        self.given: list[ClaimBatch] = []
+        self.batches: list[ClaimBatch] = []
         self.error: SlateMQError | None = None
         self._count = count
         self._bytes = payload_bytes
@@ -133,14 +133,14 @@ class OneClaim(Waiter):
     def bytes_left(self) -> int:
         return self._bytes
 
-    def take(self, given: ClaimBatch) -> None:
-        self.given.append(given)
+    def take(self, batch: ClaimBatch) -> None:
+        self.batches.append(batch)
         self.has_begun = True
-        self._count -= len(given.held)
-        self._bytes -= sum(len(payload) for payload, _ in given.held)
-        self.answer_bytes_left -= given.size_bytes
+        self._count -= len(batch.held)
+        self._bytes -= sum(len(payload) for payload, _ in batch.held)
+        self.answer_bytes_left -= batch.size_bytes
         # A turn that was not full was cut by something else: there is no more, or not for it.
-        if len(given.held) < TURN or self._count <= 0 or self._bytes <= 0:
+        if len(batch.held) < TURN or self._count <= 0 or self._bytes <= 0:
             self.done.set()
 
     def await_ingests(self, shards: array[int]) -> None:
@@ -151,7 +151,7 @@ class OneClaim(Waiter):
 
     def failed(self, error: SlateMQError | None) -> None:
         """See Waiter. A claim that has messages ends without the error."""
-        if not self.given:
+        if not self.batches:
             self.error = error
         self.done.set()
 
@@ -171,7 +171,7 @@ class Stream(Waiter):
         self._last_credit = False
         self._ended = False
         self._sending: list[ClaimBatch] = []
-        self._in_hand: list[ClaimBatch] = []
+        self._unsent: list[ClaimBatch] = []
         self._sent_shards = NO_SHARDS
         self._wake = asyncio.Event()
 
@@ -181,7 +181,7 @@ class Stream(Waiter):
 
     @property
     def wants(self) -> int:
-        busy = bool(self._in_hand or self._sending)
+        busy = bool(self._unsent or self._sending)
         if self._ended or busy or not self._has_credit:
             return 0
         return min(self._count_left, TURN)
@@ -224,19 +224,19 @@ class Stream(Waiter):
         self._last_credit = True
         self._wake.set()
 
-    def take(self, given: ClaimBatch) -> None:
-        self._in_hand.append(given)
-        self._spend((given,), -1)
+    def take(self, batch: ClaimBatch) -> None:
+        self._unsent.append(batch)
+        self._spend((batch,), -1)
         self._wake.set()
 
-    def give_back(self) -> Sequence[ClaimBatch]:
+    def take_back(self) -> Sequence[ClaimBatch]:
         """Takes back the claimed messages, with their credit; the caller releases their leases."""
-        given, self._in_hand = self._in_hand, []
-        self._spend(given, 1)
-        return given
+        batches, self._unsent = self._unsent, []
+        self._spend(batches, 1)
+        return batches
 
-    def _spend(self, given: Sequence[ClaimBatch], sign: int) -> None:
-        held = [one for part in given for one in part.held]
+    def _spend(self, batches: Sequence[ClaimBatch], sign: int) -> None:
+        held = [one for part in batches for one in part.held]
         self._count_left += sign * len(held)
         if self._bytes_left is not None:
             self._bytes_left += sign * sum(len(payload) for payload, _ in held)
@@ -257,18 +257,18 @@ class Stream(Waiter):
 
         None when the stream has ended (see `error`).
         """
-        while not self._in_hand:
+        while not self._unsent:
             if self._ended or (self._last_credit and not self._has_credit):
                 return None
             if self.awaited_shards != self._sent_shards:
                 return ()
             self._wake.clear()
             await self._wake.wait()
-        return self._in_hand
+        return self._unsent
 
     def sending(self) -> None:
         """The claimed messages are being sent: from here on their leases stay."""
-        self._sending, self._in_hand = self._in_hand, []
+        self._sending, self._unsent = self._unsent, []
 
     def sending_shards(self) -> Sequence[int]:
         """Returns `awaited_shards`, which go out now."""

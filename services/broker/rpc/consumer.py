@@ -56,7 +56,7 @@ MESSAGES_MAX = 10_000
 """Messages or tokens in one call at most."""
 
 STEP_LEASES = 500
-"""Leases given back or extended in one step at most: some 10 ms, in which nothing else runs."""
+"""Leases released or extended in one step at most: some 10 ms, in which nothing else runs."""
 
 CLAIM_BYTES = 32 << 20
 CLAIM_BYTES_MAX = 64 << 20
@@ -103,9 +103,9 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         try:
             answer = await self._answer(queue, claim, wait_ms)
         except BaseException:
-            self._delivery.sent(claim.given)
+            self._delivery.sent(claim.batches)
             raise
-        context.add_done_callback(lambda _: self._delivery.sent(claim.given))
+        context.add_done_callback(lambda _: self._delivery.sent(claim.batches))
         return encoded(consumer_pb2.ClaimResponse, answer)
 
     async def _answer(self, queue: Queue, claim: OneClaim, wait_ms: int) -> bytes:
@@ -115,17 +115,17 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
             await self._owner.durable()
             if claim.error is not None:
                 raise claim.error
-            if too_late(self._owner, claim.given):
+            if too_late(self._owner, claim.batches):
                 raise Unavailable(
                     "storing the claim took half of its lease; it was undone", reason="SLOW_COMMIT"
                 )
             head = consumer_pb2.ClaimResponse(
                 consumer_id=claim.consumer, awaited_ingest_shards=sorted(claim.awaited_shards)
             )
-            return await encode_messages(self._shard, claim.given, head.SerializeToString())
+            return await encode_messages(self._shard, claim.batches, head.SerializeToString())
         except BaseException:
             # The caller gets no response: its messages need not wait for their leases to end.
-            await release(self._owner, claim.given)
+            await release(self._owner, claim.batches)
             raise
 
     async def _wait(self, queue: Queue, claim: OneClaim, wait_ms: int) -> None:
@@ -180,7 +180,7 @@ class ConsumerServicer(consumer_pb2_grpc.ConsumerServiceServicer):
         _check_count("items", len(request.items))
         came_ms = self._owner.clock.now_ms()
         items = request.items
-        # All of them are looked at before anything is given back.
+        # All of them are looked at before anything is released.
         for first in range(0, len(items), STEP_LEASES):
             await asyncio.sleep(0)
             for index, item in enumerate(items[first : first + STEP_LEASES], first):

@@ -99,7 +99,7 @@ class TaskConsumer:
         """Apply tasks until cancelled. Raises the error of a failed commit."""
         try:
             while True:
-                await self._wait_for_room(0)
+                await self._wait_for_capacity(0)
                 task = await self._backend.until_done(lambda backend: backend.dequeue_task())
                 if task is None:
                     continue
@@ -117,7 +117,7 @@ class TaskConsumer:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _wait_for_room(self, size_bytes: int) -> None:
+    async def _wait_for_capacity(self, size_bytes: int) -> None:
         """Wait until one more task of this size may begin."""
         while len(self._running) >= AT_ONCE_MAX or (
             self.held_bytes and self.held_bytes + size_bytes > BYTES_MAX
@@ -128,7 +128,7 @@ class TaskConsumer:
     async def _begin(self, task: WriteTask) -> None:
         """Read what a task needs, one task after the other, so that tasks keep their order."""
         size_bytes = _size_of(task)
-        await self._wait_for_room(size_bytes)
+        await self._wait_for_capacity(size_bytes)
         error: Exception | None = None
         known: TaskRecord | None = None
         accepted: Accepted | None = None

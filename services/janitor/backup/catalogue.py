@@ -29,6 +29,7 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from services.janitor.jobs.contract import ARCHIVE_FOLDER
+from services.janitor.snapshots import ShardDatabase
 from slatemq.errors import FailedPrecondition, NotFound
 
 BACKUPS: Final = "backups"
@@ -46,7 +47,7 @@ class StoredObject(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SavedDatabase:
+class SavedDatabase(ShardDatabase):
     """One database of a backup.
 
     Attributes:
@@ -54,17 +55,8 @@ class SavedDatabase:
         manifest: The path of its manifest below the instance's root.
     """
 
-    database: str
     taken_at_ms: int
     manifest: str
-
-    @property
-    def service(self) -> str:
-        return self.database.partition("/")[0]
-
-    @property
-    def shard(self) -> int:
-        return int(self.database.partition("/")[2])
 
 
 @dataclass(frozen=True)

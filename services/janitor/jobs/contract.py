@@ -7,19 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-JOBS: Final = (
-    "retention",
-    "unreferenced",
-    "done",
-    "dead-letters",
-    "report",
-    "restore",
-    "backup",
-    "verify",
-    "repair",
-)
-"""The names of all jobs."""
-
 VERIFYING: Final = ("verify", "repair")
 """The jobs that read snapshots row by row."""
 

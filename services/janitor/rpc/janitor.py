@@ -16,7 +16,7 @@ from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.ids import MAX_MESSAGE_ID
 from services.janitor.asking import asking, find_owner
 from services.janitor.config import U32_MAX
-from services.janitor.jobs.contract import JOBS, VERIFYING
+from services.janitor.jobs.contract import VERIFYING
 from services.janitor.rpc.archived import ArchivedDeadLetters
 from services.janitor.runs.history import (
     Run,
@@ -28,6 +28,7 @@ from services.janitor.runs.history import (
     seen_now,
 )
 from services.janitor.runs.runner import Runner
+from slatemq._admin.job_names import JOBS
 from slatemq._checks import fields_of
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound
 from slatemq.v1 import janitor_pb2, janitor_pb2_grpc, queue_pb2

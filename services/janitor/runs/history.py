@@ -29,7 +29,8 @@ from typing import Any, Final
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects
-from services.janitor.jobs.contract import JOBS, Progress
+from services.janitor.jobs.contract import Progress
+from slatemq._admin.job_names import JOBS
 
 log = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ class Keyboard:
     def take(self) -> None:
         tty.setcbreak(self._terminal)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     @contextmanager
@@ -69,4 +69,4 @@ class Keyboard:
         try:
             yield
         finally:
-            self.give_back()
+            self.restore()

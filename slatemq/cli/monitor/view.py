@@ -139,7 +139,7 @@ class Top:
     def _suspend(self) -> None:
         """Leave the terminal as it was while the process is stopped by Ctrl-Z."""
         self._live.stop()
-        self._keyboard.give_back()
+        self._keyboard.restore()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._keyboard.take()
         self._live.start()

@@ -11,7 +11,7 @@ import pytest
 from libs.storage.database.roots import open_root
 from libs.storage.errors import ObjectNotFound
 from libs.storage.objects.small_objects import Objects
-from services.janitor.jobs.contract import JOBS, Progress
+from services.janitor.jobs.contract import Progress
 from services.janitor.runs.history import (
     FOLDER,
     STALE_MS,
@@ -25,6 +25,7 @@ from services.janitor.runs.history import (
     new_run_id,
     seen_now,
 )
+from slatemq._admin.job_names import JOBS
 
 NOW_MS = 1_795_269_141_374
 
