@@ -138,7 +138,7 @@ def slatemq(
 
 
 SCRAPE_S = 5.0
-"""How often metrics are read; Prometheus is usually told every 15 or 30 s."""
+"""How often metrics are read; Prometheus usually scrapes every 15 or 30 s."""
 
 
 @contextmanager

@@ -22,6 +22,7 @@ FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 MAIN_LINES_MAX = 30
 FOLDER_FILES_MAX = 25
+ROOM_FLOORS_MAX = 10
 
 LONGER_FILES: dict[str, str] = {}
 """Files over 800 lines, each with the reason why it is better whole."""
@@ -128,6 +129,29 @@ def test_no_imports_go_in_a_circle_not_even_those_for_types_alone() -> None:
     }
 
     TopologicalSorter({module: to - {module} for module, to in arrows.items()}).prepare()
+
+
+def test_no_room_of_the_broker_has_more_than_ten_floors() -> None:
+    modules = {_module(name): tree for name, tree in _product() if not name.endswith("__init__.py")}
+    rooms = {path.name for path in (ROOT / "services" / "broker").iterdir() if path.is_dir()}
+    floors = {room: _floors(f"services.broker.{room}.", modules) for room in rooms}
+
+    assert {room: count for room, count in floors.items() if count > ROOM_FLOORS_MAX} == {}
+    assert floors["core"] > 1
+
+
+def _floors(prefix: str, modules: dict[str, ast.Module]) -> int:
+    """How many files import one another in a row, among those whose module has this prefix."""
+    inside = {module for module in modules if module.startswith(prefix)}
+    arrows = {
+        module: {one for node in ast.walk(modules[module]) for one in _imported_modules(node)}
+        & (inside - {module})
+        for module in inside
+    }
+    floor: dict[str, int] = {}
+    for module in TopologicalSorter(arrows).static_order():
+        floor[module] = 1 + max((floor[one] for one in arrows[module]), default=0)
+    return max(floor.values(), default=0)
 
 
 def _module(name: str) -> str:

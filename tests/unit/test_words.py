@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.test_house import ROOT, _product
+from tests.unit.test_house import ROOT, _functions, _product, _sources, _tree
 
 GLOSSARY = Path(__file__).resolve().parents[2] / "docs" / "glossary.md"
 
@@ -36,7 +36,11 @@ BARRED_IN_TEXTS = re.compile(
     r"|puts? aside|heed(s|ed)?)\b",
     re.IGNORECASE,
 )
-TEXTS = ("services", "libs", "slatemq", "protos", "docs", "examples", "benchmarks", "*.md")
+TEXTS = (
+    *("services", "libs", "slatemq", "protos", "docs", "examples", "benchmarks", "deploy"),
+    *("*.md", "*.yml", "Dockerfile", "Makefile"),
+)
+ENDINGS = (".py", ".proto", ".md", ".html", ".js", ".yaml", ".yml", "file")
 NAMING_THEM = {
     "docs/glossary.md",
     "benchmarks/suite/servers.py",  # the user "nobody"
@@ -60,6 +64,18 @@ def test_no_name_has_a_word_that_the_glossary_replaces() -> None:
     assert barred == set()
 
 
+def test_no_name_of_a_test_has_a_word_that_the_glossary_replaces() -> None:
+    barred = {
+        f"{file}: {function.name}"
+        for file in _sources()
+        if file.startswith("tests/")
+        for function in _functions(_tree(file))
+        if function.name.startswith("test_") and BARRED & set(_words(function.name))
+    }
+
+    assert barred == set()
+
+
 def test_no_text_has_a_word_that_the_glossary_replaces() -> None:
     files = subprocess.run(
         ["git", "ls-files", "--", *TEXTS], cwd=ROOT, capture_output=True, text=True, check=True
@@ -67,7 +83,7 @@ def test_no_text_has_a_word_that_the_glossary_replaces() -> None:
     barred = [
         f"{file}:{number}: {found.group()}"
         for file in files
-        if file.endswith((".py", ".proto", ".md")) and file not in NAMING_THEM
+        if file.endswith(ENDINGS) and file not in NAMING_THEM
         if BARRED_IN_TEXTS.search(text := (ROOT / file).read_text(encoding="utf-8"))
         for number, line in enumerate(text.splitlines(), 1)
         if (found := BARRED_IN_TEXTS.search(line))

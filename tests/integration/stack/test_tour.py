@@ -23,12 +23,17 @@ pytestmark = pytest.mark.slow
 
 TOUR = REPOSITORY / "docs" / "tour.md"
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
+FILES_MAX = 40
 SERVICES = ("ingest", "router", "broker")
 START_S = 60
 
 
 def steps() -> list[str]:
     return [f"{file}:{function}" for file, function in STEP.findall(TOUR.read_text())]
+
+
+def test_the_tour_of_a_message_needs_few_files() -> None:
+    assert len({file for file, _ in STEP.findall(TOUR.read_text())}) <= FILES_MAX
 
 
 async def test_a_message_passes_the_functions_of_the_tour_in_their_order(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ def test_ids_of_one_process_differ_and_sort_as_they_were_made() -> None:
 
 
 @given(shards, st.integers(0, 25), st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ"))
-def test_an_id_with_one_wrong_letter_is_refused(shard: int, place: int, dead_letter: str) -> None:
+def test_an_id_with_one_wrong_character_is_refused(shard: int, place: int, digit: str) -> None:
     text = TaskIds(shard).make(1_771_761_600_000)
     at = len(TASK_PREFIX) + place
-    wrong = text[:at] + dead_letter + text[at + 1 :]
+    wrong = text[:at] + digit + text[at + 1 :]
     if wrong != text:
         with pytest.raises(InvalidArgument) as refused:
             parse_task_id(wrong)

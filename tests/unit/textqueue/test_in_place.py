@@ -343,7 +343,7 @@ def test_states_go_by_name_too_and_others_are_refused(path: Path) -> None:
             ask(unheard)
 
 
-def test_a_single_text_is_not_taken_for_its_letters(path: Path) -> None:
+def test_a_single_text_is_not_taken_for_its_characters(path: Path) -> None:
     queue = TextQueue(path)
 
     with pytest.raises(TypeError, match="variables must be several texts, not a single one"):
