@@ -1,4 +1,4 @@
-"""A YAML file that people write: its values, and the line on which each of them stands."""
+"""A YAML file that people write: its values, and the line of each."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Document:
             raise InvalidArgument(field, f"{file} is not UTF-8: {error}") from error
 
     def convert(self, path: str, value: object, kind: type[T]) -> T:
-        """The value, which stands at `path` (`issuers[2]`), as this type.
+        """The value at `path` (`issuers[2]`), as this type.
 
         Raises:
             InvalidArgument: It does not fit; names the key and its line.
@@ -111,7 +111,7 @@ class Document:
             name = f"{path}.{key.value}" if path else str(key.value)
             line = key.start_mark.line + 1
             if name in self._lines:
-                problem = f"stands twice, in lines {self._lines[name]} and {line}"
+                problem = f"is given twice, in lines {self._lines[name]} and {line}"
                 raise InvalidArgument(name, f"{problem} of {self._name}")
             self._lines[name] = line
             self._collect(value, name)

@@ -17,8 +17,8 @@
     ├── DataLoss             stored bytes are damaged or lost
     └── Internal             a fault of ours: report it
 
-There is one class for each thing a caller would do differently, and no more. What exactly happened
-stands in `reason`, an UPPER_SNAKE word that programs may compare; `message` is for people and may
+There is one class for each thing a caller would do differently, and no more. `reason` says exactly
+what happened, in an UPPER_SNAKE word that programs may compare; `message` is for people and may
 change. On the wire each kind is one gRPC code, with `reason` and `metadata` as google.rpc.ErrorInfo
 (see `slatemq._rpc.rpc_status`). This module imports nothing, so that every layer may raise these.
 """

@@ -26,9 +26,9 @@ They are the section `queue` of a YAML file, which every service and `python -m 
 {defaults}```
 
 A variable goes before the file: `queue.redis.url` is `SLATEMQ_QUEUE_REDIS_URL`. A list in a
-variable is separated by commas. A key that is not on this page, a key that stands twice, and a
-value that its key does not allow end the process with exit code 2; the message names the key, and
-the line of the file or the variable.
+variable is separated by commas. A key that is not on this page, a key given twice, and a value that
+its key does not allow end the process with exit code 2. The message names the key, and the line of
+the file or the variable.
 
 While `queue.enabled` is false, the services run in **direct mode**: the settings are checked, and
 nothing of event queues is loaded. Of `queue.consistency`, `async` and `sync`

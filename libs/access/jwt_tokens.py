@@ -1,6 +1,6 @@
 """Tokens of other systems: JSON Web Tokens (RFC 7519), checked with their issuer's keys (RFC 7517).
 
-The issuers stand in a file::
+The issuers are in a file::
 
     issuers:
       - issuer: https://kubernetes.default.svc.cluster.local
@@ -67,7 +67,7 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         token_file: A file with the bearer token that reading the keys needs; None: none.
         algorithms: The signatures that are accepted.
         principal_claim: The claim that is the principal's name.
-        principal_prefix: What stands before it, so that issuers cannot name each other's.
+        principal_prefix: Precedes the name, so that issuers cannot name each other's principals.
         attributes: The claims that become attributes.
         clock_skew_s: How far its clock may be from ours, in seconds.
     """
@@ -106,7 +106,7 @@ class JwtTokens:
                     problem = "must begin with https://, unless it is on this machine"
                     raise document.error(f"{path}.{name}", problem)
             if issuer.issuer in self._keys:
-                raise document.error(f"{path}.issuer", "stands twice")
+                raise document.error(f"{path}.issuer", "is given twice")
             self._keys[issuer.issuer] = (issuer, IssuerKeys(issuer))
 
     async def check(self, token: str) -> Principal:

@@ -135,7 +135,7 @@ class Rule:
     """One rule of a role.
 
     Attributes:
-        place: Where it stands, as in `roles.shop[0]`.
+        place: Where it is in the file, as in `roles.shop[0]`.
         line: Its line in the file.
         verbs: What it permits.
         queue_patterns: The patterns of the queues.
@@ -171,7 +171,7 @@ class Binding:
     """Roles that principals have.
 
     Attributes:
-        place: Where it stands, as in `bindings[0]`.
+        place: Where it is in the file, as in `bindings[0]`.
         line: Its line in the file.
         principals: The patterns of their names.
         roles: The names of the roles.

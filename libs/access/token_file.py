@@ -79,7 +79,7 @@ class TokenFile:
         for number, entry in enumerate(entries):
             path = f"tokens[{number}]"
             if entry.id in self._entries:
-                raise document.error(f"{path}.id", f"{entry.id} stands twice")
+                raise document.error(f"{path}.id", f"{entry.id} is given twice")
             self._entries[entry.id] = _checked(document, path, entry)
 
     def __len__(self) -> int:

@@ -323,7 +323,7 @@ def _pattern(node: Node, scope: _Scope) -> None:
     if len(node.value) > PATTERN_CHARS_MAX:
         raise node.error(f"a pattern has at most {PATTERN_CHARS_MAX} characters")
     if scope.loops:
-        raise node.error("matches() cannot stand inside a macro: it is costly at every turn")
+        raise node.error("matches() cannot be used inside a macro: it is costly at every turn")
     scope.budget.patterns += _weight(node.value)
     if scope.budget.patterns > PATTERNS_WEIGHT_MAX:
         raise node.error("patterns too costly: fewer classes, or fewer repeats by {…}")

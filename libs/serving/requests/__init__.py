@@ -9,7 +9,7 @@ In reading order; a file imports only files above it:
 `reading`  Requests on their way from the wire to a handler: counted, checked, parsed
 `auditing` Acts of callers, recorded with their outcome: logged, and as events
 `doors`    The doors of a process: the port for clients, and the port for services
-`guard`    What stands around every call: admission, errors, and the reading of requests
+`guard`    What surrounds every call: admission, errors, and the reading of requests
 `headers`  The rules for headers and delays of messages, in the same words for all callers
 `expressions` Expressions: what is wrong with one, and where, in the same words for all callers
 """

@@ -1,4 +1,4 @@
-"""What stands around every call: admission, errors, and the reading of requests.
+"""What surrounds every call: admission, errors, and the reading of requests.
 
 Handlers raise `slatemq.errors`; the guard answers with google.rpc.Status and its details. Anything
 else that a handler raises is a bug: logged with its traceback, answered as INTERNAL without

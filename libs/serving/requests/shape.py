@@ -223,7 +223,7 @@ class _Walk:
 
 
 def _varint(data: bytes, at: int, end: int, path: str) -> tuple[int, int]:
-    """The number whose first byte stands at `at`, and where it ends."""
+    """The number whose first byte is at `at`, and where it ends."""
     try:
         return read_varint(data, at, end)
     except ValueError:

@@ -356,7 +356,7 @@ class Database:
             await self._db.flush_with_options(_FLUSH_MEMTABLE)
             await self._durability.sync()
         except (Error, OSError) as error:
-            # The commits themselves stand in the WAL; the next one reports what is wrong.
+            # The commits themselves are in the WAL; the next one reports what is wrong.
             _log.warning("flushing the memtable of %s: %r", self.name, error)
             self._arm_flush()
 
