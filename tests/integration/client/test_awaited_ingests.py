@@ -281,7 +281,7 @@ async def test_one_claim_ends_with_its_wait_where_the_ingest_is_down(
 ) -> None:
     instance.broker.is_ingest_down = True
     async with slatemq.connect(instance.endpoint) as client:
-        with pytest.raises(Unavailable, match="ingest 3 is away") as raised:
+        with pytest.raises(Unavailable, match="ingest 3 is down") as raised:
             await client.claim("q", wait=wait)
 
     assert raised.value.reason == "INGEST_AWAY"
