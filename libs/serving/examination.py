@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from libs.serving.process.config import ServingConfig
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ClockAhead, StorageError
 from libs.storage.objects.probe import probe_store
+from libs.storage.objects.small_objects import Objects
 from slatemq import __version__
 from slatemq._secrets import redacted
 from slatemq.v1 import instance_pb2
@@ -58,7 +59,7 @@ class Examiner:
         )
         database = self._database()
         if database is not None:
-            await self._test_store(found)
+            await self._test_stores(found)
             statistics = await asyncio.to_thread(database.statistics)
             found.uncompacted_tables = statistics.uncompacted_tables
         log_end = self._log_end()
@@ -74,20 +75,43 @@ class Examiner:
         found.now_ms = _now_ms()  # last, so that the caller knows how old it can be at most
         return found
 
-    async def _test_store(self, found: instance_pb2.ExamineProcessResponse) -> None:
-        begun_s = time.monotonic()
-        try:
-            async with asyncio.timeout(STORE_S):
-                found.store_clock_ahead_ms = await probe_store(self._root.objects)
-        except ClockAhead as error:
-            found.store_clock_ahead_ms = error.ahead_ms
-        except StorageError as error:
-            found.store_problem = redacted(str(error))
+    async def _test_stores(self, found: instance_pb2.ExamineProcessResponse) -> None:
+        test = await _tested(self._root.objects)
+        if test.ahead_ms is not None:
+            found.store_clock_ahead_ms = test.ahead_ms
+        found.store_problem = test.problem
+        if test.took_ms is not None:
+            found.store_test_ms = test.took_ms
+        wal = await self._root.wal_store()
+        if wal.record is None:
             return
-        except TimeoutError:
-            found.store_problem = f"the store has not answered within {STORE_S:g} s"
-            return
-        found.store_test_ms = round((time.monotonic() - begun_s) * 1000)
+        found.wal_store = wal.address.url
+        test = await _tested(wal.objects)
+        found.wal_store_problem = test.problem
+        if test.took_ms is not None:
+            found.wal_store_test_ms = test.took_ms
+
+
+class _Test(NamedTuple):
+    """How the test of a store went: how far our clock is ahead, how long it took, what is wrong."""
+
+    ahead_ms: int | None = None
+    took_ms: int | None = None
+    problem: str = ""
+
+
+async def _tested(objects: Objects) -> _Test:
+    begun_s = time.monotonic()
+    try:
+        async with asyncio.timeout(STORE_S):
+            ahead_ms = await probe_store(objects)
+    except ClockAhead as error:
+        ahead_ms = error.ahead_ms
+    except StorageError as error:
+        return _Test(problem=redacted(str(error)))
+    except TimeoutError:
+        return _Test(problem=f"the store has not answered within {STORE_S:g} s")
+    return _Test(ahead_ms, round((time.monotonic() - begun_s) * 1000))
 
 
 def _expiries(files: Sequence[Path]) -> Sequence[CertificateExpiry]:

@@ -15,6 +15,7 @@ from libs.serving.peers.topology import TopologyDirectory
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.instance import InstanceSettings, settings_of_record
 from libs.serving.process.settings import check_bounds, settings_of
+from libs.storage.database.addresses import parse_root
 from libs.storage.errors import CorruptRecord
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
 from libs.storage.objects.small_objects import Objects
@@ -116,6 +117,7 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
             instance=_to_wire(await self._latest()),
             running_number=self._config.instance_number,
             open_without=self._open_without,
+            store=parse_root(self._config.root).url,
         )
 
     async def UpdateInstance(  # noqa: N802 - the RPC's name
@@ -134,7 +136,9 @@ class InstanceServicer(instance_pb2_grpc.InstanceServiceServicer):
             after = await self._checked(record, values, accept_loss=request.accept_loss)
             if after != settings_of_record(record):
                 now_ms = time.time_ns() // 1_000_000
-                following = InstanceRecord(record.number + 1, now_ms, asdict(after))
+                following = record._replace(
+                    number=record.number + 1, written_at_ms=now_ms, settings=asdict(after)
+                )
                 if not await self._records.create(following):
                     continue  # Another change came first: judge this one by what that left.
                 record = following
@@ -201,4 +205,5 @@ def _to_wire(record: InstanceRecord) -> instance_pb2.Instance:
         number=record.number,
         written_at_ms=record.written_at_ms,
         settings=instance_pb2.InstanceSettings(**asdict(settings_of_record(record))),
+        wal_store=parse_root(record.wal_store.url).url if record.wal_store is not None else "",
     )

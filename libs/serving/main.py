@@ -26,7 +26,7 @@ from libs.serving import telemetry
 from libs.serving.process import logs, parent
 from libs.serving.process.config import ServingConfig, load
 from libs.serving.process.exits import EXIT_FENCED, ExitCause, FatalError
-from libs.serving.process.instance import join_instance
+from libs.serving.process.instance import Instance, join_instance
 from libs.serving.process.memory import bound_arenas, calm_collector
 from libs.serving.process.open_files import allow_open_files
 from libs.serving.process.shards import opened_root
@@ -101,7 +101,7 @@ async def _serve(
         watchdog.count = recorder.record_slow_step
     try:
         render = exposition.render if exposition is not None else None
-        root = opened_root(config.root)
+        root = opened_root(config.root, config.wal_store)
         config = await _joined(config, root)
         return await run_service(build(config, recorder, root), config, recorder, render)
     except FatalError as error:
@@ -112,9 +112,18 @@ async def _serve(
         await asyncio.to_thread(recorder.shutdown)
 
 
+async def _join(config: ServingConfig, root: Root) -> Instance:
+    """Raises the errors of `join_instance`, and of `Root.wal_store` where the config names one."""
+    records = InstanceRecords(root.objects)
+    instance = await join_instance(records, config.stated, config.wal_store)
+    if config.wal_store:
+        await root.wal_store()
+    return instance
+
+
 async def _joined(config: C, root: Root) -> C:
     """The config with the settings of the instance. Raises FatalError."""
-    joining = asyncio.ensure_future(join_instance(InstanceRecords(root.objects), config.stated))
+    joining = asyncio.ensure_future(_join(config, root))
     try:
         with Signals() as signals:
             asked = asyncio.ensure_future(signals.first.wait())

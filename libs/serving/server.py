@@ -49,11 +49,13 @@ from libs.serving.requests.guard import CallGuard
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls
-from libs.storage.database.roots import parse_root
+from libs.storage.database.addresses import parse_root
 from libs.storage.errors import (
     Fenced,
     LostDatabase,
+    LostWalStore,
     OtherFormat,
+    OtherWalStore,
     StorageError,
     StoreUnavailable,
     UnsafeStore,
@@ -352,9 +354,9 @@ def cause_of(error: BaseException) -> ExitCause:
         return error.cause
     if isinstance(error, Fenced):
         return ExitCause.fenced(f"another process owns the shard now: {error}")
-    if isinstance(error, UnsafeStore | OtherFormat):
+    if isinstance(error, UnsafeStore | OtherFormat | OtherWalStore):
         return ExitCause.usage(str(error))
-    if isinstance(error, LostDatabase):
+    if isinstance(error, LostDatabase | LostWalStore):
         return ExitCause.lost(str(error))
     if isinstance(error, StoreUnavailable):
         return ExitCause.store_away(str(error))

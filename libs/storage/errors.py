@@ -83,6 +83,17 @@ class LostDatabase(DamagedStore):
     """
 
 
+class LostWalStore(DamagedStore):
+    """The store of the WALs is gone, or has lost what says whose it is. As LostDatabase."""
+
+
+class OtherWalStore(StorageError):
+    """A process was given another store for the WALs than its instance has.
+
+    Nothing has changed. The message says what to do.
+    """
+
+
 class OtherFormat(StorageError):
     """A database was written in a format that this version does not read.
 

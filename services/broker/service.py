@@ -16,7 +16,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
+from libs.serving.process.shards import open_owned, probe_stores, wait_for_clock, wait_lost
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
 from libs.serving.service import Service
@@ -27,7 +27,6 @@ from libs.storage.database.clocks import Clock, HybridClock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from libs.storage.objects.probe import probe_store
 from libs.storage.objects.queue_names import QueueNames
 from services.broker.config import BrokerConfig
 from services.broker.dead_letters.mover import Mover
@@ -282,7 +281,7 @@ class BrokerService(Service[BrokerConfig]):
     async def _load(self) -> tuple[ShardOwner, Database, int]:
         """The shard as its last commit left it, its database, and the time of that commit."""
         config = self._config
-        await probe_store(self._root.objects)
+        await probe_stores(self._root)
         name = f"broker/{config.shard}"
         database = await open_owned(self._root, name, Kind.BROKER, config.owner_name)
         self.database = database

@@ -11,12 +11,12 @@ from libs.serving.http.parts import HttpParts
 from libs.serving.peers.topology import Peer
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
+from libs.serving.process.shards import probe_stores
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
-from libs.storage.objects.probe import probe_store
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
@@ -110,7 +110,7 @@ class IngestProcess(Service[IngestConfig]):
         ]
 
     async def start(self, address: str, peer_address: str) -> None:
-        await probe_store(self._root.objects)
+        await probe_stores(self._root)
         config = self._config
         shard = self._shard = await open_shard(self._root, config)
         self.database = shard.database

@@ -15,7 +15,6 @@ from libs.storage.database.clocks import Clock, HybridClock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
-from libs.storage.errors import StoreUnavailable
 from libs.storage.layout.ids import IdAllocator, decode_seq_block
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
@@ -129,18 +128,11 @@ async def open_shard(
     database = await open_owned(root, f"ingest/{config.shard}", Kind.INGEST, config.owner_name)
     try:
         # A process killed between writing and syncing left commits that are served from now on.
-        await _sync(root)
+        await root.sync()
         return await _recover(database, Blobs(root), config, clock)
     except BaseException:
         await database.close()
         raise
-
-
-async def _sync(root: Root) -> None:
-    try:
-        await root.durability.sync()
-    except OSError as error:
-        raise StoreUnavailable(f"syncing the data folder: {error}") from error
 
 
 async def _recover(

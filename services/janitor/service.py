@@ -17,7 +17,8 @@ from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Announcement
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
-from libs.storage.database.roots import Root, overlap, parse_root
+from libs.storage.database.addresses import overlap, parse_root
+from libs.storage.database.roots import Root
 from services.janitor.asking import release_snapshot
 from services.janitor.config import JanitorConfig
 from services.janitor.jobs.contract import WITHOUT_SPARK

@@ -52,6 +52,9 @@ class Examination:
     uncompacted_tables: int | None = None
     durable_sequence: int | None = None
     certificates: tuple[CertificateExpiry, ...] = ()
+    wal_store: str = ""
+    wal_store_problem: str = ""
+    wal_store_test_ms: int | None = None
     problem: str = ""
 
 

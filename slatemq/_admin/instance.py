@@ -39,11 +39,13 @@ class Instance:
         number: 1 for the first record, and one more with each change.
         written_at_ms: The time of the change, in ms since the Unix epoch.
         settings: The values by name, such as `replay_window_s`.
+        wal_store: URL of the store that holds the write-ahead logs alone; empty: the root does.
     """
 
     number: int
     written_at_ms: int
     settings: Mapping[str, int]
+    wal_store: str = ""
 
 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
@@ -72,6 +74,8 @@ class Status:
     `instance_number`: the latest record of the instance's settings; a process with a smaller number
     has to be started again. 0 = no process said.
     `refusals`: why routes or queues are missing, where the caller may not see them.
+    `store`: URL of the instance's root, without its options; empty: no process said.
+    `wal_store`: the same of the store that holds the write-ahead logs alone; empty: the root does.
     """
 
     services: list[ServiceStatus]
@@ -80,6 +84,8 @@ class Status:
     unlisted_brokers: list[int]
     instance_number: int = 0
     refusals: list[str] = field(default_factory=list)
+    store: str = ""
+    wal_store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +153,17 @@ class InstanceCalls(Calls):
             self._queues([shard for service, shard, _ in asked if service == "broker"], refusals),
         )
         services = [process for process, _ in processes]
-        latest = max((number for _, number in processes), default=0)
-        return Status(services, routes, queues, unlisted, latest, list(refusals))
+        latest = max((found for _, found in processes), key=_number_of, default=_UNKNOWN)
+        return Status(
+            services,
+            routes,
+            queues,
+            unlisted,
+            _number_of(latest),
+            list(refusals),
+            latest.store,
+            latest.instance.wal_store,
+        )
 
     async def events_status(self) -> list[EventsStatus]:
         """The event publishing of every ingest, broker and janitor.
@@ -221,16 +236,16 @@ class InstanceCalls(Calls):
 
     async def _process(
         self, service: str, shard: int, address: str, *, settings: bool
-    ) -> tuple[ServiceStatus, int]:
-        """One process, and the number of the latest instance record that it sees; 0 = none."""
+    ) -> tuple[ServiceStatus, instance_pb2.GetInstanceResponse]:
+        """One process, and what it says of the instance; its number is 0 where that is nothing."""
         if not settings:
-            return await self._health(service, shard, address), 0
+            return await self._health(service, shard, address), _UNKNOWN
         stub = InstanceServiceStub(self._peers.at(address))
         health, instance = await asyncio.gather(
             self._health(service, shard, address),
             _unless_down(
                 stub.GetInstance(instance_pb2.GetInstanceRequest(), timeout=STATUS_S),
-                instance_pb2.GetInstanceResponse(),  # Its health says why.
+                _UNKNOWN,  # Its health says why.
             ),
         )
         health = replace(
@@ -238,7 +253,7 @@ class InstanceCalls(Calls):
             instance_number=instance.running_number,
             open_without=tuple(instance.open_without),
         )
-        return health, instance.instance.number
+        return health, instance
 
     async def _queues(
         self, shards: list[int], refusals: dict[str, None]
@@ -311,6 +326,13 @@ def _known(route: RouteStatus) -> tuple[int, bool]:
     return route.cursor, route.is_current
 
 
+_UNKNOWN: Final = instance_pb2.GetInstanceResponse()
+
+
+def _number_of(found: instance_pb2.GetInstanceResponse) -> int:
+    return found.instance.number
+
+
 async def _unless_down(call: Awaitable[T], otherwise: T) -> T:
     try:
         return await call
@@ -320,4 +342,4 @@ async def _unless_down(call: Awaitable[T], otherwise: T) -> T:
 
 def instance_of(record: instance_pb2.Instance) -> Instance:
     settings = {field.name: value for field, value in record.settings.ListFields()}
-    return Instance(record.number, record.written_at_ms, settings)
+    return Instance(record.number, record.written_at_ms, settings, record.wal_store)

@@ -82,6 +82,8 @@ def show(session: Session) -> None:
     say(f"instance record {found.number}, written {format_time(found.written_at_ms)}")
     rows = [(name, value, _readable(name, value)) for name, value in found.settings.items()]
     write_table(("setting", "value", ""), rows)
+    if found.wal_store:
+        say(f"the write-ahead logs are in {found.wal_store}")
 
 
 @instance.command("set")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/instance.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xfa\x02\n\x10InstanceSettings\x12\x1e\n\x11payload_bytes_max\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12!\n\x14max_message_delay_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64\x65\x64upe_window_s\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12 \n\x13request_id_window_s\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1c\n\x0freplay_window_s\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x1a\n\rpurge_grace_s\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\x14\n\x12_payload_bytes_maxB\x0e\n\x0c_retention_sB\x17\n\x15_max_message_delay_msB\x12\n\x10_dedupe_window_sB\x16\n\x14_request_id_window_sB\x12\n\x10_replay_window_sB\x10\n\x0e_purge_grace_s\"a\n\x08Instance\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rwritten_at_ms\x18\x02 \x01(\x03\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\"\x14\n\x12GetInstanceRequest\"k\n\x13GetInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\x12\x16\n\x0erunning_number\x18\x02 \x01(\x03\x12\x14\n\x0copen_without\x18\x03 \x03(\t\"\\\n\x15UpdateInstanceRequest\x12.\n\x08settings\x18\x01 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\x12\x13\n\x0b\x61\x63\x63\x65pt_loss\x18\x02 \x01(\x08\"@\n\x16UpdateInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\"\x17\n\x15\x45xamineProcessRequest\"I\n\x11\x43\x65rtificateExpiry\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x15\n\rexpires_at_ms\x18\x03 \x01(\x03\"\xf6\x03\n\x16\x45xamineProcessResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06now_ms\x18\x04 \x01(\x03\x12\x15\n\rstarted_at_ms\x18\x05 \x01(\x03\x12\x15\n\rstore_problem\x18\x06 \x01(\t\x12\x1a\n\rstore_test_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12!\n\x14store_clock_ahead_ms\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0f\x64isk_free_bytes\x18\t \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64isk_size_bytes\x18\n \x01(\x03H\x03\x88\x01\x01\x12\x1f\n\x12uncompacted_tables\x18\x0b \x01(\x03H\x04\x88\x01\x01\x12\x33\n\x0c\x63\x65rtificates\x18\x0c \x03(\x0b\x32\x1d.slatemq.v1.CertificateExpiry\x12\x1d\n\x10\x64urable_sequence\x18\r \x01(\x03H\x05\x88\x01\x01\x42\x10\n\x0e_store_test_msB\x17\n\x15_store_clock_ahead_msB\x12\n\x10_disk_free_bytesB\x12\n\x10_disk_size_bytesB\x15\n\x13_uncompacted_tablesB\x13\n\x11_durable_sequence2\xc2\x02\n\x0fInstanceService\x12V\n\x0bGetInstance\x12\x1e.slatemq.v1.GetInstanceRequest\x1a\x1f.slatemq.v1.GetInstanceResponse\"\x06\xca\xbd\x18\x02\x10\x01\x12v\n\x0eUpdateInstance\x12!.slatemq.v1.UpdateInstanceRequest\x1a\".slatemq.v1.UpdateInstanceResponse\"\x1d\xca\xbd\x18\x19\x18\x06*\x08settings*\x0b\x61\x63\x63\x65pt_loss\x12_\n\x0e\x45xamineProcess\x12!.slatemq.v1.ExamineProcessRequest\x1a\".slatemq.v1.ExamineProcessResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slatemq/v1/instance.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\xfa\x02\n\x10InstanceSettings\x12\x1e\n\x11payload_bytes_max\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bretention_s\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12!\n\x14max_message_delay_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64\x65\x64upe_window_s\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12 \n\x13request_id_window_s\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1c\n\x0freplay_window_s\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x1a\n\rpurge_grace_s\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\x14\n\x12_payload_bytes_maxB\x0e\n\x0c_retention_sB\x17\n\x15_max_message_delay_msB\x12\n\x10_dedupe_window_sB\x16\n\x14_request_id_window_sB\x12\n\x10_replay_window_sB\x10\n\x0e_purge_grace_s\"t\n\x08Instance\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rwritten_at_ms\x18\x02 \x01(\x03\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\x12\x11\n\twal_store\x18\x04 \x01(\t\"\x14\n\x12GetInstanceRequest\"z\n\x13GetInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\x12\x16\n\x0erunning_number\x18\x02 \x01(\x03\x12\x14\n\x0copen_without\x18\x03 \x03(\t\x12\r\n\x05store\x18\x04 \x01(\t\"\\\n\x15UpdateInstanceRequest\x12.\n\x08settings\x18\x01 \x01(\x0b\x32\x1c.slatemq.v1.InstanceSettings\x12\x13\n\x0b\x61\x63\x63\x65pt_loss\x18\x02 \x01(\x08\"@\n\x16UpdateInstanceResponse\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.slatemq.v1.Instance\"\x17\n\x15\x45xamineProcessRequest\"I\n\x11\x43\x65rtificateExpiry\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x15\n\rexpires_at_ms\x18\x03 \x01(\x03\"\xda\x04\n\x16\x45xamineProcessResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06now_ms\x18\x04 \x01(\x03\x12\x15\n\rstarted_at_ms\x18\x05 \x01(\x03\x12\x15\n\rstore_problem\x18\x06 \x01(\t\x12\x1a\n\rstore_test_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12!\n\x14store_clock_ahead_ms\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0f\x64isk_free_bytes\x18\t \x01(\x03H\x02\x88\x01\x01\x12\x1c\n\x0f\x64isk_size_bytes\x18\n \x01(\x03H\x03\x88\x01\x01\x12\x1f\n\x12uncompacted_tables\x18\x0b \x01(\x03H\x04\x88\x01\x01\x12\x11\n\twal_store\x18\x0e \x01(\t\x12\x19\n\x11wal_store_problem\x18\x0f \x01(\t\x12\x1e\n\x11wal_store_test_ms\x18\x10 \x01(\x03H\x05\x88\x01\x01\x12\x33\n\x0c\x63\x65rtificates\x18\x0c \x03(\x0b\x32\x1d.slatemq.v1.CertificateExpiry\x12\x1d\n\x10\x64urable_sequence\x18\r \x01(\x03H\x06\x88\x01\x01\x42\x10\n\x0e_store_test_msB\x17\n\x15_store_clock_ahead_msB\x12\n\x10_disk_free_bytesB\x12\n\x10_disk_size_bytesB\x15\n\x13_uncompacted_tablesB\x14\n\x12_wal_store_test_msB\x13\n\x11_durable_sequence2\xc2\x02\n\x0fInstanceService\x12V\n\x0bGetInstance\x12\x1e.slatemq.v1.GetInstanceRequest\x1a\x1f.slatemq.v1.GetInstanceResponse\"\x06\xca\xbd\x18\x02\x10\x01\x12v\n\x0eUpdateInstance\x12!.slatemq.v1.UpdateInstanceRequest\x1a\".slatemq.v1.UpdateInstanceResponse\"\x1d\xca\xbd\x18\x19\x18\x06*\x08settings*\x0b\x61\x63\x63\x65pt_loss\x12_\n\x0e\x45xamineProcess\x12!.slatemq.v1.ExamineProcessRequest\x1a\".slatemq.v1.ExamineProcessResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,21 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSTANCESETTINGS']._serialized_start=67
   _globals['_INSTANCESETTINGS']._serialized_end=445
   _globals['_INSTANCE']._serialized_start=447
-  _globals['_INSTANCE']._serialized_end=544
-  _globals['_GETINSTANCEREQUEST']._serialized_start=546
-  _globals['_GETINSTANCEREQUEST']._serialized_end=566
-  _globals['_GETINSTANCERESPONSE']._serialized_start=568
-  _globals['_GETINSTANCERESPONSE']._serialized_end=675
-  _globals['_UPDATEINSTANCEREQUEST']._serialized_start=677
-  _globals['_UPDATEINSTANCEREQUEST']._serialized_end=769
-  _globals['_UPDATEINSTANCERESPONSE']._serialized_start=771
-  _globals['_UPDATEINSTANCERESPONSE']._serialized_end=835
-  _globals['_EXAMINEPROCESSREQUEST']._serialized_start=837
-  _globals['_EXAMINEPROCESSREQUEST']._serialized_end=860
-  _globals['_CERTIFICATEEXPIRY']._serialized_start=862
-  _globals['_CERTIFICATEEXPIRY']._serialized_end=935
-  _globals['_EXAMINEPROCESSRESPONSE']._serialized_start=938
-  _globals['_EXAMINEPROCESSRESPONSE']._serialized_end=1440
-  _globals['_INSTANCESERVICE']._serialized_start=1443
-  _globals['_INSTANCESERVICE']._serialized_end=1765
+  _globals['_INSTANCE']._serialized_end=563
+  _globals['_GETINSTANCEREQUEST']._serialized_start=565
+  _globals['_GETINSTANCEREQUEST']._serialized_end=585
+  _globals['_GETINSTANCERESPONSE']._serialized_start=587
+  _globals['_GETINSTANCERESPONSE']._serialized_end=709
+  _globals['_UPDATEINSTANCEREQUEST']._serialized_start=711
+  _globals['_UPDATEINSTANCEREQUEST']._serialized_end=803
+  _globals['_UPDATEINSTANCERESPONSE']._serialized_start=805
+  _globals['_UPDATEINSTANCERESPONSE']._serialized_end=869
+  _globals['_EXAMINEPROCESSREQUEST']._serialized_start=871
+  _globals['_EXAMINEPROCESSREQUEST']._serialized_end=894
+  _globals['_CERTIFICATEEXPIRY']._serialized_start=896
+  _globals['_CERTIFICATEEXPIRY']._serialized_end=969
+  _globals['_EXAMINEPROCESSRESPONSE']._serialized_start=972
+  _globals['_EXAMINEPROCESSRESPONSE']._serialized_end=1574
+  _globals['_INSTANCESERVICE']._serialized_start=1577
+  _globals['_INSTANCESERVICE']._serialized_end=1899
 # @@protoc_insertion_point(module_scope)

@@ -106,10 +106,13 @@ class Instance(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     WRITTEN_AT_MS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    WAL_STORE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """1 for the first record; each change adds 1."""
     written_at_ms: _builtins.int
     """When the record was written, in milliseconds since the Unix epoch, by the writer's clock."""
+    wal_store: _builtins.str
+    """URL of the store that holds the write-ahead logs alone, without its options; empty = the root's own store holds them."""
     @_builtins.property
     def settings(self) -> Global___InstanceSettings:
         """All settings."""
@@ -120,10 +123,11 @@ class Instance(_message.Message):
         number: _builtins.int = ...,
         written_at_ms: _builtins.int = ...,
         settings: Global___InstanceSettings | None = ...,
+        wal_store: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "settings", b"settings", "written_at_ms", b"written_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "settings", b"settings", "wal_store", b"wal_store", "written_at_ms", b"written_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -155,8 +159,11 @@ class GetInstanceResponse(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     RUNNING_NUMBER_FIELD_NUMBER: _builtins.int
     OPEN_WITHOUT_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     running_number: _builtins.int
     """The number of the record with which the responding process runs; if it is less than the latest, restart the process to adopt that."""
+    store: _builtins.str
+    """URL of the root, as the responding process reaches it, without its options."""
     @_builtins.property
     def instance(self) -> Global___Instance:
         """The latest record."""
@@ -171,10 +178,11 @@ class GetInstanceResponse(_message.Message):
         instance: Global___Instance | None = ...,
         running_number: _builtins.int = ...,
         open_without: _abc.Iterable[_builtins.str] | None = ...,
+        store: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "open_without", b"open_without", "running_number", b"running_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "open_without", b"open_without", "running_number", b"running_number", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +304,9 @@ class ExamineProcessResponse(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     UNCOMPACTED_TABLES_FIELD_NUMBER: _builtins.int
+    WAL_STORE_FIELD_NUMBER: _builtins.int
+    WAL_STORE_PROBLEM_FIELD_NUMBER: _builtins.int
+    WAL_STORE_TEST_MS_FIELD_NUMBER: _builtins.int
     CERTIFICATES_FIELD_NUMBER: _builtins.int
     DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
     service: _builtins.str
@@ -322,6 +333,14 @@ class ExamineProcessResponse(_message.Message):
     """Bytes that this disk has."""
     uncompacted_tables: _builtins.int
     """Sorted tables of its database that wait to be compacted; writes wait from 32 on. Absent where it owns no shard."""
+    wal_store: _builtins.str
+    """URL of the store of the write-ahead logs alone, as this process reaches it, without its options; empty = the root's own store holds
+    them, or the process owns no shard.
+    """
+    wal_store_problem: _builtins.str
+    """What is wrong with that store; empty = nothing."""
+    wal_store_test_ms: _builtins.int
+    """How long the test of that store took, in milliseconds; as `store_test_ms`."""
     durable_sequence: _builtins.int
     """Of an ingest, the ID of the last durable message of its log. A cursor of a broker beyond it means that the log has lost messages."""
     @_builtins.property
@@ -342,12 +361,15 @@ class ExamineProcessResponse(_message.Message):
         disk_free_bytes: _builtins.int | None = ...,
         disk_size_bytes: _builtins.int | None = ...,
         uncompacted_tables: _builtins.int | None = ...,
+        wal_store: _builtins.str = ...,
+        wal_store_problem: _builtins.str = ...,
+        wal_store_test_ms: _builtins.int | None = ...,
         certificates: _abc.Iterable[Global___CertificateExpiry] | None = ...,
         durable_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "_wal_store_test_ms", b"_wal_store_test_ms", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "wal_store_test_ms", b"wal_store_test_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_size_bytes", b"_disk_size_bytes", "_durable_sequence", b"_durable_sequence", "_store_clock_ahead_ms", b"_store_clock_ahead_ms", "_store_test_ms", b"_store_test_ms", "_uncompacted_tables", b"_uncompacted_tables", "_wal_store_test_ms", b"_wal_store_test_ms", "certificates", b"certificates", "disk_free_bytes", b"disk_free_bytes", "disk_size_bytes", b"disk_size_bytes", "durable_sequence", b"durable_sequence", "now_ms", b"now_ms", "service", b"service", "shard", b"shard", "started_at_ms", b"started_at_ms", "store_clock_ahead_ms", b"store_clock_ahead_ms", "store_problem", b"store_problem", "store_test_ms", b"store_test_ms", "uncompacted_tables", b"uncompacted_tables", "version", b"version", "wal_store", b"wal_store", "wal_store_problem", b"wal_store_problem", "wal_store_test_ms", b"wal_store_test_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
@@ -361,6 +383,8 @@ class ExamineProcessResponse(_message.Message):
     _WhichOneofArgType__store_test_ms: _TypeAlias = _typing.Literal["_store_test_ms", b"_store_test_ms"]  # noqa: Y015
     _WhichOneofReturnType__uncompacted_tables: _TypeAlias = _typing.Literal["uncompacted_tables"]  # noqa: Y015
     _WhichOneofArgType__uncompacted_tables: _TypeAlias = _typing.Literal["_uncompacted_tables", b"_uncompacted_tables"]  # noqa: Y015
+    _WhichOneofReturnType__wal_store_test_ms: _TypeAlias = _typing.Literal["wal_store_test_ms"]  # noqa: Y015
+    _WhichOneofArgType__wal_store_test_ms: _TypeAlias = _typing.Literal["_wal_store_test_ms", b"_wal_store_test_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_bytes) -> _WhichOneofReturnType__disk_free_bytes | None: ...
     @_typing.overload
@@ -373,5 +397,7 @@ class ExamineProcessResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__store_test_ms) -> _WhichOneofReturnType__store_test_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__uncompacted_tables) -> _WhichOneofReturnType__uncompacted_tables | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_store_test_ms) -> _WhichOneofReturnType__wal_store_test_ms | None: ...
 
 Global___ExamineProcessResponse: _TypeAlias = ExamineProcessResponse  # noqa: Y015

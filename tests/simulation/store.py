@@ -548,7 +548,12 @@ class SimulatedRoot(Root):
             raise StoreUnavailable(f"opening {name}: {error}") from None
         db: Any = Db(self._simulated, name, log, epoch)
         database = Database(
-            db, name, self.durability, tuning_of(kind, "s3").replay, DefaultMetricsRecorder()
+            db,
+            name,
+            self.durability,
+            tuning_of(kind, "s3").replay,
+            DefaultMetricsRecorder(),
+            self.durability,
         )
         try:
             await settle_format(database, name)

@@ -16,7 +16,7 @@ import yaml
 
 from libs.events.settings import QueueSettings, read_settings
 from libs.serving.process.event_settings import read_queue_settings
-from libs.storage.database.roots import parse_root
+from libs.storage.database.addresses import parse_root
 from slatemq.variables import KNOWN
 from tests.acceptance.compose_project import HTTP_PORTS, OBSERVABILITY, Compose
 from tests.memory_bounds import STATED, bytes_of

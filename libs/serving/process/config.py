@@ -51,6 +51,12 @@ class ServingConfig(MutualTlsConfig):
         "URL of the object store folder that holds all data: file:///path, memory:///, "
         "s3://bucket/prefix?region=…, gs://bucket/prefix, az://container/prefix.",
     )
+    wal_store: str = setting(
+        "URL of a bucket or folder that holds the write-ahead logs alone, which every commit waits "
+        "for: file:///path, s3://bucket?region=…, gs://bucket, az://container. A new instance "
+        "keeps it in its record, where empty takes it from; it is not changed by a setting.",
+        default="",
+    )
     config: str = setting(
         "YAML file with the section `queue`, the settings of event queues; empty reads none.",
         default="",

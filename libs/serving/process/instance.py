@@ -17,7 +17,7 @@ from libs.serving import limits
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.settings import setting
 from libs.storage.errors import OtherFormat
-from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
+from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,12 @@ class Contradiction(FatalError):
         super().__init__(ExitCause.usage("\n".join(lines)))
 
 
-async def join_instance(records: InstanceRecords, stated: Iterable[StatedSetting]) -> Instance:
+async def join_instance(
+    records: InstanceRecords, stated: Iterable[StatedSetting], wal_url: str = ""
+) -> Instance:
     """The settings of the instance; makes it where there is none yet.
+
+    `wal_url` is of the store that a new instance has its write-ahead logs in; empty: the root's.
 
     Of several processes that make it at once one does, and the others join what it made. A process
     whose write was stored without an answer finds it stored when it starts again.
@@ -118,7 +122,9 @@ async def join_instance(records: InstanceRecords, stated: Iterable[StatedSetting
     record = await records.latest()
     while record is None:
         settings = InstanceSettings(**{one.name: one.value for one in stated})
-        if await records.create(InstanceRecord(1, time.time_ns() // 1_000_000, asdict(settings))):
+        wal_store = WalStoreRecord.new(wal_url) if wal_url else None
+        now_ms = time.time_ns() // 1_000_000
+        if await records.create(InstanceRecord(1, now_ms, asdict(settings), wal_store)):
             log.info("made the instance", extra=asdict(settings))
         record = await records.latest()
     settings = settings_of_record(record)

@@ -15,29 +15,40 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.errors import StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY
+from libs.storage.objects.probe import probe_store
 from libs.storage.objects.shard_owners import ShardOwners
 
 log = logging.getLogger(__name__)
 
 
-def opened_root(url: str) -> Root:
+def opened_root(url: str, wal_url: str = "") -> Root:
     """Open the root of the settings. Raises FatalError for an invalid one."""
     try:
-        return open_root(url)
+        return open_root(url, wal_url)
     except (ValueError, StorageError) as error:
         raise FatalError(ExitCause.usage(str(error))) from error
+
+
+async def probe_stores(root: Root) -> None:
+    """Test the root's store, and that of the WALs. Raises as `probe_store`."""
+    await probe_store(root.objects)
+    wal = await root.wal_store()
+    if wal.record is not None:
+        await probe_store(wal.objects)
 
 
 async def open_owned(root: Root, name: str, kind: Kind, owner_name: str) -> Database:
     """Open a shard's database, such as `broker/0`, as its owner; see the setting `owner_name`.
 
-    Raises Fenced where another process has replaced this one, and the errors of `Root.database`.
+    Raises Fenced where another process has replaced this one, OtherWalStore where the WALs were
+    moved meanwhile, and the errors of `Root.database`.
     """
     owners = ShardOwners(root.objects, name)
     await owners.claim(owner_name)
     database = await root.database(name, kind)
     try:
         await owners.check(owner_name)
+        await root.check_wal_store()
     except BaseException:
         await database.close()
         raise

@@ -5,11 +5,13 @@ In reading order; a file imports only files above it:
 `binding`       The one door to SlateDB's binding beside its public calls
 `commit_thread` Small commits in a thread: write, flush and sync, and one return to the loop
 `statistics`    What SlateDB has counted of one database since it was opened
+`addresses`     URLs of stores, taken apart, and SlateDB's client of the store that one names
 `settings`      The table of SlateDB settings, every value with its reason
 `slate`         One SlateDB database, opened for writing
 `formats`       The format of a database: one number for all layouts of its records
 `opening`       Opening a database, which may take as long as it makes progress
 `snapshots`     States of a database that stay readable from anywhere while its owner goes on
+`wal_stores`    The store that the write-ahead logs are in: the root's own, or one of their own
 `files`         The objects of a database: what is copied when it moves to another root
 `integrity`     Whether the files of a database are there, and whole
 `roots`         A root: the place, named by a URL, that holds everything of one instance

@@ -1,7 +1,8 @@
 """Whether the files of a database are there, and whole: see `files`.
 
 Every file of the WAL (`<database>/wal/<number, 20 digits>.sst`) after the last one that is in the
-tables is needed, and their numbers have no gap: SlateDB reads them in order.
+tables is needed, and their numbers have no gap: SlateDB reads them in order. They may be in another
+store than the tables; messages then name them by its URL.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from slatedb.uniffi import (
 
 from libs.storage.database.files import manifests_folder, tables_folder
 from libs.storage.database.slate import bounded
+from libs.storage.database.wal_stores import WalStore
 from libs.storage.errors import DamagedStore, LostDatabase, ObjectNotFound, readable
 from libs.storage.objects.small_objects import ObjectInfo, Objects
 from libs.storage.objects.topology_entries import entry_path
@@ -100,12 +102,15 @@ async def _exchange_of(objects: Objects, table: TableFile) -> FileFault | None:
 
 
 async def read_wal(
-    store: ObjectStore, database_path: str, database: str, files: DatabaseFiles
+    store: ObjectStore, wal: WalStore, database_path: str, database: str, files: DatabaseFiles
 ) -> FileFault | None:
     """Read the WAL file by file; the first fault ends it, as it would end a replay."""
     if not files.wal:
         return None
-    reader = SlateDbWalReader(database_path, store)
+    if wal.record is None:
+        reader = SlateDbWalReader(database_path, store)
+    else:
+        reader = SlateDbWalReader.with_wal_object_store(database_path, store, wal.store)
     number, last_seq = files.replay_after + 1, files.last_seq
     try:
         iterator = await asyncio.wait_for(reader.iterator(number), WAL_FILE_S)
@@ -117,17 +122,17 @@ async def read_wal(
             seqs = [int(row.seq) for row in found.rows]
             if seqs and min(seqs) > last_seq + 1:
                 wrong = f"commits {last_seq + 1} to {min(seqs) - 1} are missing before it"
-                return FileFault(wal_path(database, number), wrong)
+                return FileFault(_wal_name_of(wal, database, number), wrong)
             last_seq = max([last_seq, *seqs])
             number += 1
     except (Error, InternalError, TimeoutError) as error:
         why = readable(str(getattr(error, "message", error))) or "it cannot be read"
-        return FileFault(wal_path(database, number), why)
+        return FileFault(_wal_name_of(wal, database, number), why)
     return None
 
 
-def wal_path(database: str, number: int) -> str:
-    return f"{database}/{WAL}/{_wal_name(number)}"
+def _wal_name_of(wal: WalStore, database: str, number: int) -> str:
+    return wal.name_of(f"{database}/{WAL}/{_wal_name(number)}")
 
 
 def _wal_name(number: int) -> str:
@@ -135,7 +140,7 @@ def _wal_name(number: int) -> str:
 
 
 async def refuse_losses(
-    admin: Admin, objects: Objects, database: str, *, is_restored: bool = False
+    admin: Admin, objects: Objects, wal: WalStore, database: str, *, is_restored: bool = False
 ) -> int:
     """How many files of the WAL a replay reads.
 
@@ -145,28 +150,29 @@ async def refuse_losses(
     file, once gone, is not missed: nothing says that there was one. A database that `is_restored`
     has no WAL. Costs two requests, and two more for a new one.
     """
-    count, loss = await _find_loss(admin, objects, database, is_restored)
+    count, loss = await _find_loss(admin, objects, wal, database, is_restored)
     if loss is not None:
         # An owner that still goes on may have begun the database, or had files removed, since.
-        count, loss = await _find_loss(admin, objects, database, is_restored)
+        count, loss = await _find_loss(admin, objects, wal, database, is_restored)
     if loss is not None:
         raise loss
     return count
 
 
 async def _find_loss(
-    admin: Admin, objects: Objects, database: str, is_restored: bool
+    admin: Admin, objects: Objects, wal: WalStore, database: str, is_restored: bool
 ) -> tuple[int, DamagedStore | None]:
     """How many files of the WAL there are to replay; what is lost, and what to do."""
     manifest = await _newest_manifest(admin, database)
     if manifest is None:
-        return 0, await _lost_manifests(objects, database)
+        return 0, await _lost_manifests(objects, wal, database)
     replay_after = int(manifest.replay_after_wal_id)
-    listed = await objects.describe_after(f"{database}/{WAL}", _wal_name(max(replay_after - 1, 0)))
-    if not is_restored and (fault := await _lost_wal(objects, database, replay_after, listed)):
+    needed = _wal_name(max(replay_after - 1, 0))
+    listed = await wal.objects.describe_after(f"{database}/{WAL}", needed)
+    if not is_restored and (fault := await _lost_wal(objects, wal, database, replay_after, listed)):
         return 0, DamagedStore(f"{fault.path}: {fault.wrong}: {_RESTORE}. {_GO_ON}")
     numbers = _numbers_after(replay_after, listed)
-    if gaps := _wal_gaps(database, replay_after, numbers):
+    if gaps := _wal_gaps(wal, database, replay_after, numbers):
         more = f", and there are {len(gaps) - 1} more gaps" if len(gaps) > 1 else ""
         wrong = f"{gaps[0].wrong}{more}"
         return 0, DamagedStore(f"{gaps[0].path}: {wrong}: {_RESTORE}. {_GO_ON}")
@@ -177,10 +183,12 @@ _RESTORE: Final = "restore it from the store's versions or a copy, or mount what
 _GO_ON: Final = "To go on without those commits, put an empty object in its place; then verify"
 
 
-async def _lost_manifests(objects: Objects, database: str) -> DamagedStore | None:
+async def _lost_manifests(objects: Objects, wal: WalStore, database: str) -> DamagedStore | None:
     """What shows that a database without a manifest is not a new one, and what to do."""
     folders = (f"{database}/{WAL}/", f"{tables_folder(database)}/")
     stored = [path for path in await objects.list(database) if path.startswith(folders)]
+    if wal.record is not None:
+        stored += await wal.objects.list(f"{database}/{WAL}")
     if stored:
         files = f"{len(stored)} other files"
         return DamagedStore(f"{database} has no manifest, and {files}: {_RESTORE}")
@@ -193,7 +201,7 @@ async def _lost_manifests(objects: Objects, database: str) -> DamagedStore | Non
 
 
 async def _lost_wal(
-    objects: Objects, database: str, replay_after: int, listed: Sequence[ObjectInfo]
+    objects: Objects, wal: WalStore, database: str, replay_after: int, listed: Sequence[ObjectInfo]
 ) -> FileFault | None:
     """Whether the WAL is gone as a whole; `listed` has those of its files that must be there.
 
@@ -204,7 +212,7 @@ async def _lost_wal(
     if not await objects.list(manifests_folder(database)):
         return None  # of memory:///, where SlateDB's files are not among the objects
     wrong = "it was there, and so may have been later ones, and the WAL has no file"
-    return FileFault(wal_path(database, max(replay_after, 1)), wrong)
+    return FileFault(_wal_name_of(wal, database, max(replay_after, 1)), wrong)
 
 
 def _entry_of(database: str) -> str:
@@ -226,7 +234,7 @@ def _numbers_after(replay_after: int, listed: Sequence[ObjectInfo]) -> list[int]
 
 
 async def look_at_files(
-    admin: Admin, objects: Objects, database: str, timeout_s: float
+    admin: Admin, objects: Objects, wal: WalStore, database: str, timeout_s: float
 ) -> DatabaseFiles:
     """The files of a database, which its owner may have open.
 
@@ -234,7 +242,7 @@ async def look_at_files(
     also where that takes longer than `timeout_s`.
     """
     # The WAL before the manifest: what a collector removes meanwhile is in tables by then.
-    wal_files = await objects.describe(f"{database}/{WAL}")
+    wal_files = await wal.objects.describe(f"{database}/{WAL}")
     manifest = await _read_manifest(admin, database, timeout_s)
     table_files = {one.path: one for one in await objects.describe(tables_folder(database))}
     tables = [_table_of(database, view.sst) for view in _views(manifest)]
@@ -246,9 +254,9 @@ async def look_at_files(
     last_seq = int(manifest.last_l0_seq)
     faults = [
         *(fault for table in tables if (fault := _fault_of(table, table_files.get(table.path)))),
-        *_wal_gaps(database, replay_after, numbers),
+        *_wal_gaps(wal, database, replay_after, numbers),
     ]
-    if (lost := await _lost_wal(objects, database, replay_after, wal_files)) is not None:
+    if (lost := await _lost_wal(objects, wal, database, replay_after, wal_files)) is not None:
         faults.append(lost)
     path = f"{manifests_folder(database)}/{int(manifest.id):020}.manifest"
     return DatabaseFiles(path, tables, replay_after, last_seq, numbers, faults)
@@ -305,7 +313,9 @@ def _wal_number(file: ObjectInfo) -> int:
     return int(stem) if kind == "sst" and stem.isdigit() else 0
 
 
-def _wal_gaps(database: str, replay_after: int, numbers: Sequence[int]) -> list[FileFault]:
+def _wal_gaps(
+    wal: WalStore, database: str, replay_after: int, numbers: Sequence[int]
+) -> list[FileFault]:
     """The files that a replay misses, in front of those that are there: a fault for each run.
 
     A manifest that has rotted may miss millions.
@@ -317,5 +327,5 @@ def _wal_gaps(database: str, replay_after: int, numbers: Sequence[int]) -> list[
             continue
         more = f"; so are all up to {last:020}.sst, {last - before:,} files" if last > first else ""
         wrong = f"a commit is in it, later ones follow, and it is gone{more}"
-        faults.append(FileFault(wal_path(database, first), wrong))
+        faults.append(FileFault(_wal_name_of(wal, database, first), wrong))
     return faults

@@ -52,12 +52,12 @@ class Opening:
         self,
         look: Callable[[], Awaitable[int]],
         stall_s: float,
-        check: Callable[[], Awaitable[None]],
+        check: Callable[[], Awaitable[object]],
     ) -> Db:
         """The open database. Raises SlateDB's errors, and those of `look` and `check`.
 
         `look` returns the number of WAL objects to replay, or refuses to open it. `check` sends the
-        store a request; it is called whenever no request was started for `stall_s` seconds.
+        stores a request; it is called whenever no request was started for `stall_s` seconds.
         """
         building = asyncio.ensure_future(self._build(look))
         try:
@@ -71,7 +71,7 @@ class Opening:
         return await self._builder.build()
 
     async def _watch(
-        self, building: asyncio.Future[Db], stall_s: float, check: Callable[[], Awaitable[None]]
+        self, building: asyncio.Future[Db], stall_s: float, check: Callable[[], Awaitable[object]]
     ) -> None:
         requests, looks, still_looks = 0, 0, 0
         look_s = min(LOOK_S, stall_s)

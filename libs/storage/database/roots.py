@@ -1,22 +1,13 @@
 """A root: the place, named by a URL, that holds everything of one SlateMQ instance.
 
-    file:///folder                     a folder of this machine, made if absent
-    memory:///                         in this process only, as long as the Root object lives
-    s3://bucket/prefix?endpoint=&region=&allow_http=true
-    gs://bucket/prefix
-    az://container/prefix?endpoint=&allow_http=true
-
 Below it: `ingest/<shard>` and `broker/<shard>` (SlateDB), `blobs/`, `queue-names/`,
-`shard-owners/`, `topology/`, `instance/`, `janitor/`.
-Credentials come from the usual environment variables of each store, never from the URL.
+`shard-owners/`, `topology/`, `instance/`, `janitor/`. The write-ahead logs of the databases may be
+in a store of their own: see `libs.storage.database.wal_stores`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from obstore.exceptions import BaseError
 from slatedb.uniffi import (
@@ -28,12 +19,16 @@ from slatedb.uniffi import (
     Error,
     FoyerCacheOptions,
     ObjectStore,
-    ObjectStoreBuilder,
-    ObjectStoreType,
     ReaderMode,
     ReaderOptions,
 )
 
+from libs.storage.database.addresses import (
+    Address,
+    parse_root,
+    parse_wal_store,
+    slatedb_store,
+)
 from libs.storage.database.files import SnapshotFiles, files_of
 from libs.storage.database.formats import check_format, settle_format
 from libs.storage.database.integrity import (
@@ -52,103 +47,21 @@ from libs.storage.database.snapshots import (
     SnapshotReader,
     Snapshots,
 )
-from libs.storage.errors import SnapshotNotFound, StoreUnavailable, readable
+from libs.storage.database.wal_stores import WalStore, open_wal_store, unknown_wal_store
+from libs.storage.errors import (
+    OtherWalStore,
+    SnapshotNotFound,
+    StoreUnavailable,
+    readable,
+)
 from libs.storage.layout.own_keys import FORMAT_KEY
-from libs.storage.objects.durability import Durability, durability_of
+from libs.storage.objects.durability import BothSyncs, Durability, NoSync, durability_of
+from libs.storage.objects.instance_records import InstanceRecords, WalStoreRecord
 from libs.storage.objects.small_objects import Objects, open_objects
 
 SILENCE_S: Final = 10.0
 """How long a store may not respond before it counts as unreachable. Opening a database may take far
 longer: see libs.storage.database.opening."""
-
-_OPTIONS: Final = {
-    "file": frozenset[str](),
-    "memory": frozenset[str](),
-    "s3": frozenset({"endpoint", "region", "allow_http"}),
-    "gs": frozenset[str](),
-    "az": frozenset({"endpoint", "allow_http"}),
-}
-_TYPES: Final = {
-    "file": ObjectStoreType.LOCAL,
-    "memory": ObjectStoreType.IN_MEMORY,
-    "s3": ObjectStoreType.S3,
-    "gs": ObjectStoreType.GCS,
-    "az": ObjectStoreType.AZURE,
-}
-_BUCKET_KEY: Final = {"s3": "bucket", "gs": "bucket", "az": "container_name"}
-
-
-@dataclass(frozen=True)
-class Address:
-    """A root URL taken apart; `prefix` has no outer slash, `bucket` may be empty (file, memory)."""
-
-    scheme: str
-    bucket: str
-    prefix: str
-    folder: Path | None
-    options: tuple[tuple[str, str], ...]
-
-    @property
-    def url(self) -> str:
-        """The URL without its options: what stored URIs start with."""
-        if self.folder is not None:
-            return self.folder.as_uri()
-        if self.scheme == "memory":
-            return f"memory:///{self.prefix}"
-        tail = f"/{self.prefix}" if self.prefix else ""
-        return f"{self.scheme}://{self.bucket}{tail}"
-
-
-def parse_root(url: str) -> Address:
-    """Take a root URL apart. Raises ValueError naming what is wrong, never repeating a secret."""
-    parts = urlsplit(url)
-    scheme = parts.scheme
-    if scheme not in _OPTIONS:
-        known = ", ".join(f"{name}://" for name in _OPTIONS)
-        raise ValueError(f"root URL: unknown scheme {scheme!r}, expected one of {known}")
-    if "@" in parts.netloc:
-        raise ValueError("root URL: credentials belong in the environment, not in the URL")
-    if parts.fragment:
-        raise ValueError("root URL: it has a fragment (#...), which has no meaning here: remove it")
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    for name, value in options:
-        if name not in _OPTIONS[scheme]:
-            raise ValueError(f"root URL: unknown option {name!r} for {scheme}://")
-        if "@" in value:
-            raise ValueError(
-                f"root URL: credentials belong in the environment, not in the option {name!r}"
-            )
-        if name == "allow_http" and value not in ("true", "false"):
-            raise ValueError("root URL: allow_http must be true or false")
-        if not value:
-            raise ValueError(f"root URL: option {name!r} is empty")
-    path = unquote(parts.path)
-    if scheme == "file":
-        if parts.netloc not in ("", "localhost"):
-            raise ValueError(f"root URL: file:// takes no host, found {parts.netloc!r}")
-        if path in ("", "/"):
-            raise ValueError("root URL: file:// needs a folder, as in file:///var/lib/slatemq")
-        return Address(scheme, "", "", Path(path).resolve(), ())
-    if scheme == "memory":
-        if parts.netloc:
-            raise ValueError("root URL: memory:// takes no host: write memory:///")
-    elif not parts.netloc:
-        raise ValueError(f"root URL: {scheme}:// needs a bucket, as in {scheme}://bucket/prefix")
-    segments = [segment for segment in path.split("/") if segment]
-    if any(segment in (".", "..") for segment in segments):
-        raise ValueError("root URL: the path contains . or ..")
-    return Address(scheme, parts.netloc, "/".join(segments), None, tuple(options))
-
-
-def overlap(one: Address, other: Address) -> bool:
-    """Whether one of two roots is the other, or lies below it."""
-    places = [(at.scheme, at.bucket, dict(at.options).get("endpoint")) for at in (one, other)]
-    if places[0] != places[1]:
-        return False
-    if one.folder is not None and other.folder is not None:
-        return one.folder.is_relative_to(other.folder) or other.folder.is_relative_to(one.folder)
-    first, second = (f"{part}/" if part else "" for part in (one.prefix, other.prefix))
-    return first.startswith(second) or second.startswith(first)
 
 
 class Root:
@@ -161,16 +74,109 @@ class Root:
         objects: Objects,
         durability: Durability,
         timeout_s: float,
+        wal_url: str = "",
     ) -> None:
+        """`wal_url` is where this process reaches the store of the WALs; empty: as recorded."""
         self.address = address
         self.objects = objects
         self.durability = durability
+        self.wal_url = wal_url
         self._store = store
         self._timeout_s = timeout_s
+        self._wal: WalStore | None = None
 
     @property
     def url(self) -> str:
         return self.address.url
+
+    async def wal_store(self) -> WalStore:
+        """The store of the WALs, as the instance's record has it: the root's own, or another.
+
+        Asks once; of a new instance it marks the other one. Raises OtherWalStore where this
+        process was given one that the instance does not have, LostWalStore, CorruptRecord,
+        StoreUnavailable.
+        """
+        if self._wal is not None:
+            return self._wal
+        record = await InstanceRecords(self.objects).latest()
+        named = None if record is None else record.wal_store
+        if named is None:
+            if self.wal_url:
+                raise OtherWalStore(
+                    "wal_store: this instance has its logs below its root, and keeps them there: "
+                    "leave the setting out. To move them, see docs/how-to/wal-store.md"
+                )
+            own = self.own_wal_store()
+            if record is not None:
+                self._wal = own
+            return own
+        is_other = self.wal_url not in ("", named.url)
+        is_new = not is_other and not await self._has_databases()
+        wal = self.open_wal_store(named, make=is_new)
+        if not await wal.has_marker():
+            if is_new:
+                await wal.mark(self.url)
+            # Else another process of a new instance may have marked it, and begun, meanwhile.
+            elif not await wal.has_marker():
+                raise unknown_wal_store(wal, is_other=is_other)
+        self._wal = wal
+        return wal
+
+    def own_wal_store(self) -> WalStore:
+        return WalStore(self.address, self._store, self.objects, self.durability)
+
+    def open_wal_store(self, named: WalStoreRecord, *, make: bool) -> WalStore:
+        """The other store, whatever its marker says; see `wal_stores.open_wal_store`.
+
+        Raises OtherWalStore for a URL that cannot be one.
+        """
+        try:
+            address = parse_wal_store(self.wal_url or named.url, self.address)
+        except ValueError as error:
+            raise OtherWalStore(str(error)) from error
+        return open_wal_store(
+            address, named, make=make, sync=not isinstance(self.durability, NoSync)
+        )
+
+    def use_wal_store(self, wal: WalStore) -> None:
+        """Have the WALs in this store, whatever the instance's record says by now."""
+        self._wal = wal
+
+    async def check_stores(self) -> WalStore:
+        """Raise StoreUnavailable, within the timeout, if a store cannot be read; gives the WALs'.
+
+        Raises as `wal_store` too.
+        """
+        await self.objects.check(self._timeout_s)
+        wal = await self.wal_store()
+        if wal.record is not None:
+            await wal.objects.check(self._timeout_s)
+        return wal
+
+    async def check_wal_store(self) -> None:
+        """Raise OtherWalStore if the record names another store than the one that is used.
+
+        For an owner that has opened a database: from here on no other process moves its WAL.
+        """
+        used = await self.wal_store()
+        record = await InstanceRecords(self.objects).latest()
+        if (None if record is None else record.wal_store) != used.record:
+            raise OtherWalStore("wal_store: the logs were moved meanwhile: start again")
+
+    async def sync(self) -> None:
+        """Sync the folders of the root and of the WALs. Raises StorageError."""
+        wal = await self.wal_store()
+        try:
+            await self._durability_of(wal).sync()
+        except OSError as error:
+            raise StoreUnavailable(f"syncing the data folder: {error}") from error
+
+    def _durability_of(self, wal: WalStore) -> Durability:
+        """Syncs all that a database writes; its commits are in the WAL alone."""
+        return self.durability if wal.record is None else BothSyncs(self.durability, wal.durability)
+
+    async def _has_databases(self) -> bool:
+        return any([await self.objects.folders(str(kind)) for kind in Kind])
 
     async def database(
         self, name: str, kind: Kind, tuning: Tuning | None = None, *, is_restored: bool = False
@@ -181,22 +187,28 @@ class Root:
         within the root's timeout, DamagedStore when SlateDB cannot read its own files or they are
         lost, and OtherFormat. `is_restored`: it has been copied from a snapshot, without a WAL.
         """
-        chosen = tuning or tuning_of(kind, self.address.scheme)
+        wal = await self.check_stores()
+        chosen = tuning or tuning_of(kind, self.address.scheme, wal.address.scheme)
         builder = DbBuilder(self._path(name), self._store)
+        if wal.record is not None:
+            builder.with_wal_object_store(wal.store)
         builder.with_settings(slatedb_settings(chosen))
         builder.with_db_cache(_cache(chosen), 0)
         admin = self._admin(name)
         opening = Opening(builder, name)
         with translated(f"opening {name} below {self.url}"):
-            await self.objects.check(self._timeout_s)
             db = await opening.build(
-                lambda: refuse_losses(admin, self.objects, name, is_restored=is_restored),
+                lambda: refuse_losses(admin, self.objects, wal, name, is_restored=is_restored),
                 self._timeout_s,
-                lambda: self.objects.check(self._timeout_s),
+                self.check_stores,
             )
-        database = Database(db, name, self.durability, chosen.replay, opening.recorder)
+        durability = self._durability_of(wal)
+        database = Database(db, name, durability, chosen.replay, opening.recorder, wal.durability)
         try:
             await settle_format(database, f"{name} below {self.url}")
+            if wal.record is not None:
+                # Commits sync the WAL alone: what it goes on from must not be newer on the disk.
+                await self.sync()
         except BaseException:
             await database.close()
             raise
@@ -210,8 +222,10 @@ class Root:
 
         Raises SnapshotNotFound, OtherFormat, and StoreUnavailable within the root's timeout.
         """
-        mode = ReaderMode.CHECKPOINT(snapshot_id)
-        return await self._open_reader(name, mode, READER_OPTIONS, self._timeout_s)
+        # All of its rows are in tables: no WAL is read.
+        builder = DbReaderBuilder(self._path(name), self._store)
+        builder.with_reader_mode(ReaderMode.CHECKPOINT(snapshot_id))
+        return await self._open_reader(name, builder, READER_OPTIONS, self._timeout_s)
 
     async def open_latest(self, name: str) -> SnapshotReader:
         """Open all that is durable in the database `name` for reading; writes nothing.
@@ -219,13 +233,16 @@ class Root:
         For a database whose owner is stopped: while one goes on, what this reads changes. Takes as
         long as the replay of the WAL needs. Raises DamagedStore, OtherFormat, StoreUnavailable.
         """
-        return await self._open_reader(name, ReaderMode.FOLLOW_LATEST(), LATEST_OPTIONS, None)
+        wal = await self.wal_store()
+        builder = DbReaderBuilder(self._path(name), self._store)
+        builder.with_reader_mode(ReaderMode.FOLLOW_LATEST())
+        if wal.record is not None:
+            builder.with_wal_object_store(wal.store)
+        return await self._open_reader(name, builder, LATEST_OPTIONS, None)
 
     async def _open_reader(
-        self, name: str, mode: Any, options: ReaderOptions, timeout_s: float | None
+        self, name: str, builder: Any, options: ReaderOptions, timeout_s: float | None
     ) -> SnapshotReader:
-        builder = DbReaderBuilder(self._path(name), self._store)
-        builder.with_reader_mode(mode)
         builder.with_options(options)
         builder.with_db_cache_disabled()
         what = f"opening {name} below {self.url} for reading"
@@ -262,11 +279,13 @@ class Root:
 
     async def files(self, name: str) -> DatabaseFiles:
         """The files of the database `name`, open or not. Raises DamagedStore, StoreUnavailable."""
-        return await look_at_files(self._admin(name), self.objects, name, self._timeout_s)
+        wal = await self.wal_store()
+        return await look_at_files(self._admin(name), self.objects, wal, name, self._timeout_s)
 
     async def wal_fault(self, name: str, files: DatabaseFiles) -> FileFault | None:
         """Read the WAL of the database `name`; what is wrong with it, if anything."""
-        return await read_wal(self._store, self._path(name), name, files)
+        wal = await self.wal_store()
+        return await read_wal(self._store, wal, self._path(name), name, files)
 
     def _admin(self, name: str) -> Admin:
         return AdminBuilder(self._path(name), self._store).build()
@@ -283,30 +302,20 @@ def _cache(tuning: Tuning) -> DbCache:
     return DbCache.new_split_cache(part(tuning.block_cache_bytes), part(tuning.meta_cache_bytes))
 
 
-def _slatedb_store(address: Address) -> ObjectStore:
-    kind = _TYPES[address.scheme]
-    if address.folder is not None:
-        builder = ObjectStoreBuilder(kind)
-        builder.with_config("local_path", str(address.folder))
-        return builder.build()
-    if address.scheme == "memory":
-        return ObjectStoreBuilder(kind).build()
-    builder = ObjectStoreBuilder.from_env(kind)
-    builder.with_config(_BUCKET_KEY[address.scheme], address.bucket)
-    for name, value in address.options:
-        builder.with_config(name, value)
-    return builder.build()
-
-
-def open_root(url: str, *, timeout_s: float = SILENCE_S, sync: bool = True) -> Root:
+def open_root(
+    url: str, wal_url: str = "", *, timeout_s: float = SILENCE_S, sync: bool = True
+) -> Root:
     """The root at `url`; sends the store nothing, but makes the folder of a file:// URL.
 
+    `wal_url` is where this process reaches the store of the WALs alone: see `Root.wal_store`.
     `timeout_s` is how long the store may not respond. `sync=False` leaves out the syncs of file://
     (for measurements: commits then survive a crash of the process, not a power failure). Raises
     ValueError for a bad URL, StoreUnavailable for a folder that cannot be made or a store that
     refuses its configuration.
     """
     address = parse_root(url)
+    if wal_url:
+        parse_wal_store(wal_url, address)
     if address.folder is not None:
         try:
             address.folder.mkdir(parents=True, exist_ok=True)
@@ -314,7 +323,7 @@ def open_root(url: str, *, timeout_s: float = SILENCE_S, sync: bool = True) -> R
             raise StoreUnavailable(f"making the data folder: {error}") from error
     durability = durability_of(address.folder, sync)
     try:
-        store = _slatedb_store(address)
+        store = slatedb_store(address)
         objects = open_objects(
             address.scheme,
             address.bucket,
@@ -326,4 +335,4 @@ def open_root(url: str, *, timeout_s: float = SILENCE_S, sync: bool = True) -> R
     except (Error, BaseError) as error:
         why = readable(str(error))
         raise StoreUnavailable(f"configuring {address.url}: {why}") from error
-    return Root(address, store, objects, durability, timeout_s)
+    return Root(address, store, objects, durability, timeout_s, wal_url)

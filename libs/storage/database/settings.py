@@ -15,6 +15,8 @@ from typing import Final
 
 from slatedb.uniffi import Settings
 
+from libs.storage.database.addresses import PAID
+
 MIB: Final = 1 << 20
 
 
@@ -139,14 +141,30 @@ _PAID_REQUESTS: Final[Mapping[str, object]] = {
 }
 
 
-def tuning_of(kind: Kind, scheme: str = "") -> Tuning:
-    """The row of the table for one kind of database, in a store with URLs of this scheme."""
+_WAL_COLLECTOR: Final = "garbage_collector_options.wal_options.interval"
+
+_LOG_ON_DISK: Final = ReplayBound(8192, 60)
+"""A WAL on a disk beside tables in a paid store: each flush costs two PUTs there, and a replay of
+this many WAL objects takes some two seconds from a disk."""
+
+
+def tuning_of(kind: Kind, scheme: str = "", wal_scheme: str = "") -> Tuning:
+    """The row of the table for one kind of database, in a store with URLs of this scheme.
+
+    `wal_scheme` is that of the store of its WAL, where it is another one.
+    """
     row = _TABLE[kind]
-    if scheme in ("s3", "gs", "az"):
-        return replace(row, replay=_REMOTE, settings={**row.settings, **_PAID_REQUESTS})
-    if scheme != "file":
-        return row
-    return replace(row, settings={**row.settings, **_NO_CONDITIONAL_UPDATE})
+    wal_scheme = wal_scheme or scheme
+    settings, replay = dict(row.settings), row.replay
+    if scheme == "file":
+        settings |= _NO_CONDITIONAL_UPDATE
+    if scheme in PAID:
+        settings |= _PAID_REQUESTS
+        replay = _LOG_ON_DISK
+    settings[_WAL_COLLECTOR] = (_PAID_REQUESTS if wal_scheme in PAID else _BOTH)[_WAL_COLLECTOR]
+    if wal_scheme in PAID:
+        replay = _REMOTE
+    return replace(row, replay=replay, settings=settings)
 
 
 def slatedb_settings(tuning: Tuning) -> Settings:

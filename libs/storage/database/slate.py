@@ -210,10 +210,13 @@ class Database:
         durability: Durability,
         replay: ReplayBound,
         recorder: DefaultMetricsRecorder,
+        of_commits: Durability,
     ) -> None:
+        """`durability` syncs all that is written, `of_commits` the WAL, which has the commits."""
         self._db = db
         self._recorder = recorder
         self._durability = durability
+        self._of_commits = of_commits
         self._replay = replay
         # What this start has replayed is flushed with the first commit.
         self._unflushed_commits = replay.commits
@@ -297,10 +300,10 @@ class Database:
         return True
 
     def _commit_thread(self) -> CommitThread | None:
-        if self._thread is None and isinstance(self._durability, FolderSync):
+        if self._thread is None and isinstance(self._of_commits, FolderSync):
             committer = CALLS.committer(self._db, _FLUSH_WAL)
             if committer is not None:
-                self._thread = CommitThread(committer, self._durability.sync_now, self.name)
+                self._thread = CommitThread(committer, self._of_commits.sync_now, self.name)
         return self._thread
 
     async def flush(self) -> None:
@@ -312,7 +315,7 @@ class Database:
             # An empty flush says nothing about leadership; the handle of our own write does.
             if handle is not None:
                 await handle.await_durable()
-            await self._durability.sync()
+            await self._of_commits.sync()
         self._bound_replay()
 
     async def commit(self, batch: Batch) -> None:

@@ -60,6 +60,22 @@ class NoSync:
         """Nothing to do."""
 
 
+class BothSyncs:
+    """For two stores: the tables of databases, and their WALs."""
+
+    def __init__(self, first: Durability, second: Durability) -> None:
+        self._both = (first, second)
+
+    async def sync(self) -> None:
+        """Sync all in both. Raises OSError."""
+        for one in self._both:
+            await one.sync()
+
+    async def sync_file(self, path: Path) -> None:
+        """As `sync`: either of them may have the file."""
+        await self.sync()
+
+
 class FolderSync:
     """Linux: a syncfs of the file system with the data folder; concurrent calls share one.
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from libs.storage.database.roots import Root, open_root, overlap, parse_root
+from libs.storage.database.addresses import overlap, parse_root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StorageError
 from services.janitor.backup.catalogue import Backup, Catalogue
 from services.janitor.backup.restoring import Restoring
@@ -89,6 +90,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
             "--root",
             default=environ.get("SLATEMQ_ROOT"),
             help="URL of the instance's root (SLATEMQ_ROOT)",
+        )
+        one.add_argument(
+            "--wal-store",
+            default=environ.get("SLATEMQ_WAL_STORE", ""),
+            help="URL of the store of its logs alone (SLATEMQ_WAL_STORE); one that is restored has "
+            "its logs there, and below its root where none is given",
         )
     given = parser.parse_args(argv)
     if not given.backups:
@@ -172,7 +179,7 @@ def _check_folder(url: str) -> None:
 
 def _two_roots(given: argparse.Namespace) -> tuple[Root, Root]:
     """The roots of the instance and of the backups. Raises ValueError where they overlap."""
-    root, backups = open_root(given.root), open_root(given.backups)
+    root, backups = open_root(given.root, given.wal_store), open_root(given.backups)
     if overlap(root.address, backups.address):
         raise ValueError("--root and --backups must not lie one in the other")
     return root, backups

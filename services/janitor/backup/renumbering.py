@@ -1,5 +1,7 @@
 """What a copied instance must not continue as it was: numbers that were given out since.
 
+So it is with one that has lost the last of its commits.
+
 The instance that was copied went on, and another one goes on from the copy. What one of them gives
 out, the other must not give out again:
 
@@ -19,7 +21,8 @@ again, and what they push then is pushed twice.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from libs.storage.database.slate import Batch, Database
@@ -101,3 +104,25 @@ async def _commit(database: Database, batch: Batch) -> None:
         batch.put(CLOCK_KEY, value)
     if len(batch):
         await database.commit(batch)
+
+
+async def renumber(
+    databases: Sequence[str],
+    opened: Callable[[str], AbstractAsyncContextManager[Database]],
+    age_s: float,
+    done: Callable[[str, Database], Awaitable[None]],
+) -> None:
+    """Open each of an instance's databases once, the brokers first, and renumber it.
+
+    What is in them is `age_s` old. `done` is called with each before it is closed.
+    """
+    pushes: dict[tuple[int, int], int] = {}
+    for name in sorted(databases, key=lambda one: not one.startswith("broker/")):
+        service, _, shard = name.partition("/")
+        async with opened(name) as database:
+            if service == "broker":
+                pushes |= await last_pushes(database, int(shard))
+                await renumber_broker(database)
+            else:
+                await renumber_ingest(database, int(shard), pushes, age_s)
+            await done(name, database)

@@ -2,7 +2,8 @@
 
 ::
 
-    restoring.json    names the backup: a restore that was interrupted may go on
+    restoring.json    names the backup: a restore that was interrupted may go on; and the store of
+                      the write-ahead logs, where the instance gets one of its own
     objects           tables, payloads, archived dead letters; they may be copied ahead
     manifests         from here on it is an instance
     each database     opened once, and renumbered; the queue names as the brokers have them
@@ -18,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from libs.serving.process.shards import wait_for_clock
 from libs.storage.database.files import manifests_folder, tables_folder
@@ -27,16 +28,13 @@ from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
 from libs.storage.errors import ObjectNotFound
 from libs.storage.layout.keys import config_range, parse_config_key
+from libs.storage.objects.instance_records import WalStoreRecord, with_wal_store
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.queue_names import UNCLAIMED, QueueNames, named_shards
 from services.janitor.backup.catalogue import Backup, Catalogue, SavedDatabase, stored_manifest
 from services.janitor.backup.copying import Copier, Copy, missing, sizes_below
-from services.janitor.backup.renumbering import (
-    last_pushes,
-    renumber_broker,
-    renumber_ingest,
-)
-from services.janitor.backup.shards import KINDS
+from services.janitor.backup.renumbering import renumber
+from services.janitor.backup.shards import KINDS, kind_of
 from services.janitor.jobs.contract import Progress, Report
 from slatemq.errors import FailedPrecondition
 
@@ -47,15 +45,25 @@ MARKER: Final = "restoring.json"
 PHASES: Final = ("objects", "databases", "queue names")
 
 
-def _begun_id(marker: bytes, url: str) -> str:
-    """The backup that a marker names. Raises FailedPrecondition: no restore has written it."""
-    try:
-        return str(load_json(marker)["backup_id"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise FailedPrecondition(
-            "ROOT_NOT_EMPTY",
-            f"{url} has a {MARKER} that names no backup: restore to an empty root",
-        ) from error
+class _Begun(NamedTuple):
+    """What a marker says: the backup, and the store of the WALs of the instance that it becomes."""
+
+    backup_id: str
+    wal_store: WalStoreRecord | None = None
+
+    @classmethod
+    def decode(cls, marker: bytes, url: str) -> _Begun:
+        """Raises FailedPrecondition for one that no restore has written."""
+        try:
+            content = load_json(marker)
+            named = content.get("wal_store")
+            wal_store = None if named is None else WalStoreRecord(*map(str, named))
+            return cls(str(content["backup_id"]), wal_store)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise FailedPrecondition(
+                "ROOT_NOT_EMPTY",
+                f"{url} has a {MARKER} that names no backup: restore to an empty root",
+            ) from error
 
 
 @dataclass
@@ -97,8 +105,10 @@ class Restoring:
         for one in self.backup.databases:
             await self._put_manifest(one)
         await self._renumber()
+        wal_store = (await self.target.wal_store()).record
         for path, text in self.backup.instance.items():
-            if not await self.target.objects.put_if_absent(path, text.encode()):
+            record = with_wal_store(path, text.encode(), wal_store)
+            if not await self.target.objects.put_if_absent(path, record):
                 raise self._in_use(path)
         await self.target.objects.delete(MARKER)
 
@@ -106,22 +116,29 @@ class Restoring:
         """Raises FailedPrecondition where the root has anything but this restore."""
         objects = self.target.objects
         try:
-            begun_id = _begun_id(await objects.get(MARKER), self.target.url)
+            begun = _Begun.decode(await objects.get(MARKER), self.target.url)
         except ObjectNotFound:
             if folders := await objects.folders(""):
                 raise FailedPrecondition(
                     "ROOT_NOT_EMPTY",
                     f"{self.target.url} has {folders[0]} already: restore to an empty root",
                 ) from None
-            begun_id = self.backup.backup_id
+            begun = _Begun(self.backup.backup_id)
         backup_id = self.backup.backup_id
-        if begun_id != backup_id and await self._has_manifests():
+        if begun.backup_id != backup_id and await self._has_manifests():
             raise FailedPrecondition(
                 "OTHER_RESTORE",
-                f"a restore of {begun_id} to {self.target.url} has not ended: complete it, or "
+                f"a restore of {begun.backup_id} to {self.target.url} has not ended: complete it, or "
                 "empty the root",
             )
-        await objects.put(MARKER, json.dumps({"backup_id": backup_id}).encode())
+        named = begun.wal_store
+        if named is None and self.target.wal_url:
+            named = WalStoreRecord.new(self.target.wal_url)
+        await objects.put(MARKER, json.dumps({"backup_id": backup_id, "wal_store": named}).encode())
+        if named is not None:
+            wal = self.target.open_wal_store(named, make=True)
+            await wal.mark(self.target.url)
+            self.target.use_wal_store(wal)
 
     async def _has_manifests(self) -> bool:
         for service in KINDS:
@@ -175,24 +192,23 @@ class Restoring:
     async def _renumber(self) -> None:
         """Open each database once; let no number be given out that was given out since."""
         age_s = max(self.now_ms() - self.backup.taken_at_ms, 0) / 1000
-        pushes: dict[tuple[int, int], int] = {}
-        brokers_first = sorted(self.backup.databases, key=lambda one: one.service != "broker")
-        for done, one in enumerate(brokers_first, 1):
-            async with self._opened(one) as database:
-                if one.service == "broker":
-                    pushes |= await last_pushes(database, one.shard)
-                    await renumber_broker(database)
-                    await self._claim_names(database, one.shard)
-                else:
-                    await renumber_ingest(database, one.shard, pushes, age_s)
-            self._say("databases", done, len(self.backup.databases))
+        names = [one.database for one in self.backup.databases]
+        done = 0
+
+        async def claim(name: str, database: Database) -> None:
+            nonlocal done
+            done += 1
+            if name.startswith("broker/"):
+                await self._claim_names(database, int(name.partition("/")[2]))
+            self._say("databases", done, len(names))
+
+        await renumber(names, self._opened, age_s, claim)
 
     @asynccontextmanager
-    async def _opened(self, one: SavedDatabase) -> AsyncIterator[Database]:
+    async def _opened(self, name: str) -> AsyncIterator[Database]:
         # Those of the instance's jobs, whose manifests were not copied.
-        await self.target.forget_snapshots(one.database)
-        kind = KINDS[one.service]
-        database = await self.target.database(one.database, kind, is_restored=True)
+        await self.target.forget_snapshots(name)
+        database = await self.target.database(name, kind_of(name), is_restored=True)
         try:
             await wait_for_clock(database)
             yield database

@@ -31,6 +31,12 @@ ORDER: Final = ("broker", "ingest")
 
 KINDS: Final = {"broker": Kind.BROKER, "ingest": Kind.INGEST}
 
+
+def kind_of(database: str) -> Kind:
+    """Of a database's name, such as `ingest/0`."""
+    return KINDS[database.partition("/")[0]]
+
+
 OWNED_LIFETIME_MS: Final = 86_400_000
 """Of a snapshot that its taker does not renew; it is released at the end."""
 
@@ -106,8 +112,7 @@ async def snapshots_of_stopped(root: Root, now_ms: int) -> AsyncIterator[ShardSn
     async with AsyncExitStack() as stack:
         owned: list[Database] = []
         for name in names:
-            kind = KINDS[name.partition("/")[0]]
-            database = await open_owned(root, name, kind, owner_name)
+            database = await open_owned(root, name, kind_of(name), owner_name)
             stack.push_async_callback(database.close)
             owned.append(database)
         # Each owner is gone now: no commit follows that another shard's snapshot would lack.

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
-from libs.storage.database.roots import Root, open_root, parse_root
+from libs.storage.database.addresses import parse_root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.errors import StorageError
 from services.janitor.verify.findings import Finding, Findings
 from services.janitor.verify.verification import StoppedDatabases, Verification
@@ -44,6 +45,7 @@ read, 2 wrong usage, 130 after Ctrl-C."""
 @dataclass(frozen=True)
 class Arguments:
     root: str
+    wal_store: str = ""
     as_json: bool = False
     sizes_only: bool = False
 
@@ -59,6 +61,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verify.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
+    verify.add_argument(
+        "--wal-store",
+        default=environ.get("SLATEMQ_WAL_STORE", ""),
+        help="URL of the store of the logs alone, where it is not reached by that of the record",
+    )
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.add_argument(
         "--sizes-only",
@@ -68,7 +75,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     given = parser.parse_args(argv)
     if not given.root:
         verify.error("--root or SLATEMQ_ROOT is required")
-    return Arguments(given.root, given.json, given.sizes_only)
+    return Arguments(given.root, given.wal_store, given.json, given.sizes_only)
 
 
 class InUse(Exception):
@@ -107,7 +114,8 @@ async def verify_stopped(root: Root, sizes_only: bool = False, quiet: bool = Tru
 
 async def _positions(root: Root, names: Sequence[str]) -> dict[str, str]:
     """The newest file of each WAL: a process that owns the database has written one since."""
-    return {name: max(await root.objects.list(f"{name}/wal"), default="") for name in names}
+    objects = (await root.wal_store()).objects
+    return {name: max(await objects.list(f"{name}/wal"), default="") for name in names}
 
 
 class _Progress:
@@ -184,7 +192,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         folder = parse_root(given.root).folder
         if folder is not None and not folder.is_dir():
             raise NothingThere(f"there is no folder {folder}")  # rather than make it
-        root = open_root(given.root)
+        root = open_root(given.root, given.wal_store)
         findings = asyncio.run(verify_stopped(root, given.sizes_only, quiet=given.as_json))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")

@@ -178,6 +178,8 @@ def _fields(found: Status, rates: Mapping[str, QueueRates] | None) -> dict[str, 
         "unlisted_brokers": found.unlisted_brokers,
         "instance_number": found.instance_number,
         "refusals": found.refusals,
+        "store": found.store,
+        "wal_store": found.wal_store,
     }
 
 
@@ -198,6 +200,8 @@ def _show(found: Status, rates: Mapping[str, QueueRates] | None = None) -> None:
         for one in found.services
     ]
     write_table(("service", "shard", "address", "state", "detail"), services)
+    if found.wal_store:
+        print(f"data in {found.store}, the write-ahead logs in {found.wal_store}")
     for lacking in sorted({one.open_without for one in found.services} - {()}):
         names = ", ".join(
             f"{one.service} {one.shard}" for one in found.services if one.open_without == lacking

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.serving.process.logs import JsonLines, TextLines
-from libs.storage.database.roots import parse_root
+from libs.storage.database.addresses import parse_root
 from slatemq._secrets import read_secret, redacted
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from obstore.store import LocalStore
 
+from libs.storage.database.addresses import overlap, parse_root
 from libs.storage.database.blobs import Blobs
-from libs.storage.database.roots import Root, open_root, overlap, parse_root
+from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.errors import DamagedStore

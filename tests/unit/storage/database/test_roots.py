@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.storage.database.roots import open_root, parse_root
+from libs.storage.database.addresses import parse_root
+from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch
 from libs.storage.errors import DamagedStore, ObjectNotFound, StoreUnavailable

@@ -9,7 +9,7 @@ import pytest
 
 from libs.storage.database.roots import open_root
 from libs.storage.errors import CorruptRecord, StoreUnavailable
-from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords
+from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
 from libs.storage.objects.small_objects import Objects
 
 FIRST = InstanceRecord(1, 1_767_225_600_000, {"replay_window_s": 60, "purge_grace_s": 0})
@@ -53,7 +53,17 @@ async def test_the_record_is_json_that_people_can_read(objects: Objects) -> None
         "number": 1,
         "written_at_ms": 1_767_225_600_000,
         "settings": {"replay_window_s": 60, "purge_grace_s": 0},
+        "wal_store": None,
     }
+
+
+async def test_the_store_of_the_logs_is_in_the_record(objects: Objects) -> None:
+    record = FIRST._replace(wal_store=WalStoreRecord("s3://fast?region=us-east-1", "5d"))
+    await InstanceRecords(objects).create(record)
+
+    content = json.loads(await objects.get(PATH))
+    assert content["wal_store"] == {"url": "s3://fast?region=us-east-1", "id": "5d"}
+    assert await InstanceRecords(objects).latest() == record
 
 
 @pytest.mark.parametrize(
@@ -62,10 +72,13 @@ async def test_the_record_is_json_that_people_can_read(objects: Objects) -> None
         b"",
         b"{}",
         b"[1]",
-        b'{"number": 2, "written_at_ms": 0, "settings": {}}',
-        b'{"number": 1, "written_at_ms": 0, "settings": {"purge_grace_s": "60"}}',
-        b'{"number": 1, "written_at_ms": 0, "settings": {"purge_grace_s": true}}',
-        b'{"number": 1, "written_at_ms": 0, "settings": [1]}',
+        b'{"number": 1, "written_at_ms": 0, "settings": {}}',
+        b'{"number": 2, "written_at_ms": 0, "settings": {}, "wal_store": null}',
+        b'{"number": 1, "written_at_ms": 0, "settings": {"retention_s": "60"}, "wal_store": null}',
+        b'{"number": 1, "written_at_ms": 0, "settings": {"retention_s": true}, "wal_store": null}',
+        b'{"number": 1, "written_at_ms": 0, "settings": [1], "wal_store": null}',
+        b'{"number": 1, "written_at_ms": 0, "settings": {}, "wal_store": "file:///x"}',
+        b'{"number": 1, "written_at_ms": 0, "settings": {}, "wal_store": {"url": 1, "id": "2"}}',
     ],
 )
 async def test_a_damaged_record_is_named_and_not_guessed_at(objects: Objects, data: bytes) -> None:

@@ -1,0 +1,132 @@
+"""The store that the write-ahead logs of an instance are in: the root's own, or one of their own.
+
+Which one, and how this process reaches it, says the instance's record. SlateDB itself opens a
+database with any store, an empty one too, and loses in silence what its WAL had. So a store of the
+WALs alone has an object that says to which instance it belongs, and nothing is opened without it::
+
+    <bucket or folder>/<prefix of the root>/wal-store.json   {"id": "8f…", "root": "s3://…"}
+                                           /ingest/0/wal/…   as below the root otherwise
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from obstore.exceptions import BaseError
+from slatedb.uniffi import Error, ObjectStore
+
+from libs.storage.database.addresses import Address, slatedb_store
+from libs.storage.errors import (
+    CorruptRecord,
+    LostWalStore,
+    ObjectNotFound,
+    OtherWalStore,
+    StoreUnavailable,
+    readable,
+)
+from libs.storage.objects.durability import Durability, durability_of
+from libs.storage.objects.instance_records import WalStoreRecord
+from libs.storage.objects.json_objects import load_json
+from libs.storage.objects.small_objects import Objects, open_objects
+
+MARKER: Final = "wal-store.json"
+
+_LOST: Final = (
+    "Restore it, or mount what holds it. To go on without what was answered since the last tables, "
+    "see `If the store of the logs is lost` of docs/how-to/wal-store.md"
+)
+
+
+@dataclass(frozen=True)
+class WalStore:
+    """Where the WALs of an instance are.
+
+    Attributes:
+        store: SlateDB's client.
+        record: What the instance's record says of it; None where it is the root's own store.
+    """
+
+    address: Address
+    store: ObjectStore
+    objects: Objects
+    durability: Durability
+    record: WalStoreRecord | None = None
+
+    def name_of(self, path: str) -> str:
+        """The path as messages have it: with the URL of the store where it is not the root's."""
+        return path if self.record is None else f"{self.address.url}/{path}"
+
+    async def has_marker(self) -> bool:
+        """Whether the store says that it is this instance's; False: it says nothing.
+
+        Raises OtherWalStore where it is another's, CorruptRecord, StoreUnavailable.
+        """
+        assert self.record is not None, "the root's own store needs none"
+        try:
+            data = await self.objects.get(MARKER)
+        except ObjectNotFound:
+            return False
+        try:
+            content = load_json(data)
+            found, root = str(content["id"]), str(content["root"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptRecord("WAL store", f"{self.name_of(MARKER)}: {error!r}") from error
+        if found != self.record.store_id:
+            raise OtherWalStore(
+                f"wal_store: {self.address.url} has the logs of another instance, {root}: give "
+                f"the store that this instance has, {self.record.url}"
+            )
+        return True
+
+    async def mark(self, root_url: str) -> None:
+        """Let the store say whose it is. Raises as `has_marker`."""
+        assert self.record is not None, "the root's own store needs none"
+        content = {"id": self.record.store_id, "root": root_url}
+        if not await self.objects.put_if_absent(MARKER, json.dumps(content).encode()):
+            await self.has_marker()
+
+
+def unknown_wal_store(wal: WalStore, *, is_other: bool) -> LostWalStore | OtherWalStore:
+    """The error where an instance has its logs in a store that does not say so.
+
+    `is_other`: this process was given another URL than the record has.
+    """
+    assert wal.record is not None, "the root's own store needs no marker"
+    if is_other:
+        return OtherWalStore(
+            f"wal_store: {wal.address.url} is not the store that this instance has its logs in, "
+            f"{wal.record.url}: give that one, or leave the setting out. To move the logs, see "
+            "docs/how-to/wal-store.md"
+        )
+    return LostWalStore(
+        f"wal_store: {wal.address.url} has no {MARKER}, and this instance has its logs there: "
+        f"what it had is lost, or it is not the store. {_LOST}"
+    )
+
+
+def open_wal_store(address: Address, record: WalStoreRecord, *, make: bool, sync: bool) -> WalStore:
+    """The store at `address`; sends it nothing. With `make`, its folder is made.
+
+    Raises LostWalStore where there is no folder, StoreUnavailable.
+    """
+    folder = None if address.folder is None else address.folder / address.prefix
+    if folder is not None:
+        if not make and not folder.is_dir():
+            raise LostWalStore(
+                f"wal_store: there is no folder {folder}, and this instance has its logs there. "
+                f"{_LOST}"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"making the folder of the WALs: {error}") from error
+    durability = durability_of(folder, sync)
+    at = (address.scheme, address.bucket, address.prefix, folder, address.options)
+    try:
+        store, objects = slatedb_store(address), open_objects(*at, durability)
+    except (Error, BaseError) as error:
+        why = readable(str(error))
+        raise StoreUnavailable(f"configuring {address.url}: {why}") from error
+    return WalStore(address, store, objects, durability, record)

@@ -1,0 +1,84 @@
+"""`python -m services.janitor move-logs`: moves the write-ahead logs of a stopped instance."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from libs.storage.database.addresses import parse_root
+from libs.storage.database.roots import open_root
+from libs.storage.errors import StorageError
+from services.janitor.moving.logs import LogMove
+from slatemq.errors import SlateMQError
+
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+"""After Ctrl-C: 128 and the number of the signal, as shells do it."""
+
+EPILOG: Final = """\
+examples:
+  python -m services.janitor move-logs --root s3://bucket/slatemq --to file:///fast/slatemq
+  python -m services.janitor move-logs --root s3://bucket/slatemq --to s3://other --lost
+
+Stop all processes first; one that runs on is fenced, and does not start again before the move has
+ended. A move that was interrupted goes on when it is repeated. SLATEMQ_ROOT stands in for --root.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C."""
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
+    parser = argparse.ArgumentParser(prog="python -m services.janitor")
+    move = parser.add_subparsers(dest="command", required=True).add_parser(
+        "move-logs",
+        description="Move the write-ahead logs of a stopped instance to a store of their own.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    move.add_argument("--root", default=environ.get("SLATEMQ_ROOT"), help="URL of the root")
+    move.add_argument(
+        "--wal-store",
+        default="",
+        help="URL of the store that has the logs, where it is not reached by that of the record",
+    )
+    move.add_argument("--to", required=True, help="URL of the bucket or folder for the logs")
+    move.add_argument(
+        "--lost",
+        action="store_true",
+        help="go on from the tables alone, since the store that had the logs is lost: what was "
+        "answered since they were written is lost for ever",
+    )
+    given = parser.parse_args(argv)
+    if not given.root:
+        move.error("--root or SLATEMQ_ROOT is required")
+    return given
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what a command line says; returns the exit code."""
+    given = parse(argv, environ)
+    try:
+        folder = parse_root(given.root).folder
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}")  # rather than make it
+        source, target = open_root(given.root, given.wal_store), open_root(given.root, given.to)
+        asyncio.run(LogMove(source, target, given.lost, _say).move())
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE
+    except (SlateMQError, StorageError) as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: repeat it, or no process starts\n")
+        return INTERRUPTED
+    sys.stdout.write(f"the logs of {target.url} are in {given.to}: start its processes\n")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
