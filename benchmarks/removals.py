@@ -25,6 +25,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import TopologyDirectory
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import HybridClock
+from libs.storage.database.pace import FixedPace
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.layout.buckets import BucketKind
@@ -174,7 +175,7 @@ async def expired(owner: ShardOwner, queue: Queue, remover: Remover, count: int)
 async def measure_broker(folder: Path, count: int) -> None:
     root = open_root(folder.as_uri())
     database = await root.database("broker/0", Kind.BROKER)
-    owner = ShardOwner(database, Shard(), HybridClock(0), interval_ms=0, bytes_max=1 << 30)
+    owner = ShardOwner(database, Shard(), HybridClock(0), pace=FixedPace(), bytes_max=1 << 30)
     commits = asyncio.create_task(owner.commits.run())
     lists = list_readers(database)
     directory = TopologyDirectory(root.objects)

@@ -54,12 +54,13 @@ def store_url(port: int) -> str:
     return f"s3://{BUCKET}/x?endpoint=http://127.0.0.1:{port}&region=us-east-1&allow_http=true"
 
 
-def _counts(port: int) -> Counts:
+def counts(port: int) -> Counts:
+    """Requests so far and their bytes, by method, owner and kind."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/_counts")
-    counts: Counts = json.loads(connection.getresponse().read())
+    found: Counts = json.loads(connection.getresponse().read())
     connection.close()
-    return counts
+    return found
 
 
 def _requests(before: Counts, after: Counts, methods: Sequence[str], kind: str = "") -> int:
@@ -77,18 +78,18 @@ def _point(folder: Path, rate: int, interval_ms: int, seconds: float) -> dict[st
         with servers.slatemq(folder, settings, url) as server:
             if not rate:
                 time.sleep(SETTLE_S)
-                before, began = _counts(port), time.monotonic()
+                before, began = counts(port), time.monotonic()
                 time.sleep(seconds)
-                after, took_s = _counts(port), time.monotonic() - began
+                after, took_s = counts(port), time.monotonic() - began
             else:
                 (queue,) = new_queue(server)
                 count = int(rate * seconds)
                 crew = Crew(server)
                 crew.add("paced", queue, count, size=1024, rate=rate)
                 consumers = Consumers(crew, 1, queue, count, depth=2, latencies=True)
-                before = _counts(port)
+                before = counts(port)
                 results = crew.run()
-                after = _counts(port)
+                after = counts(port)
                 consumers.check(results)
                 took_s = max(seconds, max(r["ended"] - r["began"] for r in results))
     puts = _requests(before, after, ("PUT", "POST", "LIST"))

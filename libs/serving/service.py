@@ -21,11 +21,11 @@ from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import ExitCause
 from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.ownership import Announcement
+from libs.serving.process.store_costs import costs_of
 from libs.serving.process.store_measures import (
     StoreMeasures,
     measure_caches,
     measure_memory,
-    parse_prices,
 )
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
@@ -109,9 +109,15 @@ class Service(Generic[C]):
         if not self._telemetry.enabled:
             return
         root, meter = self._root, self._telemetry.meter
-        prices = parse_prices(self._config.store_prices, root.address.scheme)
+        config = self._config
+        texts = config.store_prices, config.wal_store_prices
+        costs_of(*texts, root.address, root.wal_address)  # Raises for prices that mean nothing.
         store = StoreMeasures(
-            meter, root.objects.counts, lambda: self.database, root.address.folder, prices
+            meter,
+            root.objects.counts,
+            lambda: self.database,
+            root.address.folder,
+            lambda: costs_of(*texts, root.address, root.wal_address),
         )
         measure_memory(meter, lambda: {**self.memory_parts, **store.memory_parts()})
         measure_caches(meter, store.cache_lookups, lambda: self.cache_lookups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.serving.process.config import ServingConfig
+from libs.serving.process.commit_config import CommitConfig
 from libs.serving.process.settings import setting
 from libs.storage.layout.ids import MAX_SHARD
 from services.broker.core import redrives
@@ -14,19 +14,12 @@ from services.broker.shard import change_pace
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokerConfig(ServingConfig):
+class BrokerConfig(CommitConfig):
     shard: int = setting(
         "Number of the broker shard that this process owns.",
         default=0,
         minimum=0,
         maximum=MAX_SHARD,
-    )
-    commit_interval_ms: int = setting(
-        "Least time between two commits, in ms: 0 is right on a disk; where each commit is a paid "
-        "request, 100 or so saves money for latency.",
-        default=0,
-        minimum=0,
-        maximum=60_000,
     )
     uncommitted_bytes_max: int = setting(
         "Bytes waiting to be stored above which calls get RESOURCE_EXHAUSTED.",

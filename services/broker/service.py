@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
+from libs.serving.process.commit_config import check_pace, pace_of
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.shards import open_owned, probe_stores, wait_for_clock, wait_lost
@@ -199,6 +200,7 @@ class BrokerService(Service[BrokerConfig]):
     ) -> None:
         """Prepare; `start` opens. The last four are for tests."""
         super().__init__(config, config.shard, telemetry, root)
+        check_pace(config)
         self._make_clock = make_clock
         self._wall = wall
         self._peers = Peers(self.channels, self.directory, make_ingests, make_target)
@@ -213,7 +215,10 @@ class BrokerService(Service[BrokerConfig]):
 
     @property
     def note(self) -> str:
-        return "" if self.broker is None else self.broker.delivery.in_flight.note
+        if self.broker is None:
+            return ""
+        notes = self.broker.delivery.in_flight.note, self.broker.owner.commits.pace.note
+        return "; ".join(filter(None, notes))
 
     @property
     def held_bytes(self) -> int:
@@ -292,7 +297,7 @@ class BrokerService(Service[BrokerConfig]):
             database,
             await load_shard(database, last_ms, clock.now_ms()),
             clock,
-            interval_ms=config.commit_interval_ms,
+            pace=pace_of(config, self._root, database),
             bytes_max=config.uncommitted_bytes_max,
         )
         owner.shard.lanes.bytes_max = config.lane_bytes_max

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.serving.limits import RETENTION_S_MAX
-from libs.serving.process.config import ServingConfig
+from libs.serving.process.commit_config import CommitConfig
 from libs.serving.process.settings import setting
 from libs.storage.layout.ids import DEFAULT_BLOCK_SIZE, MAX_SHARD
 
@@ -16,7 +16,7 @@ S3_EVENTS_PATH: Final = "/s3-events"
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngestConfig(ServingConfig):
+class IngestConfig(CommitConfig):
     """The SlateMQ ingest: accepts messages, stores them, serves payloads and the metadata log."""
 
     shard: int = setting(
@@ -49,13 +49,6 @@ class IngestConfig(ServingConfig):
         "RESOURCE_EXHAUSTED.",
         default=128 * MIB,
         minimum=1,
-    )
-    commit_interval_ms: int = setting(
-        "Least time between the starts of two commits, in ms: 0 on a disk, more where each commit "
-        "is a paid request.",
-        default=0,
-        minimum=0,
-        maximum=10_000,
     )
     payload_cache_bytes: int = setting(
         "Fresh messages kept in memory, in bytes, for the brokers that will soon ask for them.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from libs.serving.http.parts import HttpParts
 from libs.serving.peers.topology import Peer
+from libs.serving.process.commit_config import check_pace
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.shards import probe_stores
@@ -40,6 +41,7 @@ class IngestProcess(Service[IngestConfig]):
 
     def __init__(self, config: IngestConfig, telemetry: Telemetry, root: Root) -> None:
         super().__init__(config, config.shard, telemetry, root)
+        check_pace(config)
         self._shard: Shard | None = None
         self._servicer: IngestServicer | None = None
         self._tasks: Tasks | None = None
@@ -71,6 +73,10 @@ class IngestProcess(Service[IngestConfig]):
             posts.append(s3_events.post)
         queue = self._tasks or self._relay
         return HttpParts(posts, queue.health if queue is not None else None)
+
+    @property
+    def note(self) -> str:
+        return "" if self._shard is None else self._shard.publisher.commits.pace.note
 
     @property
     def held_bytes(self) -> int:

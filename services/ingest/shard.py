@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from libs.serving.process.commit_config import pace_of
 from libs.serving.process.exits import ExitCause
 from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock, HybridClock
+from libs.storage.database.pace import Pace
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
@@ -129,7 +131,8 @@ async def open_shard(
     try:
         # A process killed between writing and syncing left commits that are served from now on.
         await root.sync()
-        return await _recover(database, Blobs(root), config, clock)
+        pace = pace_of(config, root, database)
+        return await _recover(database, Blobs(root), config, pace, clock)
     except BaseException:
         await database.close()
         raise
@@ -139,6 +142,7 @@ async def _recover(
     database: Database,
     blobs: Blobs,
     config: IngestConfig,
+    pace: Pace,
     make_clock: Callable[[int], Clock],
 ) -> Shard:
     value = await database.get(CLOCK_KEY)
@@ -174,8 +178,8 @@ async def _recover(
         PublisherLimits(
             uncommitted_bytes=config.uncommitted_bytes_max,
             blob_uploads=config.blob_uploads_max,
-            commit_interval_ms=config.commit_interval_ms,
         ),
+        pace,
     )
     reader = Reader(database, blobs, metadata_log, cache)
     turns, changes = Turns(), Changes(publisher, metadata_log, reader)

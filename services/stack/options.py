@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.event_settings import read_queue_settings
+from libs.storage.database.addresses import parse_root, parse_wal_store
 from slatemq.errors import InvalidArgument
 from slatemq.variables import is_service_link
 
@@ -45,6 +46,7 @@ class StackOptions:
         ports: The first service's port, the others follow; None takes free ones.
         http_ports: The first service's HTTP port, the others follow; 0: free ones; None: none.
         ready_file: Where to write the endpoints as JSON once all serve.
+        wal_store: URL of the store of the write-ahead logs alone; empty: as the instance has it.
     """
 
     root: str
@@ -54,6 +56,7 @@ class StackOptions:
     ready_file: Path | None
     http_ports: int | None
     config: str
+    wal_store: str
 
 
 def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) -> StackOptions:
@@ -70,15 +73,23 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
     except InvalidArgument as error:
         parser.error(error.message)
     data = given.data.resolve() if given.data is not None else None
+    root = data.as_uri() if data is not None else given.store
+    try:
+        address = parse_root(root)
+        if given.wal_store:
+            parse_wal_store(given.wal_store, address)
+    except ValueError as error:
+        parser.error(str(error))
     logs = given.logs or (data / "logs" if data is not None else None)
     return StackOptions(
-        root=data.as_uri() if data is not None else given.store,
+        root=root,
         data=data,
         logs=logs.resolve() if logs is not None else None,
         ports=given.ports,
         ready_file=given.ready_file,
         http_ports=given.http_ports,
         config=given.config,
+        wal_store=given.wal_store,
     )
 
 
@@ -124,6 +135,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     place.add_argument(
         "--store", metavar="URL", help="object store for all data: s3://, gs://, az:// or file://"
+    )
+    parser.add_argument(
+        "--wal-store",
+        metavar="URL",
+        default=environ.get("SLATEMQ_WAL_STORE", ""),
+        help="bucket or folder for the write-ahead logs alone, such as that of a fast disk",
     )
     parser.add_argument(
         "--ports",

@@ -70,7 +70,8 @@ def programs(
         ]
         if part.has_pages:
             return [*begin, "--endpoint", f"{HOST}:{ports[PARTS[0].name]}"]
-        return [*begin, "--root", options.root, "--config", options.config]
+        place = ["--root", options.root, "--wal-store", options.wal_store]
+        return [*begin, *place, "--config", options.config]
 
     return [
         Program(

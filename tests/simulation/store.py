@@ -37,9 +37,10 @@ from slatedb.uniffi import (
 from sortedcontainers import SortedDict
 
 from libs.storage.database import slate, snapshots
+from libs.storage.database.addresses import Address
 from libs.storage.database.binding import PublicCalls, Row
 from libs.storage.database.formats import settle_format
-from libs.storage.database.roots import Address, Root
+from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind, Tuning, tuning_of
 from libs.storage.database.slate import Batch, Database
 from libs.storage.database.snapshots import NEVER_PUT

@@ -130,9 +130,16 @@ class ServingConfig(MutualTlsConfig):
         default="",
     )
     store_prices: str = setting(
-        "USD for a million requests to the object store by kind, for the metric slatemq.store.cost,"
-        " such as put=5,list=5,get=0.4,head=0.4,delete=0 (kinds left out cost nothing); empty takes"
-        " these, the list prices of S3 Standard in us-east-1, and 0 on file:// and memory://.",
+        "USD for a million requests to the object store by kind, for the metric slatemq.store.cost "
+        "and commit_budget_usd, such as put=5,list=5,get=0.4,head=0.4,delete=0 (kinds left out cost"
+        " nothing); empty takes these, the list prices of S3 Standard in us-east-1, and 0 on "
+        "file:// and memory://.",
+        default="",
+    )
+    wal_store_prices: str = setting(
+        "The same for the store of the write-ahead logs alone; empty takes these, or with "
+        "s3_express=true in its URL those of S3 Express One Zone in us-east-1: put=1.13,list=1.13,"
+        "get=0.03,head=0.03,delete=0.",
         default="",
     )
     trace_sample_percent: int = setting(

@@ -14,19 +14,12 @@ from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.process_measures import measure_process
+from libs.serving.process.store_costs import KINDS, StoreCosts
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.slate import Database
 from libs.storage.database.statistics import Statistics
 from libs.storage.objects.requests import RequestCounts
-
-KINDS: Final = ("delete", "get", "head", "list", "put")
-"""The kinds of requests, as stores charge for them."""
-
-LIST_PRICES: Final = {"delete": 0.0, "get": 0.4, "head": 0.4, "list": 5.0, "put": 5.0}
-"""USD for a million requests to S3 Standard (us-east-1) and to Google's Standard storage, by their
-price lists of 2026; Azure's hot tier costs about as much."""
 
 REMEMBER_S: Final = 1.0
 """For how long one reading of SlateDB's counts, which takes 3 ms, serves all instruments."""
@@ -42,24 +35,6 @@ Labels = Mapping[str, str]
 Reading = Iterable[tuple[float, Labels]]
 
 
-def parse_prices(text: str, scheme: str) -> Mapping[str, float]:
-    """USD for a million requests by kind; empty text: the list prices, and none for a folder.
-
-    Raises FatalError for text that is not like `put=5,get=0.4`.
-    """
-    if not text:
-        return LIST_PRICES if scheme in ("s3", "gs", "az") else dict.fromkeys(KINDS, 0.0)
-    prices = dict.fromkeys(KINDS, 0.0)
-    for part in text.split(","):
-        kind, _, price = part.strip().partition("=")
-        if kind not in KINDS or not price.replace(".", "", 1).isdecimal():
-            known = ", ".join(KINDS)
-            why = f"store_prices: {part!r} is not like put=5.0, with one of {known}"
-            raise FatalError(ExitCause.usage(why))
-        prices[kind] = float(price)
-    return prices
-
-
 class StoreMeasures:
     """Registers what a process asks of its store, and what that costs."""
 
@@ -69,12 +44,15 @@ class StoreMeasures:
         counts: RequestCounts,
         database: Callable[[], Database | None],
         folder: Path | None,
-        prices: Mapping[str, float],
+        costs: Callable[[], StoreCosts],
     ) -> None:
-        """`counts` are of small objects; `database` is open, or None; `folder` is of file://."""
+        """`counts` are of small objects; `database` is open, or None; `folder` is of file://.
+
+        `costs` are asked once the database is open: which store has its WAL is known then.
+        """
         self._counts = counts
         self._database = database
-        self._prices = prices
+        self._costs = costs
         self._statistics = Statistics()
         self._read_at_s = float("-inf")
         _count(
@@ -142,10 +120,13 @@ class StoreMeasures:
         return self._statistics
 
     def _requests(self) -> Reading:
-        return _by_client(self._now().requests, self._counts.requests)
+        found = self._now()
+        yield from _by_client({"slatedb": found.requests, "objects": self._counts.requests})
+        if found.wal_requests:
+            yield from _by_client({"wal": found.wal_requests})
 
     def _errors(self) -> Reading:
-        return _by_client(self._now().errors, self._counts.errors)
+        return _by_client({"slatedb": self._now().errors, "objects": self._counts.errors})
 
     def _written(self) -> Reading:
         for content, size_bytes in self._now().written_bytes.items():
@@ -156,9 +137,7 @@ class StoreMeasures:
         yield self._counts.read_bytes, {"slatemq.store.content": "object"}
 
     def _cost(self) -> Reading:
-        requests = self._now().requests
-        millions = ((kind, requests[kind] + self._counts.requests[kind]) for kind in KINDS)
-        yield sum(self._prices[kind] * count for kind, count in millions) / 1e6, {}
+        yield self._costs().usd(self._now(), self._counts), {}
 
 
 def _count(
@@ -251,8 +230,8 @@ def _lookup(name: str, is_hit: bool) -> Labels:
     return {"slatemq.cache.name": name, "slatemq.cache.result": "hit" if is_hit else "miss"}
 
 
-def _by_client(database: Mapping[str, int], objects: Mapping[str, int]) -> Reading:
-    for client, counts in (("slatedb", database), ("objects", objects)):
+def _by_client(clients: Mapping[str, Mapping[str, int]]) -> Reading:
+    for client, counts in clients.items():
         for kind in KINDS:
             facts = {"slatemq.store.request": kind, "slatemq.store.client": client}
             yield counts[kind], facts

@@ -17,6 +17,7 @@ In reading order; a file imports only files above it:
 `roots`         A root: the place, named by a URL, that holds everything of one instance
 `blobs`         Payloads too large for a record: an object each, under a random name
 `clocks`        Time that never goes back
+`pace`          How long a commit waits after the last one began
 `commits`       Group commit: one loop makes changes durable, then responses are sent
 `log_positions` The place of a time in a metadata log, found by bisection
 `queue_ranges`  The ranges of keys that are not garbage, for readers of a snapshot

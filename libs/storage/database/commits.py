@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.storage.database.clocks import Clock
+from libs.storage.database.pace import FixedPace, Pace
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StorageError, StoreFailed
 from libs.storage.layout.own_keys import (
@@ -65,7 +66,7 @@ class _Commit:
 class GroupCommit:
     """The commit loop of one database; `run` must be running for anything to become durable.
 
-    `interval_ms` is the least time between the starts of two commits: 0 on a disk, more where each
+    `pace` is the least time between the starts of two commits: none on a disk, more where each
     commit is a paid PUT.
     """
 
@@ -74,13 +75,13 @@ class GroupCommit:
         database: Database,
         clock: Clock,
         source: Source,
-        interval_ms: int = 0,
+        pace: Pace | None = None,
         in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         self._database = database
         self._clock = clock
         self._source = source
-        self._interval_s = interval_ms / 1000
+        self.pace = pace or FixedPace()
         self._in_flight: deque[_Commit] = deque()
         self._slots = asyncio.Semaphore(in_flight)
         self._wake = asyncio.Event()
@@ -245,8 +246,7 @@ class GroupCommit:
             self._conclude(commit)
         else:
             self._finisher = asyncio.create_task(self._finish(commit, self._finisher))
-        if self._interval_s:
-            await self._pause(started + self._interval_s - time.monotonic())
+        await self._pause(started + self.pace.interval_s() - time.monotonic())
 
     async def _finish(self, commit: _Commit, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -263,8 +263,10 @@ class GroupCommit:
     def _conclude(self, commit: _Commit) -> None:
         try:
             self._in_flight.popleft()
+            duration_s = time.monotonic() - commit.started_at
+            self.pace.took(duration_s)
             if self.measure is not None:
-                self.measure(time.monotonic() - commit.started_at, commit.size_bytes)
+                self.measure(duration_s, commit.size_bytes)
             if commit.has_changes:
                 for hook in self._hooks:
                     hook(commit.number)

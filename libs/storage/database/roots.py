@@ -122,6 +122,11 @@ class Root:
         self._wal = wal
         return wal
 
+    @property
+    def wal_address(self) -> Address:
+        """Where the WALs are, once a database has been opened; until then the root's own."""
+        return self.address if self._wal is None else self._wal.address
+
     def own_wal_store(self) -> WalStore:
         return WalStore(self.address, self._store, self.objects, self.durability)
 

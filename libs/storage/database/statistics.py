@@ -41,7 +41,8 @@ class Statistics:
     """Counts since the opening, but for what is said to be the state now.
 
     Attributes:
-        requests: To the object store, by kind (get, head, list, put, delete).
+        requests: To the root's store, by kind (get, head, list, put, delete).
+        wal_requests: The same to the store of the WAL, where that is another one.
         errors: Of these, the ones that ended in an error. SlateDB looks for objects that may be
             absent, and creates some that may be there, so "not found" is among them.
         written_bytes: Bytes written, by what they are: wal, table, compaction.
@@ -52,6 +53,7 @@ class Statistics:
     """
 
     requests: Counter[str] = field(default_factory=Counter)
+    wal_requests: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     written_bytes: Counter[str] = field(default_factory=Counter)
     cache: Counter[tuple[str, bool]] = field(default_factory=Counter)
@@ -63,13 +65,15 @@ class Statistics:
 def statistics_of(recorder: DefaultMetricsRecorder) -> Statistics:
     """Read what the recorder has; it takes some 3 ms."""
     requests, errors = Counter[str](), Counter[str]()
+    wal_requests = Counter[str]()
     written, memory = Counter[str](), Counter[str]()
     cache = Counter[tuple[str, bool]]()
     stalls = uncompacted = 0
     for metric in recorder.snapshot():
         name, labels = metric.name, {label.key: label.value for label in metric.labels}
         if name == "slatedb.object_store.request_count":
-            requests[_KINDS[labels["api"]]] += _number(metric)
+            of_wal = labels["store_type"] == "wal"
+            (wal_requests if of_wal else requests)[_KINDS[labels["api"]]] += _number(metric)
         elif name == "slatedb.object_store.error_count":
             errors[_KINDS[labels["api"]]] += _number(metric)
         elif name in _WRITTEN:
@@ -82,7 +86,7 @@ def statistics_of(recorder: DefaultMetricsRecorder) -> Statistics:
             stalls += _number(metric)
         elif name == "slatedb.db.l0_sst_count":
             uncompacted = _number(metric)
-    return Statistics(requests, errors, written, cache, memory, stalls, uncompacted)
+    return Statistics(requests, wal_requests, errors, written, cache, memory, stalls, uncompacted)
 
 
 def _number(metric: Any) -> int:

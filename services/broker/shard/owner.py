@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
+from libs.storage.database.pace import Pace
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import StoreFailed, StoreUnavailable
 from libs.storage.layout.buckets import BucketKind, order_in_time, split_order
@@ -71,12 +72,12 @@ class ShardOwner:
     """Owns the shard's state and its database. One event loop, no locks."""
 
     def __init__(
-        self, database: Database, shard: Shard, clock: Clock, *, interval_ms: int, bytes_max: int
+        self, database: Database, shard: Shard, clock: Clock, *, pace: Pace, bytes_max: int
     ) -> None:
         """Own this state; refuse more when `bytes_max` are not yet committed (see `admit`)."""
         self.shard = shard
         self.clock = clock
-        self.commits = GroupCommit(database, clock, self, interval_ms)
+        self.commits = GroupCommit(database, clock, self, pace)
         self.commits.on_durable(self._durable)
         self.on_change: Callable[[Iterable[Queue]], None] = lambda queues: None
         """Called with the queues that may now have messages for a waiting claim."""

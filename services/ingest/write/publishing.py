@@ -14,6 +14,7 @@ from libs.storage.database.binding import Change
 from libs.storage.database.blobs import Blobs
 from libs.storage.database.clocks import Clock
 from libs.storage.database.commits import GroupCommit
+from libs.storage.database.pace import Pace
 from libs.storage.database.slate import Batch, Database
 from libs.storage.errors import SequenceExhausted, StorageError, encoding
 from libs.storage.layout.ids import IdAllocator, encode_seq_block, message_id
@@ -78,7 +79,6 @@ STEP_BYTES: Final = 1 << 20
 class PublisherLimits:
     uncommitted_bytes: int
     blob_uploads: int
-    commit_interval_ms: int
 
 
 @dataclass(slots=True)
@@ -111,8 +111,9 @@ class Publisher:
         log: MetadataLog,
         cache: PayloadCache,
         limits: PublisherLimits,
+        pace: Pace,
     ) -> None:
-        self.commits = GroupCommit(database, clock, self, limits.commit_interval_ms)
+        self.commits = GroupCommit(database, clock, self, pace)
         self.commits.on_durable(self._durable)
         self._blobs = blobs
         self._clock = clock

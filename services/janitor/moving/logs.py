@@ -7,11 +7,11 @@
                        its log has goes into tables
     each database      opened with the new store, which begins its log there
     the marker         the new store is the instance's: processes start again
-    the old logs       removed
 
+The old logs stay: an owner that was frozen all the while finds by them that it was fenced.
 Each step may be repeated, so a move that was interrupted goes on when it is run again. Where the
-old store is lost, the second step is left out: then what was answered since the last tables is lost,
-and what may have been given out since is renumbered, as in a copy of the instance.
+old store is lost, the second step is left out: what was answered since the last tables is lost
+then, and what may have been given out since is renumbered, as in a copy of the instance.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from libs.serving.process.shards import wait_for_clock
 from libs.storage.database.integrity import WAL
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
-from libs.storage.database.wal_stores import MARKER, WalStore
+from libs.storage.database.wal_stores import WalStore, unknown_wal_store
 from libs.storage.objects.instance_records import InstanceRecord, InstanceRecords, WalStoreRecord
 from services.janitor.backup.renumbering import renumber
 from services.janitor.backup.shards import databases_of, kind_of
 from slatemq.errors import FailedPrecondition
 
 LOST_COMMITS_S: Final = 3600.0
-"""For how long commits may have been lost: tables are written a minute after a commit at most, while
-the store of the tables takes them. IDs are left out for so many messages."""
+"""For how long commits may have been lost, to leave IDs out for their messages: tables are written
+a minute after a commit at most, while their store takes them."""
 
 
 @dataclass
@@ -60,16 +60,13 @@ class LogMove:
         new = self.target.open_wal_store(named, make=True)
         self.target.use_wal_store(new)
         old = await self._old_store(named)
-        if not await new.has_marker():
-            if record.wal_store != named:
-                await self._write(record, named)
-            await self._empty(new)
-            await (self._begin_without(new) if self.is_lost else self._flush_and_begin(old))
-            await new.mark(self.target.url)
-        if not self.is_lost:
-            await self._empty(old)
-            if old.record is not None:
-                await old.objects.delete(MARKER)
+        if await new.has_marker():
+            return
+        if record.wal_store != named:
+            await self._refuse_used(new)
+            await self._write(record, named)
+        await (self._begin_without() if self.is_lost else self._flush_and_begin(old))
+        await new.mark(self.target.url)
 
     async def _begin(self) -> tuple[InstanceRecord, WalStoreRecord]:
         """The latest record, and the new store as it, or the next one, has it."""
@@ -112,6 +109,8 @@ class LogMove:
             )
 
     async def _flush_and_begin(self, old: WalStore) -> None:
+        if old.record is not None and not await old.has_marker():
+            raise unknown_wal_store(old, is_other=False)
         for name in self.databases:
             database = await self.source.database(name, kind_of(name))
             try:
@@ -123,7 +122,7 @@ class LogMove:
             async with self._opened(name):
                 self.say(f"{name}: its log begins in {self.target.wal_url}")
 
-    async def _begin_without(self, new: WalStore) -> None:
+    async def _begin_without(self) -> None:
         async def done(name: str, _: Database) -> None:
             self.say(f"{name}: goes on from its tables in {self.target.wal_url}")
 
@@ -139,8 +138,10 @@ class LogMove:
         finally:
             await database.close()
 
-    async def _empty(self, wal: WalStore) -> None:
-        """Remove the logs of the databases from a store that has none of their commits alone."""
+    async def _refuse_used(self, new: WalStore) -> None:
         for name in self.databases:
-            for path in await wal.objects.list(f"{name}/{WAL}"):
-                await wal.objects.delete(path)
+            if await new.objects.list(f"{name}/{WAL}"):
+                raise FailedPrecondition(
+                    "STORE_NOT_EMPTY",
+                    f"{new.name_of(name)} has a log already: give an empty store",
+                )

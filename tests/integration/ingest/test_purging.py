@@ -280,8 +280,8 @@ SHORT: dict[str, str] = {
 """What takes minutes in SlateDB as we set it, in a second."""
 
 
-def _impatient(kind: Kind, scheme: str) -> Tuning:
-    tuning = tuning_of(kind, scheme)
+def _impatient(kind: Kind, scheme: str, wal_scheme: str) -> Tuning:
+    tuning = tuning_of(kind, scheme, wal_scheme)
     return dataclasses.replace(
         tuning, replay=ReplayBound(2, 60), settings={**tuning.settings, **SHORT}
     )

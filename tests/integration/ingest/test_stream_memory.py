@@ -16,7 +16,7 @@ async def test_a_stream_whose_answers_are_not_read_holds_no_share_of_the_request
     monkeypatch.setattr(servicer, "UNANSWERED_MAX", 1)
     seen: list[tuple[str, int]] = []
     reserve, release = RequestReader._reserve, RequestReader.release
-    async with server(commit_interval_ms=500) as (running, ingest):
+    async with server(commit_interval_ms="500") as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)

@@ -111,7 +111,7 @@ async def test_requests_are_stored_in_their_order_and_answered_with_their_number
 
 
 async def test_what_is_sent_before_the_end_is_answered() -> None:
-    async with serving(commit_interval_ms=100) as ingest:
+    async with serving(commit_interval_ms="100") as ingest:
         stream = Stream(ingest)
         for n in range(20):
             await stream.send(message(b"%d" % n))
@@ -218,7 +218,7 @@ async def test_keys_and_large_payloads_go_beside_plain_messages(tmp_path: Path) 
 
 async def test_too_much_at_once_is_refused_request_by_request() -> None:
     # Given room for about two of them, and commits that take a while
-    async with serving(uncommitted_bytes_max=30_000, commit_interval_ms=200) as ingest:
+    async with serving(uncommitted_bytes_max=30_000, commit_interval_ms="200") as ingest:
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
@@ -242,7 +242,7 @@ async def test_too_much_at_once_is_refused_request_by_request() -> None:
 
 async def test_so_many_requests_wait_for_answers_and_the_others_in_the_connection() -> None:
     # Given commits that wait for a second
-    async with server(commit_interval_ms=1000) as (running, ingest):
+    async with server(commit_interval_ms="1000") as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
@@ -274,7 +274,7 @@ async def send_many(stream: Stream, count: int) -> None:
 
 
 async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
-    async with server(commit_interval_ms=500) as (running, ingest):
+    async with server(commit_interval_ms="500") as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)
@@ -295,7 +295,7 @@ async def test_a_drain_answers_what_it_has_read_and_ends_the_stream() -> None:
 
 
 async def test_a_producer_that_goes_leaves_nothing_behind() -> None:
-    async with server(commit_interval_ms=300) as (running, ingest):
+    async with server(commit_interval_ms="300") as (running, ingest):
         stream = Stream(ingest)
         await stream.send(message(b"first"))
         await stream.ids(1)

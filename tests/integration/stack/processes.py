@@ -45,7 +45,7 @@ class Service:
     def __init__(self, root: Path, name: str, *arguments: str, ready: bool = True) -> None:
         """`ready` starts it as tests.ready_process does: faster, but not as small."""
         self._begin: Any = create_subprocess if ready else asyncio.create_subprocess_exec
-        self._ready = root / f"{name}{''.join(arguments)}.ready"
+        self._ready = root / f"{name}{''.join(arguments).replace('/', '-')}.ready"
         self._command = [sys.executable, "-m", f"services.{name}", *arguments]
         self._command += ["--root", (root / "data").as_uri(), "--ready-file", str(self._ready)]
         self._command += ["--parent-pid", str(os.getpid())]  # killed tests leave no one behind

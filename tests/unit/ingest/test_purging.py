@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ WINDOW_MS = 7 * 24 * HOUR_MS
 
 
 def opened(
-    root: Root | None = None, clock: ManualClock | None = None, **settings: int
+    root: Root | None = None, clock: ManualClock | None = None, **settings: Any
 ) -> AbstractAsyncContextManager[Shard]:
     return shards.opened(root, clock, **{"heartbeat_ms": 20, **settings})
 
@@ -308,7 +309,7 @@ async def test_a_blob_is_not_deleted_when_the_commit_fails(monkeypatch: pytest.M
 
 async def test_edits_and_purges_of_one_entry_take_turns() -> None:
     clock = ManualClock()
-    async with opened(clock=clock, commit_interval_ms=20) as shard:
+    async with opened(clock=clock, commit_interval_ms="20") as shard:
         first = await shard.publisher.publish(batch(*[b"%d" % n for n in range(30)]))
         ids = [first.first_message_id + n for n in range(30)]
         clock.advance(10 * HOUR_MS)
@@ -330,7 +331,7 @@ async def test_edits_and_purges_of_one_entry_take_turns() -> None:
 
 async def test_who_gives_up_waiting_does_not_stop_a_purge_halfway() -> None:
     clock, root = ManualClock(), open_root("memory:///")
-    async with opened(root, clock, commit_interval_ms=200) as shard:
+    async with opened(root, clock, commit_interval_ms="200") as shard:
         first = (await shard.publisher.publish(batch(bytes(70_000)))).first_message_id
         clock.advance(10 * HOUR_MS)
         purging = asyncio.create_task(purge(shard, [first]))

@@ -111,7 +111,7 @@ async def test_a_payload_that_grew_too_old_on_the_way_is_not_committed(root: Roo
     blobs = Blobs(root)
     uri = await blobs.put(LARGE)
     clock = ManualClock(await blobs.stored_ms(uri) + HOUR_MS - 10)
-    async with opened(root, clock, commit_interval_ms=200) as shard:
+    async with opened(root, clock, commit_interval_ms="200") as shard:
         assert await push(shard, 1, b"1") == 1
         row = batch(b"")
         row.columns.payload_bytes[0], row.elsewhere = len(LARGE), [0]

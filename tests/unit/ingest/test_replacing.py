@@ -21,7 +21,7 @@ from tests.unit.ingest.shards import batch, opened
 
 
 async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
-    async with opened(commit_interval_ms=500) as shard:
+    async with opened(commit_interval_ms="500") as shard:
         first = (await shard.publisher.publish(batch(b"1", b"2"))).first_message_id
         second = first + 1
         giving_up = asyncio.create_task(
@@ -45,7 +45,7 @@ async def test_the_next_one_waits_for_a_replace_whose_caller_has_gone() -> None:
 
 
 async def test_a_message_that_is_read_while_it_is_replaced_is_read_when_it_is_durable() -> None:
-    async with opened(commit_interval_ms=500) as shard:
+    async with opened(commit_interval_ms="500") as shard:
         first = (await shard.publisher.publish(batch(b"1", b"2"))).first_message_id
         replacing = asyncio.create_task(
             shard.replacer.replace(Replacement(first, "", b"one", None))
@@ -76,7 +76,7 @@ async def test_readers_of_a_message_whose_replace_failed_get_an_error(
 
 
 async def test_replaces_are_bounded_like_publishes() -> None:
-    async with opened(uncommitted_bytes_max=100_000, commit_interval_ms=500) as shard:
+    async with opened(uncommitted_bytes_max=100_000, commit_interval_ms="500") as shard:
         first = (await shard.publisher.publish(batch(b"1"))).first_message_id
         second = (await shard.publisher.publish(batch(b"2"))).first_message_id
         answers = await asyncio.gather(
@@ -137,7 +137,7 @@ async def headers_shown(shard: Shard, first: int) -> Mapping[str, str]:
 async def test_readers_learn_how_a_replace_ended_also_when_the_one_who_waited_for_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    async with opened(commit_interval_ms=300) as shard:
+    async with opened(commit_interval_ms="300") as shard:
         first = (await shard.publisher.publish(batch(b"1"))).first_message_id
         if fails:
 

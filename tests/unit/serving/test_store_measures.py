@@ -11,13 +11,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from libs.serving.process.exits import FatalError
+from libs.serving.process.store_costs import costs_of, parse_prices
 from libs.serving.process.store_measures import (
     StoreMeasures,
     measure_caches,
     measure_commits,
     measure_memory,
-    parse_prices,
 )
+from libs.storage.database.addresses import parse_root
 from libs.storage.database.clocks import HybridClock
 from libs.storage.database.commits import GroupCommit
 from libs.storage.database.roots import open_root
@@ -59,9 +60,9 @@ async def test_what_a_store_is_asked_costs_and_holds_is_measured(tmp_path: Path)
     root = open_root(tmp_path.as_uri())
     database = await root.database("broker/0", Kind.BROKER)
     before = database.statistics()
-    prices = parse_prices("put=1000000", "file")
+    costs = costs_of("put=1000000", "", root.address, root.address)
     counts = root.objects.counts
-    store = StoreMeasures(meter, counts, lambda: database, tmp_path, prices)
+    store = StoreMeasures(meter, counts, lambda: database, tmp_path, lambda: costs)
     measure_caches(meter, store.cache_lookups, lambda: {"payloads": (5, 2)})
     measure_memory(meter, lambda: {"lanes": 7, **store.memory_parts()})
     commits = GroupCommit(database, HybridClock(0), Rows())
@@ -121,9 +122,10 @@ async def test_a_request_that_fails_counts_as_an_error(tmp_path: Path) -> None:
 
 
 def test_prices_are_those_of_s3_unless_set_and_none_for_a_folder() -> None:
-    assert parse_prices("", "s3")["put"] == 5.0
-    assert parse_prices("", "file")["put"] == 0.0
-    assert parse_prices("put=6.5, get=1", "file") == {
+    s3, folder = parse_root("s3://data"), parse_root("file:///data")
+    assert parse_prices("store_prices", "", s3)["put"] == 5.0
+    assert parse_prices("store_prices", "", folder)["put"] == 0.0
+    assert parse_prices("store_prices", "put=6.5, get=1", folder) == {
         "delete": 0.0, "get": 1.0, "head": 0.0, "list": 0.0, "put": 6.5,
     }  # fmt: skip
 
@@ -131,6 +133,6 @@ def test_prices_are_those_of_s3_unless_set_and_none_for_a_folder() -> None:
 @pytest.mark.parametrize("wrong", ["put", "put=", "put=-1", "puts=1", "put=1;get=2", "put=1e3"])
 def test_wrong_prices_name_the_setting_and_end_the_process(wrong: str) -> None:
     with pytest.raises(FatalError, match=r"store_prices: .* is not like put=5\.0") as raised:
-        parse_prices(wrong, "s3")
+        parse_prices("store_prices", wrong, parse_root("s3://data"))
 
     assert raised.value.cause.code == 2

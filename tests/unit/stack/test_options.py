@@ -18,6 +18,13 @@ def test_a_store_keeps_its_url_and_logs_to_stderr() -> None:
     assert (options.root, options.data, options.logs) == ("s3://bucket/a?region=x", None, None)
 
 
+def test_the_store_of_the_logs_is_taken_from_the_environment_too() -> None:
+    environ = {"SLATEMQ_WAL_STORE": "s3://fast"}
+    assert parse(["--data", "d"], 4, environ).wal_store == "s3://fast"
+    assert parse(["--data", "d", "--wal-store", "gs://fast"], 4, environ).wal_store == "gs://fast"
+    assert parse(["--data", "d"], 4, {}).wal_store == ""
+
+
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
@@ -27,6 +34,9 @@ def test_a_store_keeps_its_url_and_logs_to_stderr() -> None:
         (["--data", "d", "--ports", "0"], "--ports"),
         (["--data", "d", "--ports", "many"], "--ports"),
         (["--store", "memory:///"], "memory"),
+        (["--store", "ftp://x"], "unknown scheme"),
+        (["--data", "/d", "--wal-store", "file:///d/logs"], "it is the store of the root"),
+        (["--data", "d", "--wal-store", "s3://b/prefix"], "give the bucket alone"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong(

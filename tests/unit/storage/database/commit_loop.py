@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from libs.storage.database.commits import GroupCommit
+from libs.storage.database.pace import FixedPace
 from libs.storage.database.roots import Root, open_root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Batch, Database
@@ -58,7 +59,7 @@ class Stack:
         self.database = database
         self.rows = Rows()
         self.clock = ManualClock()
-        self.commits = GroupCommit(database, self.clock, self.rows, interval_ms)
+        self.commits = GroupCommit(database, self.clock, self.rows, FixedPace(interval_ms))
         self.running = asyncio.create_task(self.commits.run())
 
     async def set(self, key: bytes, value: bytes = b"v") -> None:

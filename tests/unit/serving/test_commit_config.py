@@ -1,0 +1,84 @@
+"""The settings of commits: what they mean together, what requests cost, what a process says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from libs.serving.process.commit_config import CommitConfig, check_pace
+from libs.serving.process.exits import EXIT_USAGE, FatalError
+from libs.serving.process.store_costs import (
+    EXPRESS_PRICES,
+    KINDS,
+    StoreCosts,
+    costs_of,
+    parse_prices,
+)
+from libs.storage.database.addresses import parse_root, parse_wal_store
+from libs.storage.database.statistics import Statistics
+from libs.storage.objects.requests import RequestCounts
+
+
+def config(**settings: Any) -> CommitConfig:
+    return CommitConfig(root="memory:///", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"commit_interval_ms": "100"},
+        {"commit_interval_ms": "auto", "commit_budget_usd": 20},
+        {"commit_interval_ms": "auto", "commit_goal_ms": 200},
+    ],
+)
+def test_settings_that_mean_something(settings: dict[str, Any]) -> None:
+    check_pace(config(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"commit_interval_ms": "soon"}, "'soon': set auto, or a whole number"),
+        ({"commit_interval_ms": "-1"}, "'-1'"),
+        ({"commit_interval_ms": "60001"}, "up to 60000"),
+        ({"commit_interval_ms": ""}, "''"),
+        ({"commit_interval_ms": "auto"}, "needs one of"),
+        (
+            {"commit_interval_ms": "auto", "commit_budget_usd": 1, "commit_goal_ms": 1},
+            "needs one of",
+        ),
+        ({"commit_budget_usd": 1}, "commit_budget_usd has no effect"),
+        ({"commit_interval_ms": "5", "commit_goal_ms": 1}, "commit_goal_ms has no effect"),
+    ],
+)
+def test_settings_that_mean_nothing_are_named(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(FatalError) as raised:
+        check_pace(config(**settings))
+    assert raised.value.cause.code == EXIT_USAGE
+    assert complaint in raised.value.cause.message
+
+
+def test_each_store_has_its_price() -> None:
+    root = parse_root("s3://data?region=us-east-1")
+    fast = parse_wal_store("s3://fast--x-s3?region=us-east-1&s3_express=true", root)
+    disk = parse_wal_store("file:///fast", root)
+
+    assert costs_of("", "", root, root).wal["put"] == 5.0
+    assert costs_of("put=7", "", root, root).wal["put"] == 7.0
+    assert costs_of("", "", root, fast).wal == EXPRESS_PRICES
+    assert costs_of("", "", root, disk).wal["put"] == 0.0
+    assert costs_of("", "put=2", root, disk).wal["put"] == 2.0
+    with pytest.raises(FatalError) as raised:
+        parse_prices("wal_store_prices", "put:1", fast)
+    assert raised.value.cause.message.startswith("wal_store_prices: 'put:1' is not like")
+
+
+def test_what_is_asked_of_both_stores_is_paid() -> None:
+    free = dict.fromkeys(KINDS, 0.0)
+    costs = StoreCosts(free | {"put": 5.0, "get": 0.4}, free | {"put": 1.0})
+    database = Statistics(requests=Counter(put=10), wal_requests=Counter(put=1000))
+    objects = RequestCounts(requests=Counter(get=100))
+    assert costs.usd(database, objects) == pytest.approx((50 + 1000 + 40) / 1e6)
