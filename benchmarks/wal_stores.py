@@ -1,4 +1,4 @@
-"""What a store for the logs alone costs and saves: `python -m benchmarks.wal_stores`.
+"""What a store for the write-ahead logs alone costs and saves: `python -m benchmarks.wal_stores`.
 
 Messages of 1 KiB are published one after the other at a steady rate, claimed and acked, on S3
 servers that count requests and make each write slower. Prints a table: for a million messages what

@@ -1,7 +1,7 @@
 """`python -m services.janitor`: one janitor process.
 
 `… sql 'SELECT …'`: a question, answered; `… backup`: backups, and instances made from them;
-`… verify`: a stopped instance, verified; `… move-logs`: its write-ahead logs, moved.
+`… verify`: a stopped instance, verified; `… move-wals`: its write-ahead logs, moved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["sql"]:
         # Loaded when asked for: it brings Spark, which a process that serves never has in memory.
         sys.exit(import_module("services.janitor.spark.sql").main(sys.argv[1:], os.environ))
-    rooms = {"backup": "backup", "verify": "verify", "move-logs": "moving"}
+    rooms = {"backup": "backup", "verify": "verify", "move-wals": "moving"}
     if room := rooms.get("".join(sys.argv[1:2])):
         command = import_module(f"services.janitor.{room}.command")
         code = command.main(sys.argv[1:], os.environ)

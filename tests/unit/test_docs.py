@@ -21,6 +21,7 @@ from services.console.config import ConsoleConfig
 from services.ingest.config import IngestConfig
 from services.janitor.backup.command import parse as parse_backup
 from services.janitor.config import JanitorConfig
+from services.janitor.moving.command import parse as parse_move
 from services.janitor.spark.sql import parse as parse_question
 from services.janitor.verify.command import parse as parse_verify
 from services.router.config import RouterConfig
@@ -138,6 +139,8 @@ def test_every_command_that_starts_services_is_understood() -> None:
                 parse_verify(words[3:], {})
             elif words[3:4] == ["backup"]:
                 parse_backup(words[3:], {})
+            elif words[3:4] == ["move-wals"]:
+                parse_move(words[3:], {"SLATEMQ_ROOT": "memory:///"})
             elif service in OWN_CONFIGS:
                 load_own(OWN_CONFIGS[service], words[2], words[3:], {})
             elif service:

@@ -117,7 +117,7 @@ def parse_wal_store(url: str, root: Address) -> Address:
     found = parse_root(url, what)
     if found.prefix:
         raise ValueError(
-            f"{what}: give the bucket alone, {found.scheme}://{found.bucket}: the logs have the "
+            f"{what}: give the bucket alone, {found.scheme}://{found.bucket}: the WALs have the "
             "prefix of the root there"
         )
     if found.scheme == "memory" != root.scheme:

@@ -103,7 +103,7 @@ class Root:
         if named is None:
             if self.wal_url:
                 raise OtherWalStore(
-                    "wal_store: this instance has its logs below its root, and keeps them there: "
+                    "wal_store: this instance has its WALs below its root, and keeps them there: "
                     "leave the setting out. To move them, see docs/how-to/wal-store.md"
                 )
             own = self.own_wal_store()
@@ -166,7 +166,7 @@ class Root:
         used = await self.wal_store()
         record = await InstanceRecords(self.objects).latest()
         if (None if record is None else record.wal_store) != used.record:
-            raise OtherWalStore("wal_store: the logs were moved meanwhile: start again")
+            raise OtherWalStore("wal_store: the WALs were moved meanwhile: start again")
 
     async def sync(self) -> None:
         """Sync the folders of the root and of the WALs. Raises StorageError."""

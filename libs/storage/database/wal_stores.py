@@ -35,7 +35,7 @@ MARKER: Final = "wal-store.json"
 
 _LOST: Final = (
     "Restore it, or mount what holds it. To go on without what was answered since the last tables, "
-    "see `If the store of the logs is lost` of docs/how-to/wal-store.md"
+    "see `If the store of the WALs is lost` of docs/how-to/wal-store.md"
 )
 
 
@@ -75,7 +75,7 @@ class WalStore:
             raise CorruptRecord("WAL store", f"{self.name_of(MARKER)}: {error!r}") from error
         if found != self.record.store_id:
             raise OtherWalStore(
-                f"wal_store: {self.address.url} has the logs of another instance, {root}: give "
+                f"wal_store: {self.address.url} has the WALs of another instance, {root}: give "
                 f"the store that this instance has, {self.record.url}"
             )
         return True
@@ -89,19 +89,19 @@ class WalStore:
 
 
 def unknown_wal_store(wal: WalStore, *, is_other: bool) -> LostWalStore | OtherWalStore:
-    """The error where an instance has its logs in a store that does not say so.
+    """The error where an instance has its WALs in a store that does not say so.
 
     `is_other`: this process was given another URL than the record has.
     """
     assert wal.record is not None, "the root's own store needs no marker"
     if is_other:
         return OtherWalStore(
-            f"wal_store: {wal.address.url} is not the store that this instance has its logs in, "
-            f"{wal.record.url}: give that one, or leave the setting out. To move the logs, see "
+            f"wal_store: {wal.address.url} is not the store that this instance has its WALs in, "
+            f"{wal.record.url}: give that one, or leave the setting out. To move the WALs, see "
             "docs/how-to/wal-store.md"
         )
     return LostWalStore(
-        f"wal_store: {wal.address.url} has no {MARKER}, and this instance has its logs there: "
+        f"wal_store: {wal.address.url} has no {MARKER}, and this instance has its WALs there: "
         f"what it had is lost, or it is not the store. {_LOST}"
     )
 
@@ -115,7 +115,7 @@ def open_wal_store(address: Address, record: WalStoreRecord, *, make: bool, sync
     if folder is not None:
         if not make and not folder.is_dir():
             raise LostWalStore(
-                f"wal_store: there is no folder {folder}, and this instance has its logs there. "
+                f"wal_store: there is no folder {folder}, and this instance has its WALs there. "
                 f"{_LOST}"
             )
         try:

@@ -94,8 +94,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         one.add_argument(
             "--wal-store",
             default=environ.get("SLATEMQ_WAL_STORE", ""),
-            help="URL of the store of its logs alone (SLATEMQ_WAL_STORE); one that is restored has "
-            "its logs there, and below its root where none is given",
+            help="URL of the store of its WALs alone (SLATEMQ_WAL_STORE); one that is restored has "
+            "its WALs there, and below its root where none is given",
         )
     given = parser.parse_args(argv)
     if not given.backups:

@@ -2,6 +2,6 @@
 
 In reading order; a file imports only files above it:
 
-`logs`    The steps of a move, and what goes on where the logs are lost
-`command` `python -m services.janitor move-logs`
+`wals`    The steps of a move, and how an instance goes on whose WALs are lost
+`command` `python -m services.janitor move-wals`
 """

@@ -1,4 +1,4 @@
-"""`python -m services.janitor move-logs`: moves the write-ahead logs of a stopped instance."""
+"""`python -m services.janitor move-wals`: moves the write-ahead logs of a stopped instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from libs.storage.database.addresses import parse_root
 from libs.storage.database.roots import open_root
 from libs.storage.errors import StorageError
-from services.janitor.moving.logs import LogMove
+from services.janitor.moving.wals import WalMove
 from slatemq.errors import SlateMQError
 
 FAILED: Final = 1
@@ -21,8 +21,8 @@ INTERRUPTED: Final = 130
 
 EPILOG: Final = """\
 examples:
-  python -m services.janitor move-logs --root s3://bucket/slatemq --to file:///fast/slatemq
-  python -m services.janitor move-logs --root s3://bucket/slatemq --to s3://other --lost
+  python -m services.janitor move-wals --root s3://bucket/slatemq --to file:///fast/slatemq
+  python -m services.janitor move-wals --root s3://bucket/slatemq --to s3://other --lost
 
 Stop all processes first; one that runs on is fenced, and does not start again before the move has
 ended. A move that was interrupted goes on when it is repeated. SLATEMQ_ROOT stands in for --root.
@@ -33,7 +33,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     """Raises SystemExit: 0 after `--help`, 2 for a wrong command line."""
     parser = argparse.ArgumentParser(prog="python -m services.janitor")
     move = parser.add_subparsers(dest="command", required=True).add_parser(
-        "move-logs",
+        "move-wals",
         description="Move the write-ahead logs of a stopped instance to a store of their own.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,13 +42,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     move.add_argument(
         "--wal-store",
         default="",
-        help="URL of the store that has the logs, where it is not reached by that of the record",
+        help="URL of the store that has the WALs, where it is not reached by that of the record",
     )
-    move.add_argument("--to", required=True, help="URL of the bucket or folder for the logs")
+    move.add_argument("--to", required=True, help="URL of the bucket or folder for the WALs")
     move.add_argument(
         "--lost",
         action="store_true",
-        help="go on from the tables alone, since the store that had the logs is lost: what was "
+        help="go on from the tables alone, since the store that had the WALs is lost: what was "
         "answered since they were written is lost for ever",
     )
     given = parser.parse_args(argv)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if folder is not None and not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")  # rather than make it
         source, target = open_root(given.root, given.wal_store), open_root(given.root, given.to)
-        asyncio.run(LogMove(source, target, given.lost, _say).move())
+        asyncio.run(WalMove(source, target, given.lost, _say).move())
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE
@@ -75,7 +75,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: repeat it, or no process starts\n")
         return INTERRUPTED
-    sys.stdout.write(f"the logs of {target.url} are in {given.to}: start its processes\n")
+    sys.stdout.write(f"the WALs of {target.url} are in {given.to}: start its processes\n")
     return 0
 
 

@@ -64,7 +64,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     verify.add_argument(
         "--wal-store",
         default=environ.get("SLATEMQ_WAL_STORE", ""),
-        help="URL of the store of the logs alone, where it is not reached by that of the record",
+        help="URL of the store of the WALs alone, where it is not reached by that of the record",
     )
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.add_argument(

@@ -246,7 +246,7 @@ def _stores(answers: Answers) -> Found:
         yield Level.OK, f"{what} took {slowest} ms at most", ""
     for wal_store in sorted({one.wal_store for one in answered} - {""}):
         tests = [one.wal_store_test_ms or 0 for one in answered if one.wal_store == wal_store]
-        what = f"{wal_store}, for the logs: conditional writes hold; five requests"
+        what = f"{wal_store}, for the WALs: conditional writes hold; five requests"
         yield Level.OK, f"{what} took {max(tests)} ms at most", ""
     for one in answered:
         commits_in = one.wal_store or "the store"

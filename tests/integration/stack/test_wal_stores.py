@@ -104,7 +104,7 @@ async def test_later_processes_take_the_store_from_the_record_and_refuse_others(
         (tmp_path / "other").mkdir(exist_ok=True)
         code, said = await ended(f"services.{service}", "--root", root, SLATEMQ_WAL_STORE=other)
         assert code == EXIT_USAGE
-        assert "is not the store that this instance has its logs in" in said
+        assert "is not the store that this instance has its WALs in" in said
         assert list((tmp_path / "other").iterdir()) == []
         (tmp_path / "other").rmdir()
     code, said = await ended(
@@ -126,16 +126,16 @@ async def test_an_owner_whose_logs_are_lost_says_so_and_is_not_started_again(
     for service in ("ingest", "broker"):
         code, said = await ended(f"services.{service}", "--root", root)
         assert code == EXIT_USAGE
-        assert "this instance has its logs there" in said
+        assert "this instance has its WALs there" in said
     code, said = await ended("services.janitor", "verify", "--root", root)
     assert code == 1
-    assert "If the store of the logs is lost" in said
+    assert "If the store of the WALs is lost" in said
 
     # When an operator goes on without what they had
-    code, said = await ended("services.janitor", "move-logs", "--root", root, "--to", logs)
+    code, said = await ended("services.janitor", "move-wals", "--root", root, "--to", logs)
     assert code == 1, said
     code, said = await ended(
-        "services.janitor", "move-logs", "--root", root, "--to", logs, "--lost"
+        "services.janitor", "move-wals", "--root", root, "--to", logs, "--lost"
     )
     assert code == 0, said
 

@@ -189,10 +189,10 @@ async def test_another_store_is_refused_whatever_it_has(place: Place, tmp_path: 
     await commit(other.root(), b"of the other")
     await commit(place.root(), b"1")
 
-    with pytest.raises(OtherWalStore, match="has the logs of another instance"):
+    with pytest.raises(OtherWalStore, match="has the WALs of another instance"):
         await place.root(other.logs.as_uri()).database(NAME, Kind.INGEST)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(OtherWalStore, match="is not the store that this instance has its logs in"):
+    with pytest.raises(OtherWalStore, match="is not the store that this instance has its WALs in"):
         await place.root((tmp_path / "empty").as_uri()).database(NAME, Kind.INGEST)
     assert list((tmp_path / "empty").iterdir()) == []
     assert await stored(place.root()) == b"1"

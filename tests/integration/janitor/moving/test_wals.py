@@ -23,7 +23,7 @@ from services.janitor.backup.restoring import Restoring
 from services.janitor.backup.shards import snapshots_of_stopped
 from services.janitor.backup.taking import BackupSource, Taking
 from services.janitor.moving.command import main
-from services.janitor.moving.logs import LogMove
+from services.janitor.moving.wals import WalMove
 from services.janitor.runs.history import RunStore
 from services.janitor.verify.command import verify_stopped
 from slatemq.errors import FailedPrecondition
@@ -34,7 +34,7 @@ ROW = b"\x01\x7f"
 
 
 class Places(NamedTuple):
-    """URLs of a root, and of stores for its logs."""
+    """URLs of a root, and of stores for its WALs."""
 
     root: str
     first: str
@@ -61,7 +61,7 @@ def places(
     prefix = tmp_path.name
     if request.param == "s3 beside file":
         return Places(f"s3://queues/{prefix}?{options}", files[1], files[2])
-    # Roots in folders have no prefix: the bucket of their logs is one instance's.
+    # Roots in folders have no prefix: the bucket of their WALs is one instance's.
     return Places(files[0], f"s3://{_bucket(port, f'{prefix}-1')}?{options}", files[2])
 
 
@@ -107,10 +107,10 @@ async def read(root: Root, name: str) -> bytes | None:
 
 
 async def move(places: Places, to: str, *, is_lost: bool = False) -> None:
-    await LogMove(open_root(places.root), open_root(places.root, to), is_lost).move()
+    await WalMove(open_root(places.root), open_root(places.root, to), is_lost).move()
 
 
-async def test_logs_move_from_the_root_and_on_and_nothing_is_lost(places: Places) -> None:
+async def test_wals_move_from_the_root_and_on_and_nothing_is_lost(places: Places) -> None:
     await make(open_root(places.root))
     for to in (places.first, places.second):
         await move(places, to)
@@ -196,7 +196,7 @@ async def test_an_emptied_store_may_be_the_new_one(tmp_path: Path) -> None:
     assert await read(open_root(places.root), "ingest/0") == b"1"
 
 
-async def test_logs_at_the_root_are_not_given_up_and_other_stores_not_taken(
+async def test_wals_at_the_root_are_not_given_up_and_other_stores_not_taken(
     tmp_path: Path,
 ) -> None:
     places = Places(*((tmp_path / name).as_uri() for name in ("data", "first", "second")))
@@ -218,7 +218,7 @@ def test_the_command_says_what_is_wrong_with_its_urls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    root = ["move-logs", "--root", data.as_uri(), "--to"]
+    root = ["move-wals", "--root", data.as_uri(), "--to"]
     assert main([*root, "file:///tmp/x"], {}) == 2
     data.mkdir()
     assert main([*root, "s3://key:geheim@fast"], {}) == 2

@@ -8,7 +8,7 @@
     each database      opened with the new store, which begins its log there
     the marker         the new store is the instance's: processes start again
 
-The old logs stay: an owner that was frozen all the while finds by them that it was fenced.
+The old WALs stay: an owner that was frozen all the while finds by them that it was fenced.
 Each step may be repeated, so a move that was interrupted goes on when it is run again. Where the
 old store is lost, the second step is left out: what was answered since the last tables is lost
 then, and what may have been given out since is renumbered, as in a copy of the instance.
@@ -38,7 +38,7 @@ a minute after a commit at most, while their store takes them."""
 
 
 @dataclass
-class LogMove:
+class WalMove:
     """One move.
 
     Attributes:
@@ -78,8 +78,8 @@ class LogMove:
         named = WalStoreRecord.new(self.target.wal_url)
         if self.is_lost and record.wal_store is None:
             raise FailedPrecondition(
-                "LOGS_AT_ROOT",
-                "the logs of this instance are below its root, in no store of their own: see "
+                "WALS_AT_ROOT",
+                "the WALs of this instance are below its root, in no store of their own: see "
                 "docs/how-to/repair.md for what is lost there",
             )
         if not self.is_lost:
@@ -87,7 +87,7 @@ class LogMove:
         return record, named
 
     async def _old_store(self, named: WalStoreRecord) -> WalStore:
-        """The store that the logs were in before; that of the lost ones is not used."""
+        """The store that the WALs were in before; that of the lost ones is not used."""
         before = await InstanceRecords(self.target.objects).latest()
         if before is None or before.wal_store == named:
             before = await InstanceRecords(self.target.objects).before(named)
