@@ -192,6 +192,7 @@ class JanitorProcess(Service[JanitorConfig]):
                 "older_than_s": older_than_s,
                 "reports_kept": config.reports_kept,
                 "backup_root": config.backup_root,
+                "wal_store": config.wal_store,
                 "backups_kept": config.backups_kept,
                 "master": config.spark_master,
                 "memory": config.spark_memory,

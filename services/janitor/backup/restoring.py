@@ -128,8 +128,8 @@ class Restoring:
         if begun.backup_id != backup_id and await self._has_manifests():
             raise FailedPrecondition(
                 "OTHER_RESTORE",
-                f"a restore of {begun.backup_id} to {self.target.url} has not ended: complete it, or "
-                "empty the root",
+                f"a restore of {begun.backup_id} to {self.target.url} has not ended: complete "
+                "it, or empty the root",
             )
         named = begun.wal_store
         if named is None and self.target.wal_url:

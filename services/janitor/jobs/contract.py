@@ -52,6 +52,8 @@ class JobOptions:
         reports_kept: `report`: how many stay, this one included.
         backup_root: `backup`: the URL of the root that gets it.
         backups_kept: `backup`: how many stay, this one included.
+        wal_store: `verify` and `repair`: the URL of the store of the WALs alone; empty: that of the
+            instance's record.
         sizes_only: `verify` and `repair`: compare the sizes of payload objects; do not read them.
         memory: Heap of the Spark driver.
         spark: Spark's own settings, in place of ours.
@@ -73,6 +75,7 @@ class JobOptions:
     reports_kept: int = 100
     backup_root: str = ""
     backups_kept: int = 14
+    wal_store: str = ""
     sizes_only: bool = False
     master: str = "local[*]"
     memory: str = "1g"

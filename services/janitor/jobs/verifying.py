@@ -45,7 +45,7 @@ def run_job(job: str, root: str, options: JobOptions, progress: Report) -> JobRe
 
 class _Work:
     def __init__(self, job: str, url: str, options: JobOptions, progress: Report) -> None:
-        self._root = open_root(url)
+        self._root = open_root(url, options.wal_store)
         self._options = options
         self._report = progress
         self._phases_count = PHASES[job]

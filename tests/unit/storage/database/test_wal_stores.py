@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,28 @@ async def test_logs_without_their_database_do_not_begin_a_new_one(place: Place) 
     shutil.rmtree(place.data / NAME / "compactions", ignore_errors=True)
     with pytest.raises(DamagedStore, match="ingest/0 has no manifest"):
         await place.root().database(NAME, Kind.INGEST)
+
+
+async def test_logs_whose_rows_are_in_tables_are_collected_where_they_are(place: Place) -> None:
+    wals = "garbage_collector_options.wal_options"
+    usual = tuning_of(Kind.INGEST, "file", "file")
+    quick = {**usual.settings, f"{wals}.interval": "200ms", f"{wals}.min_age": "1s"}
+    database = await place.root().database(NAME, Kind.INGEST, replace(usual, settings=quick))
+    written: set[str] = set()
+    async with asyncio.timeout(60):
+        while True:
+            batch = Batch()
+            batch.put(KEY, b"%d" % len(written))
+            await database.commit(batch)
+            await database.flush_memtable()
+            there = {one.name for one in place.wal.iterdir()}
+            if written - there:
+                break
+            written |= there
+            await asyncio.sleep(0.2)
+    await database.close()
+    assert (await place.root().files(NAME)).faults == []
+    assert await stored(place.root()) is not None
 
 
 async def test_another_store_is_refused_whatever_it_has(place: Place, tmp_path: Path) -> None:
