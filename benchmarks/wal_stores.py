@@ -113,7 +113,7 @@ def _between(before: Counts, after: Counts) -> Iterator[tuple[str, int, int]]:
 def main(given: argparse.Namespace) -> None:
     print("| stores | every | messages/s | $ a million | log at Express prices | p50 ms | p99 ms |")
     print("|---|---|---|---|---|---|---|")
-    for stores in ALL:
+    for stores in [ALL[at] for at in given.stores]:
         for interval_ms in given.intervals:
             for rate in given.rates:
                 with tempfile.TemporaryDirectory(prefix="bench-") as place:
@@ -133,6 +133,8 @@ def numbers(text: str) -> Sequence[int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    every = ",".join(map(str, range(len(ALL))))
+    parser.add_argument("--stores", type=numbers, default=every, help="0 is the first of `ALL`")
     parser.add_argument("--rates", type=numbers, default="20,200", help="messages a second")
     parser.add_argument("--intervals", type=numbers, default="0,100", help="between commits, ms")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each point")

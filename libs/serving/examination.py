@@ -65,10 +65,10 @@ class Examiner:
         log_end = self._log_end()
         if log_end is not None:
             found.durable_sequence = log_end
-        folder = self._root.address.folder
-        if folder is not None:
-            usage = await asyncio.to_thread(shutil.disk_usage, folder)
-            found.disk_free_bytes, found.disk_size_bytes = usage.free, usage.total
+        if folders := self._root.folders.values():
+            disks = [await asyncio.to_thread(shutil.disk_usage, folder) for folder in folders]
+            fullest = min(disks, key=lambda disk: disk.free / disk.total)
+            found.disk_free_bytes, found.disk_size_bytes = fullest.free, fullest.total
         if self._certificates:
             for one in await asyncio.to_thread(_expiries, self._certificates):
                 found.certificates.add(**one._asdict())

@@ -49,7 +49,6 @@ from libs.serving.requests.guard import CallGuard
 from libs.serving.service import Service
 from libs.serving.telemetry import Telemetry
 from libs.serving.tls import ServerTls
-from libs.storage.database.addresses import parse_root
 from libs.storage.errors import (
     Fenced,
     LostDatabase,
@@ -324,8 +323,8 @@ class RunningService:
 
     def _ended(self, cause: ExitCause) -> ExitCause:
         if cause.code in (EXIT_FAILED, EXIT_STORE_AWAY):
-            folder = parse_root(self._config.root).folder
-            cause = replace(cause, message=cause.message + full_disk(folder, cause.message))
+            for folder in self._service.folders:
+                cause = replace(cause, message=cause.message + full_disk(folder, cause.message))
         level = logging.INFO if cause.code == 0 else logging.ERROR
         facts = {"event": cause.event, "exit_code": cause.code}
         log.log(level, "%s: %s", cause.event, cause.message, extra=facts)

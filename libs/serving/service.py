@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import grpc.aio
@@ -88,6 +89,11 @@ class Service(Generic[C]):
         return ""
 
     @property
+    def folders(self) -> Iterable[Path]:
+        """Those that its stores are, where they are folders."""
+        return self._root.folders.values()
+
+    @property
     def held_bytes(self) -> int:
         return 0
 
@@ -116,7 +122,7 @@ class Service(Generic[C]):
             meter,
             root.objects.counts,
             lambda: self.database,
-            root.address.folder,
+            lambda: root.folders,
             lambda: costs_of(*texts, root.address, root.wal_address),
         )
         measure_memory(meter, lambda: {**self.memory_parts, **store.memory_parts()})

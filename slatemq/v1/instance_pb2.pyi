@@ -328,7 +328,7 @@ class ExamineProcessResponse(_message.Message):
     Absent = not tested, or it failed.
     """
     disk_free_bytes: _builtins.int
-    """Bytes free on the disk with the data; absent where the store is no folder."""
+    """Bytes free on the disk with the data, or on that with the write-ahead logs if it is fuller; absent where no store is a folder."""
     disk_size_bytes: _builtins.int
     """Bytes that this disk has."""
     uncompacted_tables: _builtins.int

@@ -43,10 +43,10 @@ class StoreMeasures:
         meter: Meter,
         counts: RequestCounts,
         database: Callable[[], Database | None],
-        folder: Path | None,
+        folders: Callable[[], Mapping[str, Path]],
         costs: Callable[[], StoreCosts],
     ) -> None:
-        """`counts` are of small objects; `database` is open, or None; `folder` is of file://.
+        """`counts` are of small objects; `database` is open, or None; `folders` are of file://.
 
         `costs` are asked once the database is open: which store has its WAL is known then.
         """
@@ -100,8 +100,7 @@ class StoreMeasures:
             "{table}",
             "Sorted tables that wait to be compacted; writes wait from 32 on",
         )
-        if folder is not None:
-            _measure_disk(meter, folder)
+        _measure_disk(meter, folders)
 
     def cache_lookups(self) -> Reading:
         """Look-ups in SlateDB's cache, as of `measure_caches`."""
@@ -152,21 +151,26 @@ def _gauge(
     meter.create_observable_gauge(name, [_observe(read)], unit, description)
 
 
-def _measure_disk(meter: Meter, folder: Path) -> None:
+def _measure_disk(meter: Meter, folders: Callable[[], Mapping[str, Path]]) -> None:
     _gauge(
         "slatemq.store.disk.free",
         meter,
-        lambda: [(shutil.disk_usage(folder).free, {})],
+        lambda: _of_each(folders(), lambda folder: shutil.disk_usage(folder).free),
         "By",
-        "Bytes free on the disk of the data folder",
+        "Bytes free on the disk of the data folder, and of that of the write-ahead logs",
     )
     _gauge(
         "slatemq.store.disk.size",
         meter,
-        lambda: [(shutil.disk_usage(folder).total, {})],
+        lambda: _of_each(folders(), lambda folder: shutil.disk_usage(folder).total),
         "By",
-        "Bytes that the disk of the data folder has",
+        "Bytes that the disk of the folder has",
     )
+
+
+def _of_each(folders: Mapping[str, Path], read: Callable[[Path], int]) -> Reading:
+    for name, folder in folders.items():
+        yield read(folder), {"slatemq.store.disk": name}
 
 
 def measure_commits(meter: Meter, commits: GroupCommit) -> None:

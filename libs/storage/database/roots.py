@@ -7,6 +7,8 @@ in a store of their own: see `libs.storage.database.wal_stores`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from obstore.exceptions import BaseError
@@ -126,6 +128,14 @@ class Root:
     def wal_address(self) -> Address:
         """Where the WALs are, once a database has been opened; until then the root's own."""
         return self.address if self._wal is None else self._wal.address
+
+    @property
+    def folders(self) -> Mapping[str, Path]:
+        """Those of file://, by what is in them: `data`, and `wal` as of `wal_address`."""
+        addresses = {"data": self.address}
+        if self.wal_address != self.address:
+            addresses["wal"] = self.wal_address
+        return {name: at.folder for name, at in addresses.items() if at.folder is not None}
 
     def own_wal_store(self) -> WalStore:
         return WalStore(self.address, self._store, self.objects, self.durability)

@@ -156,6 +156,14 @@ CASES = {
         of_broker(store_test_ms=4_000),
         ("store", Level.WARNING, "took 4000 ms"),
     ),
+    "a store of the WALs that overwrites": (
+        of_broker(wal_store="s3://fast", wal_store_problem="it ignores If-None-Match"),
+        ("store", Level.PROBLEM, "broker 0: s3://fast: it ignores If-None-Match"),
+    ),
+    "a slow store of the WALs": (
+        of_broker(wal_store="s3://fast", wal_store_test_ms=4_000),
+        ("store", Level.WARNING, "five requests of broker 0 to s3://fast took 4000 ms"),
+    ),
     "a backlog of compaction": (
         of_broker(uncompacted_tables=16),
         ("compaction", Level.WARNING, "16 tables of broker 0"),
@@ -198,6 +206,18 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert text in found.text
     assert found.advice
     assert is_well(findings_of(given)) == (level is Level.WARNING)
+
+
+def test_both_stores_are_named_and_commits_wait_for_that_of_the_wals() -> None:
+    given = of_broker(store_test_ms=4_000, wal_store="s3://fast", wal_store_test_ms=20)
+    given = replace(given, status=replace(given.status, store="s3://data"))
+
+    found = [one.text for one in findings_of(given) if one.check == "store"]
+
+    assert found == [
+        "s3://data: conditional writes hold; five requests took 4000 ms at most",
+        "s3://fast, for the WALs: conditional writes hold; five requests took 20 ms at most",
+    ]
 
 
 def test_without_the_right_to_examine_nothing_is_said_of_what_was_not_seen() -> None:

@@ -62,7 +62,7 @@ async def test_what_a_store_is_asked_costs_and_holds_is_measured(tmp_path: Path)
     before = database.statistics()
     costs = costs_of("put=1000000", "", root.address, root.address)
     counts = root.objects.counts
-    store = StoreMeasures(meter, counts, lambda: database, tmp_path, lambda: costs)
+    store = StoreMeasures(meter, counts, lambda: database, lambda: root.folders, lambda: costs)
     measure_caches(meter, store.cache_lookups, lambda: {"payloads": (5, 2)})
     measure_memory(meter, lambda: {"lanes": 7, **store.memory_parts()})
     commits = GroupCommit(database, HybridClock(0), Rows())
@@ -101,7 +101,8 @@ async def test_what_a_store_is_asked_costs_and_holds_is_measured(tmp_path: Path)
     assert found["slatemq.store.read"] == {("object",): 4}
     assert found["slatemq.store.uncompacted.tables"][()] >= 1
     assert found["slatemq.store.stalls"] == {(): 0}
-    assert 0 < found["slatemq.store.disk.free"][()] <= found["slatemq.store.disk.size"][()]
+    disk = found["slatemq.store.disk.free"], found["slatemq.store.disk.size"]
+    assert 0 < disk[0]["data",] <= disk[1]["data",]
     assert found["slatemq.memory"][("lanes",)] == 7
     assert ("slatedb_memtables",) in found["slatemq.memory"]
     assert found["process.memory.usage"][()] > 1 << 20
