@@ -5,7 +5,7 @@ In reading order; a file imports only files above it:
 `binding`       The one door to SlateDB's binding beside its public calls
 `commit_thread` Small commits in a thread: write, flush and sync, and one return to the loop
 `statistics`    What SlateDB has counted of one database since it was opened
-`addresses`     URLs of stores, taken apart, and SlateDB's client of the store that one names
+`addresses`     URLs of stores, taken apart
 `settings`      The table of SlateDB settings, every value with its reason
 `slate`         One SlateDB database, opened for writing
 `formats`       The format of a database: one number for all layouts of its records

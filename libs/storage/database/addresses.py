@@ -1,4 +1,4 @@
-"""URLs of stores, taken apart, and SlateDB's client of the store that one names.
+"""URLs of stores, taken apart; loads no client of a store.
 
     file:///folder                     a folder of this machine, made if absent
     memory:///                         in this process only, as long as the Root object lives
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from slatedb.uniffi import ObjectStore, ObjectStoreBuilder, ObjectStoreType
-
 PAID: Final = frozenset({"s3", "gs", "az"})
 """The schemes of stores where each request costs money and a trip over the network."""
 
@@ -28,15 +26,7 @@ _OPTIONS: Final = {
     "gs": frozenset[str](),
     "az": frozenset({"endpoint", "allow_http"}),
 }
-_TYPES: Final = {
-    "file": ObjectStoreType.LOCAL,
-    "memory": ObjectStoreType.IN_MEMORY,
-    "s3": ObjectStoreType.S3,
-    "gs": ObjectStoreType.GCS,
-    "az": ObjectStoreType.AZURE,
-}
 _SWITCHES: Final = frozenset({"allow_http", "s3_express"})
-_BUCKET_KEY: Final = {"s3": "bucket", "gs": "bucket", "az": "container_name"}
 
 
 @dataclass(frozen=True)
@@ -137,22 +127,3 @@ def overlap(one: Address, other: Address) -> bool:
         return one.folder.is_relative_to(other.folder) or other.folder.is_relative_to(one.folder)
     first, second = (f"{part}/" if part else "" for part in (one.prefix, other.prefix))
     return first.startswith(second) or second.startswith(first)
-
-
-def slatedb_store(address: Address) -> ObjectStore:
-    """SlateDB's client of a store: of the bucket, or the folder, without the prefix.
-
-    Raises Error for a configuration that it refuses.
-    """
-    kind = _TYPES[address.scheme]
-    if address.folder is not None:
-        builder = ObjectStoreBuilder(kind)
-        builder.with_config("local_path", str(address.folder))
-        return builder.build()
-    if address.scheme == "memory":
-        return ObjectStoreBuilder(kind).build()
-    builder = ObjectStoreBuilder.from_env(kind)
-    builder.with_config(_BUCKET_KEY[address.scheme], address.bucket)
-    for name, value in address.options:
-        builder.with_config(name, value)
-    return builder.build()

@@ -29,7 +29,6 @@ from libs.storage.database.addresses import (
     Address,
     parse_root,
     parse_wal_store,
-    slatedb_store,
 )
 from libs.storage.database.files import SnapshotFiles, files_of
 from libs.storage.database.formats import check_format, settle_format
@@ -49,7 +48,12 @@ from libs.storage.database.snapshots import (
     SnapshotReader,
     Snapshots,
 )
-from libs.storage.database.wal_stores import WalStore, open_wal_store, unknown_wal_store
+from libs.storage.database.wal_stores import (
+    WalStore,
+    open_wal_store,
+    slatedb_store,
+    unknown_wal_store,
+)
 from libs.storage.errors import (
     OtherWalStore,
     SnapshotNotFound,

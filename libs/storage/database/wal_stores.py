@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from obstore.exceptions import BaseError
-from slatedb.uniffi import Error, ObjectStore
+from slatedb.uniffi import Error, ObjectStore, ObjectStoreBuilder, ObjectStoreType
 
-from libs.storage.database.addresses import Address, slatedb_store
+from libs.storage.database.addresses import Address
 from libs.storage.errors import (
     CorruptRecord,
     LostWalStore,
@@ -30,6 +30,15 @@ from libs.storage.objects.durability import Durability, durability_of
 from libs.storage.objects.instance_records import WalStoreRecord
 from libs.storage.objects.json_objects import load_json
 from libs.storage.objects.small_objects import Objects, open_objects
+
+_TYPES: Final = {
+    "file": ObjectStoreType.LOCAL,
+    "memory": ObjectStoreType.IN_MEMORY,
+    "s3": ObjectStoreType.S3,
+    "gs": ObjectStoreType.GCS,
+    "az": ObjectStoreType.AZURE,
+}
+_BUCKET_KEY: Final = {"s3": "bucket", "gs": "bucket", "az": "container_name"}
 
 MARKER: Final = "wal-store.json"
 
@@ -130,3 +139,22 @@ def open_wal_store(address: Address, record: WalStoreRecord, *, make: bool, sync
         why = readable(str(error))
         raise StoreUnavailable(f"configuring {address.url}: {why}") from error
     return WalStore(address, store, objects, durability, record)
+
+
+def slatedb_store(address: Address) -> ObjectStore:
+    """SlateDB's client of a store: of the bucket, or the folder, without the prefix.
+
+    Raises Error for a configuration that it refuses.
+    """
+    kind = _TYPES[address.scheme]
+    if address.folder is not None:
+        builder = ObjectStoreBuilder(kind)
+        builder.with_config("local_path", str(address.folder))
+        return builder.build()
+    if address.scheme == "memory":
+        return ObjectStoreBuilder(kind).build()
+    builder = ObjectStoreBuilder.from_env(kind)
+    builder.with_config(_BUCKET_KEY[address.scheme], address.bucket)
+    for name, value in address.options:
+        builder.with_config(name, value)
+    return builder.build()
