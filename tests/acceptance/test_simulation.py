@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,15 @@ from libs.storage.database.clocks import STEP_HOLD_S, HybridClock
 from tests.simulation.broker_clocks import BrokerClocks, Life
 from tests.simulation.chance import BEGIN_S
 from tests.simulation.judge import Apart, Judge, Violated
-from tests.simulation.seeds import NoVerdict, Settings, rule_of, run_seed, shrunk
+from tests.simulation.seeds import (
+    NoVerdict,
+    Settings,
+    count_world,
+    rule_of,
+    run_seed,
+    shrunk,
+    total,
+)
 
 SHORT = Settings(messages=20, mishaps=1.0)
 BUSY = Settings(messages=20, mishaps=2.0)
@@ -49,6 +58,16 @@ def test_violations_of_one_rule_are_known_by_it_whatever_else_they_say() -> None
     fault = rule_of("unexpected error: Traceback:\n  File x, line 3\nAssertionError: of the test")
     assert fault == "unexpected error: AssertionError: of the test"
     assert rule_of("") == ""
+
+
+def test_runs_are_counted_together(tmp_path: Path) -> None:
+    facts = {"seed": "1", "steps": 1500, "violation": "", "published": 1, "delivered": 1}
+    facts |= {"events": 0, "checks": 1, "story": []}
+    tally = tmp_path / "worlds.jsonl"
+    count_world(tally, facts, SHORT)
+    count_world(tally, {**facts, "steps": 1, "violation": "a message was lost"}, BUSY)
+    assert total(tally) == "2 worlds, 1,501 steps, 1 broken"
+    assert '"mishaps": 2.0' in tally.read_text()
 
 
 def test_a_world_that_breaks_has_no_verdict() -> None:
@@ -137,10 +156,14 @@ def deliver(
     attempt: int = 1,
     now_ms: int = 1000,
     claimed: int | None = None,
+    claimed_ms: int = 0,
+    tail: bytes = b"",
 ) -> None:
     headers = {"color": color} if color else {}
     moment = judge.now() if claimed is None else claimed
-    judge.delivered_to(queue, key, headers, message_id, token, attempt, 2000, now_ms, moment)
+    judge.delivered_to(
+        queue, key, headers, message_id, token, attempt, 2000, now_ms, moment, claimed_ms, tail
+    )
 
 
 def test_what_may_happen_is_no_violation() -> None:
@@ -343,6 +366,48 @@ def test_a_message_has_no_more_attempts_than_its_queue_allows() -> None:
     found.queues["red"].attempts_max = 1
     with pytest.raises(Violated, match="attempt 2 of 1"):
         deliver(found, token="two", attempt=2, now_ms=3000)
+
+
+def test_a_claim_after_an_edit_gives_what_the_edit_made() -> None:
+    found = judge()
+    before = found.now()
+    edit = found.editing(b"key", b"#new")
+    deliver(found, token="two", attempt=2, now_ms=3000)
+    found.edited("red", b"key", 7, edit)
+    deliver(found, token="three", attempt=3, now_ms=5000, claimed=before)
+    deliver(found, token="four", attempt=4, now_ms=7000, tail=b"#new")
+    with pytest.raises(Violated, match="with another content than after edit 1"):
+        deliver(found, token="five", attempt=5, now_ms=9000)
+
+
+def test_a_payload_that_nobody_gave_a_message_is_a_violation() -> None:
+    found = judge()
+    with pytest.raises(Violated, match="with another content"):
+        deliver(found, token="two", attempt=2, now_ms=3000, tail=b"#rotten")
+
+
+def test_what_was_cancelled_must_not_come_on_a_later_claim() -> None:
+    found = judge()
+    before = found.now()
+    found.dropping("red", b"key")
+    found.cancelled("red", b"key", 7)
+    deliver(found, token="two", attempt=2, now_ms=3000, claimed=before)
+    with pytest.raises(Violated, match="which was dropped or cancelled there"):
+        deliver(found, token="three", attempt=3, now_ms=5000)
+    assert found.missing() == []
+
+
+def test_what_is_past_its_retention_must_not_come() -> None:
+    found = judge()
+    headers = {"color": "red"}
+    found.publishing(b"brief", headers, visible_at_ms=0, now_ms=0, retention_ms=2000)
+    found.published(b"brief", 8, received_ms=1000)
+    assert ("red", b"brief") not in found.missing()
+    deliver(found, key=b"brief", message_id=8, now_ms=4000, claimed_ms=2999)
+    with pytest.raises(Violated, match="1 ms past its retention"):
+        deliver(
+            found, key=b"brief", message_id=8, token="two", attempt=2, now_ms=9000, claimed_ms=3001
+        )
 
 
 def test_clocks_that_are_apart_are_allowed_for() -> None:

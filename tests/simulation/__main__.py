@@ -2,6 +2,7 @@
 
     python -m tests.simulation --seeds 20         worlds 1 to 20, as many at a time as processors
     python -m tests.simulation --seed 7 --story   one of them, with all that happened
+    python -m tests.simulation --seeds 500 --tally worlds.jsonl; … --total worlds.jsonl
 
 A world that breaks a rule is run again with ever fewer mishaps; what is left is printed with its
 story, and the command that shows it again.
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 from tests.simulation import chance
-from tests.simulation.seeds import Settings, run_seeds
+from tests.simulation.seeds import Settings, run_seeds, total
 
 
 def main() -> None:
@@ -35,14 +36,20 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100, help="Messages of each producer.")
     parser.add_argument("--mishaps", type=float, default=1.0, help="Mishaps a second.")
     parser.add_argument("--without", default="", help="Mishaps to leave out, such as 3,8.")
+    parser.add_argument("--tally", type=Path, help="Add a line for each world to this file.")
+    parser.add_argument("--total", type=Path, help="Say what a tally comes to, and run nothing.")
     parser.add_argument("--story", action="store_true", help="Print what happened.")
     parser.add_argument("--trace", type=Path, help="Write each step to this file.")
     parser.add_argument("--log", default="CRITICAL", help="Level of the logs to print.")
     options = parser.parse_args()
+    if options.total is not None:
+        print(total(options.total))
+        return
     settings = Settings(options.messages, options.mishaps)
     if options.seed is None:
         seeds = range(options.first, options.first + (options.seeds or 1))
-        sys.exit(run_seeds([str(seed) for seed in seeds], settings, options.at_once))
+        names = [str(seed) for seed in seeds]
+        sys.exit(run_seeds(names, settings, options.at_once, options.tally))
     _log(options.log)
     without = [int(number) for number in options.without.split(",") if number]
     _run(options.seed, settings, without, is_told=options.story, trace=options.trace)

@@ -15,8 +15,9 @@ from slatemq.events.envelope import Event
 from tests.simulation.judge import Judge, Violated
 
 PUBLISHED: Final = "message.published"
-DEAD_LETTERED: Final = "message.dead_lettered"
-REDRIVEN: Final = "message.redriven"
+OF_MESSAGES: Final = tuple(
+    f"message.{what}" for what in ("dead_lettered", "redriven", "edited", "cancelled")
+)
 
 
 class Change(NamedTuple):
@@ -59,7 +60,7 @@ class EventJudge:
         self.by_id[event.id] = event
         if event.type == PUBLISHED:
             self._take_message(event)
-        elif event.type in (DEAD_LETTERED, REDRIVEN):
+        elif event.type in OF_MESSAGES:
             data = event.data
             into = data.get("target", data["queue"])
             self._of_messages.add((event.type, into, data["message_id"]))
@@ -127,8 +128,11 @@ class EventJudge:
             if key is None:
                 continue  # Of a publish that was not answered, and in no queue that was consumed.
             found: dict[str, Any] = event.data
-            wanted = dict(self._judge.sent[key].headers), len(key)
-            if (found["headers"], found["size"]) != wanted:
+            sent = self._judge.sent[key]
+            # An edit that comes before its event is in it.
+            sizes = [len(key) + len(one.tail) for one in sent.contents]
+            if found["headers"] != sent.headers or found["size"] not in sizes:
+                wanted = f"{sent.headers}, {sizes} bytes"
                 raise Violated(
                     f"the event of {key!r} has {found}, and it was published as {wanted}"
                 )

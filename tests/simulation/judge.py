@@ -42,6 +42,17 @@ class Loss(Span):
 
 
 @dataclass
+class Content(Span):
+    """What a message has from the answer of an edit on.
+
+    Attributes:
+        tail: Of its payload, behind its key.
+    """
+
+    tail: bytes = b""
+
+
+@dataclass
 class _Lease:
     token: str
     deadline_ms: int
@@ -57,6 +68,7 @@ class _Copy:
 
     Attributes:
         maybe_dropped: It may have ended without an ack.
+        dropped: The moment from which on it had ended so.
         maybe_acked_by: The leases of acks that may have counted.
         finished_by: The one thing that finished it, such as the payload that was pushed with it.
         nacked_ms: When its last nack began.
@@ -66,6 +78,7 @@ class _Copy:
     leases: list[_Lease] = field(default_factory=list)
     acked: bool = False
     maybe_dropped: bool = False
+    dropped: int = NEVER
     maybe_acked_by: set[str] = field(default_factory=set)
     finished_by: str = ""
     nacked_ms: int = 0
@@ -85,6 +98,9 @@ class _Sent:
         only: The one queue that a push is for.
         source: What a push finishes with itself: queue and payload.
         is_refused: The push was refused, so it must never be seen.
+        contents: What it was published with, and what edits made of it, in their order.
+        gone_ms: From when on no claim may give it, by the clock of its ingest; 0: unknown.
+        retention_ms: How long after its receipt that is; 0: it is kept.
     """
 
     headers: Mapping[str, str]
@@ -96,6 +112,9 @@ class _Sent:
     source: tuple[str, bytes] | None = None
     is_refused: bool = False
     ids: set[int] = field(default_factory=set)
+    contents: list[Content] = field(default_factory=lambda: [Content(0, 0)])
+    retention_ms: int = 0
+    gone_ms: int = 0
 
 
 @dataclass
@@ -256,16 +275,43 @@ class Judge:
     # --- Producers ----------------------------------------------------------
 
     def publishing(
-        self, key: bytes, headers: Mapping[str, str], visible_at_ms: int, now_ms: int
+        self,
+        key: bytes,
+        headers: Mapping[str, str],
+        visible_at_ms: int,
+        now_ms: int,
+        tail: bytes = b"",
+        retention_ms: int = 0,
     ) -> None:
-        """A client is about to publish this payload, for the first time."""
-        self.sent[key] = _Sent(headers, visible_at_ms, self.now(), now_ms)
+        """A client is about to publish this message, for the first time."""
+        self.sent[key] = _Sent(
+            headers,
+            visible_at_ms,
+            self.now(),
+            now_ms,
+            contents=[Content(0, 0, tail)],
+            retention_ms=retention_ms,
+        )
 
-    def published(self, key: bytes, message_id: int) -> None:
+    def published(self, key: bytes, message_id: int, received_ms: int = 0) -> None:
         """The publish was answered; an ID of 0: it is accepted, and stored later."""
-        self.sent[key].answered = True
+        sent = self.sent[key]
+        sent.answered = True
         if message_id:
             self._same_message(key, message_id)
+            # Of a repeat, this is when it came: the first one came earlier.
+            if sent.retention_ms and received_ms:
+                sent.gone_ms = max(sent.gone_ms, received_ms + sent.retention_ms)
+
+    def editing(self, key: bytes, tail: bytes) -> Content:
+        """The content of a message is about to change; `done` tells the answer."""
+        content = Content(self.now(), tail=tail)
+        self.sent[key].contents.append(content)
+        return content
+
+    def edited(self, queue: str, key: bytes, message_id: int, content: Content) -> None:
+        self.done(content)
+        self.events_of_messages["message.edited", queue, message_id] = None
 
     # --- Consumers ----------------------------------------------------------
 
@@ -280,8 +326,10 @@ class Judge:
         deadline_ms: int,
         now_ms: int,
         claimed: int = NEVER,
+        claimed_ms: int = 0,
+        tail: bytes = b"",
     ) -> None:
-        """A claim gave this message; the claim began at the moment `claimed`."""
+        """A claim, begun at the moment `claimed` and the time `claimed_ms`, gave this message."""
         self.delivered += 1
         sent = self.sent.get(key)
         if sent is None:
@@ -299,6 +347,12 @@ class Judge:
             raise Violated(f"{queue} delivers {key!r} {earliest_ms - now_ms} ms before its time")
         if copy.acked:
             raise Violated(f"{queue} delivers {key!r} again after an answered ack")
+        if copy.dropped < claimed:
+            raise Violated(f"{queue} delivers {key!r}, which was dropped or cancelled there")
+        self._has_its_content(queue, key, sent, tail, claimed)
+        gone_ms = sent.gone_ms - self.apart(queue, sent.began_ms).least_ms
+        if sent.gone_ms and claimed_ms >= gone_ms:
+            raise Violated(f"{queue} delivers {key!r} {claimed_ms - gone_ms} ms past its retention")
         self._is_not_lost(queue, key, copy, message_id, claimed)
         for pause in self.queues[queue].pauses:
             if pause.began < claimed and self._moment < pause.answered:
@@ -307,6 +361,21 @@ class Judge:
         if copy.leases:
             self.redelivered += 1
         copy.leases.append(_Lease(token, deadline_ms, attempt, self.now(), now_ms))
+
+    def _has_its_content(
+        self, queue: str, key: bytes, sent: _Sent, tail: bytes, claimed: int
+    ) -> None:
+        """It is as an edit made it that a claim may see: not as one before the last answered."""
+        first = 0
+        for place, one in enumerate(sent.contents):
+            # What was redriven into another queue is a copy, which later edits do not reach.
+            if one.answered < claimed and not self.queues[queue].fed_from:
+                first = place
+        if all(one.tail != tail for one in sent.contents[first:]):
+            places = [place for place, one in enumerate(sent.contents) if one.tail == tail]
+            raise Violated(
+                f"{queue} delivers {key!r} with another content than after edit {first}: {places}"
+            )
 
     def _may_be_there(self, queue: str, key: bytes, sent: _Sent, message_id: int) -> None:
         if sent.is_refused:
@@ -453,8 +522,14 @@ class Judge:
         self.copies.setdefault((queue, key), _Copy()).maybe_dropped = True
 
     def dropped(self, queue: str, key: bytes, message_id: int) -> None:
+        """A dead letter is gone."""
         self.copies[queue, key].acked = True
         self.events_of_messages["message.dead_lettered", queue, message_id] = None
+
+    def cancelled(self, queue: str, key: bytes, message_id: int) -> None:
+        """An entry that waited is gone; an earlier claim of it may still be on its way."""
+        self.copies[queue, key].dropped = self.now()
+        self.events_of_messages["message.cancelled", queue, message_id] = None
 
     # --- The end ------------------------------------------------------------
 
@@ -479,7 +554,11 @@ class Judge:
     def _must_be_there(self, name: str, queue: _Queue, key: bytes, sent: _Sent) -> bool:
         if queue.fed_from:
             return queue.moves_in.get(key, False)
-        if not sent.answered or any(loss.answered > sent.began for loss in queue.losses):
+        if (
+            not sent.answered
+            or sent.retention_ms
+            or any(loss.answered > sent.began for loss in queue.losses)
+        ):
             return False
         if sent.only:
             return sent.only == name

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import uuid4
 
-from slatemq._admin.entry_models import StateName
+from slatemq._admin.entry_models import Entry, StateName
 from slatemq._admin.redrives import RedriveState
 from slatemq._admin.settling import DropDeadLetter
 from slatemq.client import Client
@@ -20,10 +20,15 @@ from tests.simulation.workload import (
     COLORS,
     LEASE_S,
     QUEUES,
+    TAIL,
     Workload,
     filter_of,
+    key_of,
     now_ms,
 )
+
+ALL: Final = "all"
+"""The queue that every message reaches."""
 
 LATE: Final = "late"
 """A queue that is created while messages come, and starts at the beginning."""
@@ -40,6 +45,7 @@ class Operators:
         self._workload = workload
         self._chance = random.Random(f"{seed}/operators")
         self._color = QUEUES["edited"].value
+        self._edits = 0
         self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -48,6 +54,8 @@ class Operators:
         works: list[tuple[str, Callable[[Client, random.Random], Awaitable[None]]]] = []
         if "edited" in names:
             works.append(("editor", self._edit))
+        if self._chance.random() < 0.6:
+            works.append(("corrector", self._correct))
         if "moved" in names:
             works.append(("mover", self._empty))
         if "flaky" in names:
@@ -140,6 +148,42 @@ class Operators:
 
         return await self._workload.insist(list_all) or []
 
+    # --- Messages that wait -------------------------------------------------
+
+    async def _correct(self, client: Client, chance: random.Random) -> None:
+        """Change delayed messages, and cancel some, in the queue that has all."""
+        while not self.stopping:
+            await asyncio.sleep(chance.uniform(0.2, 1.5))
+            try:
+                page = await client.entry_page(ALL, "delayed", page_size=10, view="full")
+                stored = [entry for entry in page.entries if entry.message is not None]
+                if not stored:
+                    continue
+                entry = chance.choice(stored)
+                if chance.random() < 0.7:
+                    await self._edit_message(client, entry)
+                else:
+                    await self._cancel(client, entry)
+            except SlateMQError as error:
+                self._workload.note_error("correcting", error)
+
+    async def _edit_message(self, client: Client, entry: Entry) -> None:
+        key = key_of(entry.message)
+        self._edits += 1
+        tail = TAIL + f"edit {self._edits}".encode()
+        content = self._judge.editing(key, tail)
+        # By its etag: a try whose answer was lost changes nothing after a later edit.
+        await client.edit_message(entry.handle, payload=key + tail, etag=entry.etag)
+        self._judge.edited(ALL, key, entry.message_id, content)
+        self._cluster.tell(f"{key!r} is edited")
+
+    async def _cancel(self, client: Client, entry: Entry) -> None:
+        key = key_of(entry.message)
+        self._judge.dropping(ALL, key)
+        await client.cancel_entry(entry.handle)
+        self._judge.cancelled(ALL, key, entry.message_id)
+        self._cluster.tell(f"{key!r} is cancelled")
+
     # --- Dead letters -------------------------------------------------------
 
     async def _redrive(self, client: Client, chance: random.Random) -> None:
@@ -169,7 +213,7 @@ class Operators:
             return
         entry = chance.choice(stored)
         assert entry.message is not None, "stored"
-        key = entry.message.payload
+        key = key_of(entry.message)
         self._judge.dropping("flaky", key)
         await client.settle_dead_letters([DropDeadLetter(entry.handle)])
         self._judge.dropped("flaky", key, entry.message_id)

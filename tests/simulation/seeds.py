@@ -18,6 +18,10 @@ LIMIT_S: Final = 3600
 """After this a world hangs within one step: it ends by itself after too many steps."""
 
 
+COUNTED: Final = ("seed", "steps", "violation", "published", "delivered", "events", "checks")
+"""The facts of a world that a tally has."""
+
+
 class Settings(NamedTuple):
     """What all worlds of a run have in common; see `tests.simulation.__main__`."""
 
@@ -77,8 +81,13 @@ def rule_of(violation: str) -> str:
     return re.sub(r"b'[^']*'|'[^']*'|[\[{(].*[\]})]|\d[\d.,]*", "…", rule)
 
 
-def run_seeds(seeds: Sequence[str], settings: Settings, at_once: int) -> int:
-    """Run all worlds, `at_once` at a time, and shrink what fails; returns the exit code."""
+def run_seeds(
+    seeds: Sequence[str], settings: Settings, at_once: int, tally: Path | None = None
+) -> int:
+    """Run all worlds, `at_once` at a time, and shrink what fails; returns the exit code.
+
+    Each world that is over adds a line to the file `tally`, so that many runs can be counted.
+    """
     began_s, steps, broken, unjudged = time.monotonic(), 0, [], 0
     with ThreadPoolExecutor(at_once) as threads:
         for facts in threads.map(partial(_facts_of, settings=settings), seeds):
@@ -87,6 +96,8 @@ def run_seeds(seeds: Sequence[str], settings: Settings, at_once: int) -> int:
                 print(facts, flush=True)
                 continue
             steps += facts["steps"]
+            if tally is not None:
+                count_world(tally, facts, settings)
             if facts["violation"]:
                 broken.append(facts)
             said = f"seed {facts['seed']}: {facts['violation'] or 'ok'}, {facts['steps']:,} steps"
@@ -97,6 +108,20 @@ def run_seeds(seeds: Sequence[str], settings: Settings, at_once: int) -> int:
     counts = f"{len(broken)} broken, {unjudged} without a verdict"
     print(f"{len(seeds)} worlds, {steps:,} steps, {counts}, {seconds:.0f} s")
     return 1 if broken or unjudged else 0
+
+
+def count_world(tally: Path, facts: Mapping[str, Any], settings: Settings) -> None:
+    line = {name: facts[name] for name in COUNTED} | settings._asdict()
+    with tally.open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
+
+
+def total(tally: Path) -> str:
+    """What a tally comes to, in words."""
+    worlds = [json.loads(line) for line in tally.read_text().splitlines()]
+    steps = sum(world["steps"] for world in worlds)
+    broken = sum(bool(world["violation"]) for world in worlds)
+    return f"{len(worlds)} worlds, {steps:,} steps, {broken} broken"
 
 
 def _facts_of(seed: str, settings: Settings) -> dict[str, Any] | NoVerdict:

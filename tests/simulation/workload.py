@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from slatemq import Backoff, Complete, Push, TaskState, Transfer, connect
+from slatemq._publish.published import Published
 from slatemq.client import Client
 from slatemq.errors import (
     AlreadyExists,
@@ -49,6 +50,18 @@ CLAIM_S: Final = 1.0
 DELAY_MAX_S: Final = 5
 """How long a message may be delayed by its producer."""
 
+
+MOVING: Final = ("green",)
+"""Colors of messages that become dead letters and move: what is kept of them begins anew there."""
+
+RETENTION_S: Final = 4
+"""Of messages that are gone soon."""
+
+TAIL: Final = b"#"
+"""Begins what a payload has behind its key."""
+
+LARGE: Final = TAIL + b"large" * 14_000
+"""Makes a payload so large that it is an object of its own."""
 
 LEASE_OVER: Final = ("LEASE_ENDED", "LEASE_UNKNOWN")
 """Why an ack is refused whose lease had ended."""
@@ -110,6 +123,17 @@ CHOSEN: Final = ("red", "flaky", "first", "edited", "moved", "ranked")
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def parts_of(payload: bytes) -> tuple[bytes, bytes]:
+    """The key by which the judge knows a message, and what its payload has behind it."""
+    key, tail_begin, tail = payload.partition(TAIL)
+    return key, tail_begin + tail
+
+
+def key_of(message: Any) -> bytes:
+    """Of a message that is published, or was claimed."""
+    return parts_of(message.payload)[0]
 
 
 class Workload:
@@ -235,23 +259,36 @@ class Workload:
         if chance.random() < 0.2:
             visible_at_ms = now_ms() + chance.randrange(DELAY_MAX_S * 1000)
         dedupe_key = key.decode() if chance.random() < 0.5 else None
+        is_kept = headers["color"] in MOVING or chance.random() < 0.9
         return self._about_to_publish(
-            OutgoingMessage(key, headers, visible_at_ms=visible_at_ms, dedupe_key=dedupe_key)
+            OutgoingMessage(
+                key + (LARGE if chance.random() < 0.04 else b""),
+                headers,
+                retention_s=None if is_kept else RETENTION_S,
+                visible_at_ms=visible_at_ms,
+                dedupe_key=dedupe_key,
+            )
         )
 
     def _about_to_publish(self, message: OutgoingMessage) -> OutgoingMessage:
-        key, visible_at_ms = message.payload, message.visible_at_ms or 0
-        self._judge.publishing(key, message.headers, visible_at_ms, now_ms())
+        key, tail = parts_of(message.payload)
+        self._judge.publishing(
+            key,
+            message.headers,
+            message.visible_at_ms or 0,
+            now_ms(),
+            tail,
+            (message.retention_s or 0) * 1000,
+        )
         return message
 
     async def _send(self, client: Client, batch: Sequence[OutgoingMessage]) -> None:
         try:
             done = await client.publish_many(batch)
         except SlateMQError as error:
-            self.note_error(f"publishing {[one.payload for one in batch]}", error)
+            self.note_error(f"publishing {[key_of(one) for one in batch]}", error)
             return
-        for message, published in zip(batch, done, strict=True):
-            self._judge.published(message.payload, published.message_id)
+        self._note_published(batch, done)
         tasks = {one.task_id for one in done if one.task_id}
         if len(tasks) == 1 and len(self._judge.sent) % 3 == 0:
             await self._wait_applied(client, tasks.pop(), batch)
@@ -267,8 +304,12 @@ class Workload:
             return
         if task.state is TaskState.FAILED:
             raise Violated(f"{task_id}, which nothing is wrong with, failed: {task.error}")
-        for message, published in zip(batch, task.published, strict=False):
-            self._judge.published(message.payload, published.message_id)
+        self._note_published(batch, task.published)
+
+    def _note_published(self, batch: Sequence[OutgoingMessage], done: Sequence[Published]) -> None:
+        for message, one in zip(batch, done, strict=False):
+            received_ms = 0 if one.duplicate else one.received_at_ms
+            self._judge.published(key_of(message), one.message_id, received_ms)
 
     # --- Consumers ----------------------------------------------------------
 
@@ -279,7 +320,7 @@ class Workload:
                 if QUEUES[queue].idle_s and not self.calm:
                     await asyncio.sleep(chance.random() * QUEUES[queue].idle_s)
                 most = 1 if queue == "ranked" else chance.randint(1, 8)
-                claimed = self._judge.now()
+                claimed, claimed_ms = self._judge.now(), now_ms()
                 try:
                     messages = await client.claim(queue, most, wait=CLAIM_S, consumer_id=name)
                 except SlateMQError as error:
@@ -287,9 +328,10 @@ class Workload:
                     await asyncio.sleep(0.2)
                     continue
                 for message in messages:
+                    key, tail = parts_of(message.payload)
                     self._judge.delivered_to(
                         queue,
-                        message.payload,
+                        key,
                         message.headers,
                         message.message_id,
                         message.lease_token,
@@ -297,6 +339,8 @@ class Workload:
                         message.lease_deadline_ms,
                         now_ms(),
                         claimed,
+                        claimed_ms,
+                        tail,
                     )
                 for message in messages:
                     if queue == "ranked":
@@ -304,12 +348,12 @@ class Workload:
                     try:
                         await self._finish(client, queue, message, chance)
                     except SlateMQError as error:
-                        self.note_error(f"finishing {message.payload!r}", error)
+                        self.note_error(f"finishing {key_of(message)!r}", error)
 
     async def _finish(
         self, client: Client, queue: str, message: Any, chance: random.Random
     ) -> None:
-        key, token, dice = message.payload, message.lease_token, chance.random()
+        key, token, dice = key_of(message), message.lease_token, chance.random()
         if self.calm or queue == "ranked":
             dice = 1.0
         if dice < QUEUES[queue].forgets:
