@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from opentelemetry import trace
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -231,6 +231,8 @@ async def _body(request: Request, take_place: Callable[[], Awaitable[object]]) -
                     await take_place()
     except TimeoutError:
         raise Refusal(408, "The form did not arrive in time.") from None
+    except ClientDisconnect:  # Anyone can do that: it is no fault to log.
+        raise Refusal(400, "The form did not arrive whole.") from None
     return body
 
 

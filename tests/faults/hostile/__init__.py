@@ -10,6 +10,7 @@ In reading order; a file imports only files above it:
 `floods`    Garbage, frames without end, connections that do nothing
 `raw_calls` Calls that no gRPC client makes
 `http1`     What comes to the port for HTTP
+`pages`     What comes to the console
 `state`     Batches of refused requests, and the state before and after
 `witness`   A client that behaves, beside them
 `run`       All of it, and the verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -15,6 +15,8 @@ from tests.faults.hostile.http2 import PREFACE, Port, Writer
 _HEAD: Final = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
 SERVER_ERROR: Final = b"500"
+
+ANSWER_S: Final = 1.0
 
 REQUESTS: Final = (
     b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -38,27 +40,37 @@ REQUESTS: Final = (
 )
 
 
-async def odd_requests(port: Port, scale: float, chance: random.Random) -> str:
+def odd_requests(requests: Sequence[bytes]) -> Attack:
     """Requests that are no good; none may be answered 500."""
-    seen: Counter[str] = Counter()
-    for number in range(scaled(500, scale)):
-        data = chance.choice(REQUESTS) if number >= len(REQUESTS) else REQUESTS[number]
-        if chance.random() < 0.1:
-            data = chance.randbytes(500)
-        with suppress(OSError, TimeoutError):
-            reader, writer = await port.open()
-            await writer.send(data)
-            try:
-                async with asyncio.timeout(1):
-                    line = await reader.readline()
-            except (OSError, ValueError, TimeoutError):
-                line = b""
-            writer.close()
-            status = line[9:12]
+
+    async def attack(port: Port, scale: float, chance: random.Random) -> str:
+        seen: Counter[str] = Counter()
+        for number in range(max(len(requests), scaled(500, scale))):
+            data = chance.choice(requests) if number >= len(requests) else requests[number]
+            if chance.random() < 0.1:
+                data = chance.randbytes(500)
+            status = await _status_of(port, data)
             seen[status.decode("latin-1") or "none"] += 1
             if status == SERVER_ERROR:
-                raise AssertionError(f"answered {line!r} to {data[:80]!r}")
-    return ", ".join(f"{count} × {status}" for status, count in seen.most_common())
+                raise AssertionError(f"answered 500 to {data[:80]!r}")
+        return ", ".join(f"{count} × {status}" for status, count in seen.most_common())
+
+    return attack
+
+
+async def _status_of(port: Port, data: bytes) -> bytes:
+    """The status with which a request is answered; empty where there is no answer."""
+    with suppress(OSError, TimeoutError):
+        reader, writer = await port.open()
+        try:
+            await writer.send(data)
+            async with asyncio.timeout(ANSWER_S):
+                return (await reader.readline())[9:12]
+        except ValueError:
+            pass  # a line that is too long
+        finally:
+            writer.close()
+    return b""
 
 
 async def a_large_body(port: Port, scale: float, _: random.Random) -> str:
@@ -73,7 +85,7 @@ async def a_large_body(port: Port, scale: float, _: random.Random) -> str:
     return f"{sent} MiB taken"
 
 
-def _held(each: Callable[[Writer, int], Awaitable[object]]) -> Attack:
+def held(each: Callable[[Writer, int], Awaitable[object]]) -> Attack:
     async def hold(port: Port, scale: float, _: random.Random) -> str:
         opened = []
         for number in range(scaled(1_000, scale)):
@@ -103,8 +115,8 @@ async def _metrics(writer: Writer, _: int) -> None:
 
 
 ATTACKS: Final[dict[str, Attack]] = {
-    "odd requests": odd_requests,
+    "odd requests": odd_requests(REQUESTS),
     "a large body": a_large_body,
-    "headers byte by byte": _held(_begun),
-    "answers that are not read": _held(_metrics),
+    "headers byte by byte": held(_begun),
+    "answers that are not read": held(_metrics),
 }

@@ -16,7 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from libs.serving import limits
-from tests.faults.hostile import floods, http1
+from tests.faults.hostile import floods, http1, pages
 from tests.faults.hostile.calls import Calls
 from tests.faults.hostile.generated import generate
 from tests.faults.hostile.http2 import Port
@@ -156,12 +156,16 @@ class Hostile:
 
     async def _floods(self) -> None:
         """Each attack at a port of each door."""
+        ports = self._target.ports
         for name, attack in floods.ATTACKS.items():
             for door in ("clients", "services"):
-                kind = self._chance.choice(KINDS)
-                await self._flood(name, attack, self._target.ports[kind, door])
+                await self._flood(name, attack, ports[self._chance.choice(KINDS), door])
+            if ("scaler", "clients") in ports:
+                await self._flood(name, attack, ports["scaler", "clients"])
         for name, attack in http1.ATTACKS.items():
-            await self._flood(name, attack, self._target.ports[self._chance.choice(KINDS), "http"])
+            await self._flood(name, attack, ports[self._chance.choice(KINDS), "http"])
+        for name, attack in pages.ATTACKS.items():
+            await self._flood(name, attack, ports["console", "pages"])
 
     async def _flood(self, name: str, attack: floods.Attack, port: Port) -> None:
         began = time.monotonic()
@@ -177,10 +181,13 @@ class Hostile:
     async def _serves(self, name: str, port: Port) -> str:
         """Whether the process answers others, and the witness goes on."""
         door = "clients" if port.door == "http" else port.door
-        stub: Any = health_pb2_grpc.HealthStub(self._target.channel(port.service, door))
         began = time.monotonic()
         try:
-            await self._check(stub)
+            if door == "pages":
+                assert await pages.serves(port), "no page"
+            else:
+                channel = self._target.channel(port.service, door)
+                await self._check(health_pb2_grpc.HealthStub(channel))
             await self._witness.count(1)
         except Exception as error:
             self._fault(f"after {name} at {port.service}, {port.door}: {error!r}")
@@ -217,7 +224,7 @@ class Hostile:
         while True:
             self._look_for_ends()
             now = self._target.memory_bytes()
-            self._peak = {kind: max(self._peak[kind], now[kind]) for kind in KINDS}
+            self._peak = {kind: max(self._peak[kind], now[kind]) for kind in now}
             await asyncio.sleep(0.5)
 
     async def _settle(self) -> None:
@@ -225,7 +232,7 @@ class Hostile:
         end = time.monotonic() + SETTLED_S
         while time.monotonic() < end:
             now = self._target.memory_bytes()
-            if all(now[kind] <= self._before[kind] + LEFT_BYTES_MAX for kind in KINDS):
+            if all(now[kind] <= self._before[kind] + LEFT_BYTES_MAX for kind in now):
                 return
             await asyncio.sleep(0.5)
 
@@ -238,7 +245,9 @@ class Hostile:
         for fault in [*self._raw.faults, *self._state.faults, *witness.faults]:
             self._fault(fault)
         after = self._target.memory_bytes()
-        for kind in KINDS:
+        for kind in after:
+            if not after[kind]:
+                self._fault(f"{kind} is gone")
             sizes = [self._before[kind], self._peak[kind], after[kind]]
             verdict.memory[kind] = [size // MEBIBYTE for size in sizes]
             if sizes[1] > sizes[0] + GROWTH_BYTES_MAX:

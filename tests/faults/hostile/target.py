@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +34,8 @@ ODD_AUTHORIZATIONS: Final = (
     "Bearer a.b.c",
 )
 
+START_S: Final = 60.0
+
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -50,11 +55,13 @@ class Target:
         stack: Its processes.
         ports: By service and door.
         secured: Its certificates and tokens; None: it is plain.
+        scaler_pid: Of the scaler beside it; 0: there is none.
     """
 
     stack: LocalStack
-    ports: Mapping[tuple[str, str], Port]
+    ports: dict[tuple[str, str], Port]
     secured: Secured | None
+    scaler_pid: int = 0
     _channels: dict[tuple[str, str], grpc.aio.Channel] = field(default_factory=dict)
 
     @property
@@ -99,8 +106,9 @@ class Target:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the services."""
-        return {kind: self.stack.pids[kind] for kind in KINDS}
+        """Of all that is attacked."""
+        pids = {kind: self.stack.pids[kind] for kind in (*KINDS, "console")}
+        return pids | ({"scaler": self.scaler_pid} if self.scaler_pid else {})
 
     def memory_bytes(self) -> dict[str, int]:
         """The proportional set size of each service; 0 for one that is gone."""
@@ -130,11 +138,37 @@ async def running(folder: Path, *, secured: bool, ready: bool = False) -> AsyncI
     try:
         target = Target(stack, await _ports(stack, made), made)
         try:
-            yield target
+            # With certificates it takes calls of KEDA alone.
+            async with nullcontext() if secured else _beside(target, folder):
+                yield target
         finally:
             await target.close()
     finally:
         stack.close()
+
+
+@asynccontextmanager
+async def _beside(target: Target, folder: Path) -> AsyncIterator[None]:
+    """A scaler."""
+    ready = folder / "scaler.ready"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.scaler", "--endpoint", target.stack.endpoint),
+        *("--port", "0", "--ready-file", str(ready), "--parent-pid", str(os.getpid())),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(START_S):
+            while not ready.exists():
+                assert process.returncode is None, "the scaler ended while starting"
+                await asyncio.sleep(0.01)
+        address = json.loads(ready.read_text())["address"]
+        target.ports["scaler", "clients"] = Port("scaler", "clients", address)
+        target.scaler_pid = process.pid
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 async def _ports(stack: LocalStack, secured: Secured | None) -> dict[tuple[str, str], Port]:
@@ -151,6 +185,11 @@ async def _ports(stack: LocalStack, secured: Secured | None) -> dict[tuple[str, 
         for door, at in (("clients", stack.endpoints[kind]), ("services", address)):
             ports[kind, door] = Port(kind, door, at, tls, name or "")
         ports[kind, "http"] = Port(kind, "http", stack.http_endpoints[kind])
+    pages = None
+    if secured is not None:
+        pages = ssl.create_default_context(cafile=str(secured.certificates / "ca.crt"))
+    at = stack.console.rpartition("/")[2]
+    ports["console", "pages"] = Port("console", "pages", at, pages, "127.0.0.1" if pages else "")
     return ports
 
 

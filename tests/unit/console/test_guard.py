@@ -250,6 +250,26 @@ def test_a_form_has_a_bounded_size_whatever_its_header_says() -> None:
     assert ask("POST", parts, content_type=FORM["content-type"], content_length="3").status == 413
 
 
+def test_a_browser_that_leaves_in_the_middle_of_a_form_is_no_fault_to_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    incoming: list[Message] = [
+        {"type": "http.request", "body": b"token=", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return incoming.pop(0)
+
+    async def send(_: Message) -> None:
+        pass
+
+    scope = scope_of("POST", content_type=FORM["content-type"])
+    asyncio.run(Guard(page, SEAL, LOOPBACK_NAMES)(scope, receive, send))
+
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("body", [b"a=%ff", b"\xff", b"&".join([b"a=1"] * 3000)])
 def test_a_form_that_cannot_be_read_is_refused(body: bytes) -> None:
     assert ask("POST", [body], content_type=FORM["content-type"]).status == 400
