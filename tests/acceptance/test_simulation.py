@@ -380,7 +380,7 @@ def test_a_claim_after_an_edit_gives_what_the_edit_made() -> None:
         deliver(found, token="five", attempt=5, now_ms=9000)
 
 
-def test_a_payload_that_nobody_gave_a_message_is_a_violation() -> None:
+def test_a_payload_that_no_message_was_given_is_a_violation() -> None:
     found = judge()
     with pytest.raises(Violated, match="with another content"):
         deliver(found, token="two", attempt=2, now_ms=3000, tail=b"#rotten")

@@ -83,7 +83,7 @@ def test_the_sum_never_runs_from_the_budget_under_any_load() -> None:
         assert world.spent_usd - 0.3 < a_second_usd * (hours + 1.2) * 3600
 
 
-def test_a_budget_that_is_too_small_says_so_and_nobody_waits_for_ever() -> None:
+def test_a_budget_that_is_too_small_says_so_and_no_caller_waits_for_ever() -> None:
     world = World(0.5)
     waits = world.run(3600, busy)
     assert max(waits) <= INTERVAL_S_MAX
