@@ -29,6 +29,7 @@ from libs.storage.database.pace import FixedPace
 from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.layout.buckets import BucketKind
+from libs.storage.objects.queue_names import QueueNames
 from libs.storage.records.queues import FailedMessage
 from services.broker.core.batches.remove import DeadLetter
 from services.broker.core.queue import Queue
@@ -40,6 +41,7 @@ from services.broker.dead_letters.removals import Archiver, Remover, WaitingMess
 from services.broker.entries.finished_pages import ListReaders, TimeRange, list_readers
 from services.broker.outbox.pusher import Pusher, PushLimits
 from services.broker.outbox.targets import IngestPushes, OtherBrokers
+from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner
 from services.ingest.config import IngestConfig
 from services.ingest.edit.purge_rules import Reason
@@ -183,7 +185,7 @@ async def measure_broker(folder: Path, count: int) -> None:
     pusher = Pusher(
         owner,
         IngestPushes(channels, directory, 0),
-        OtherBrokers(channels, directory, 0),
+        OtherBrokers(channels, Locations(QueueNames(root.objects)), 0),
         Blobs(root),
         PushLimits(PAYLOAD_BYTES_MAX, HOUR_MS),
     )

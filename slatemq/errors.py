@@ -55,6 +55,13 @@ SHARDS = "broker_shards"
 """The fact of such an error that names them, with commas."""
 
 
+WRONG_SHARD = "WRONG_SHARD"
+"""The reason of NotFound of a queue that another broker shard has."""
+
+SHARD = "broker_shard"
+"""The fact of such an error that names it."""
+
+
 class SlateMQError(Exception):
     """Base of all errors of SlateMQ; catch it to catch them all.
 
@@ -143,7 +150,11 @@ class _ResourceError(SlateMQError):
 
 
 class NotFound(_ResourceError):
-    """The resource does not exist. Check the name, or create it. Reason: e.g. QUEUE_NOT_FOUND."""
+    """The resource does not exist. Check the name, or create it. Reason: e.g. QUEUE_NOT_FOUND.
+
+    Where the broker that was asked does not have the queue, but another one, the reason is
+    WRONG_SHARD, and `broker_shard` in the metadata says which. The client then asks that one.
+    """
 
     default_reason = "NOT_FOUND"
     _phrase = "does not exist"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING
@@ -28,6 +28,11 @@ def may(verb: Verb, queue: str) -> bool:
     return caller is None or caller.rights.decide(verb, queue).is_permitted
 
 
+def may_some(verbs: Iterable[Verb], queue: str) -> bool:
+    """Whether the caller may do one of these on a queue."""
+    return any(may(verb, queue) for verb in verbs)
+
+
 def headers_size(headers: Mapping[str, str]) -> int:
     """About the bytes of headers, as limits count them."""
     return sum(len(key) + len(value) for key, value in headers.items())
@@ -38,6 +43,12 @@ def require(verb: Verb, queue: str) -> None:
     caller = current_caller.get()
     if caller is not None:
         caller.require(verb, queue)
+
+
+def require_some(verbs: Sequence[Verb], queue: str) -> None:
+    """Raises PermissionDenied unless the caller may do one of these on a queue."""
+    if not may_some(verbs, queue):
+        require(verbs[0], queue)
 
 
 def require_pushes(messages: Iterable[tuple[int, str, Mapping[str, str], int]], item: str) -> None:

@@ -154,6 +154,7 @@ class RunningService:
             limits.message_bytes_max(config.instance.payload_bytes_max),
             Elsewhere(service.directory, service.grpc_services),
             lambda: service.held_bytes,
+            service.directed,
         )
         protection = self._protection
         self._port = self._port_of(guard, protection.client_door, protection.client_tls)

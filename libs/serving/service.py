@@ -31,6 +31,7 @@ from libs.serving.process.store_measures import (
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
+from slatemq.errors import NotFound
 
 if TYPE_CHECKING:
     from libs.serving.events.relay import ProcessRelay
@@ -179,6 +180,10 @@ class Service(Generic[C]):
     async def wait_fatal(self) -> ExitCause:
         """Return when the process must end: fenced, or a commit failed. Called after `start`."""
         raise NotImplementedError
+
+    async def directed(self, error: NotFound) -> NotFound:
+        """An error about what is not here, with where it is as far as that is known."""
+        return error
 
     async def drain(self) -> None:
         """End long calls (waiting claims, streams); called when asked to stop."""

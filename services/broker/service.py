@@ -62,10 +62,12 @@ from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.loading import last_clock_ms, load_shard
+from services.broker.shard.locations import Locations, Signpost
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
 from services.broker.shard.unique_names import UniqueNames
+from slatemq.errors import NotFound
 
 if TYPE_CHECKING:
     from services.broker.events import BrokerRelay
@@ -113,7 +115,10 @@ class Broker:
         self.editor = MessageEditor(owner, self.delivery, payloads, ingests, others)
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         target = peers.make_target(channels, directory, shard)
-        pusher = Pusher(owner, target, OtherBrokers(channels, directory, shard), blobs, limits)
+        names = QueueNames(root.objects)
+        locations = Locations(names)
+        self.signpost = Signpost(locations, shard)
+        pusher = Pusher(owner, target, OtherBrokers(channels, locations, shard), blobs, limits)
         self.executor = Executor(owner, pusher, shard)
         self.sender = OutboxSender(owner, database, target, shard)
         mover = Mover(owner, lists, pusher)
@@ -121,10 +126,10 @@ class Broker:
         self.redrives = RedriveRunner(mover, ingests, budget)
         self.sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
-        names = UniqueNames(owner, QueueNames(root.objects), channels, shard)
+        unique = UniqueNames(owner, names, channels, shard)
         self.load = ShardLoad(owner.shard.queues)
         self.queues = QueueServicer(
-            config, owner, self.delivery, self.sweeper, starts, names, self.load
+            config, owner, self.delivery, self.sweeper, starts, unique, locations, self.load
         )
         self.assignments = AssignmentServicer(
             shard, owner, self.delivery, self.introductions, starts
@@ -142,7 +147,7 @@ class Broker:
             OutboxServicer(shard, owner, database, blobs, target, self.sender),
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
-            QueueNameServicer(names),
+            QueueNameServicer(unique),
             _snapshots(root, database, starts, owner),
         )
 
@@ -245,6 +250,9 @@ class BrokerService(Service[BrokerConfig]):
             return {}
         payloads = self.broker.payloads
         return {"payloads": (payloads.hits_count, payloads.misses_count)}
+
+    async def directed(self, error: NotFound) -> NotFound:
+        return error if self.broker is None else await self.broker.signpost.directed(error)
 
     def servicers(self) -> Iterable[object]:
         assert self.broker is not None, "called after start"

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -128,9 +129,7 @@ class RedriveCalls(Calls):
         """
         request = message_of(entry_pb2.ListRedrivesRequest, queue_id=queue_id, page_size=1000)
         if queue_id:
-            shard = await self._locations.shard_of(queue_id)
-            page = await self._peers.ask_broker(shard, _list_redrives, request)
-            answers = Answers({shard: page}, {})
+            answers = await self._locations.call(queue_id, partial(self._redrives_on, request))
         else:
             answers = await self._locations.ask_all(_list_redrives, request)
         for shard, first in sorted(answers.by_shard.items()):
@@ -143,6 +142,12 @@ class RedriveCalls(Calls):
                 request.page_token = page.next_page_token
                 page = await self._peers.ask_broker(shard, _list_redrives, request)
         answers.check_complete()
+
+    async def _redrives_on(
+        self, request: entry_pb2.ListRedrivesRequest, shard: int, timeout: float
+    ) -> Answers[entry_pb2.ListRedrivesResponse]:
+        stub = DeadLetterServiceStub(await self._peers.broker(shard))
+        return Answers({shard: await stub.ListRedrives(request, timeout=timeout)}, {})
 
     async def wait_redrive(
         self,

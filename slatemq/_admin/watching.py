@@ -51,6 +51,7 @@ class DelayedWatch:
         self._position = position
         self._position_after = position
         self._call: Any = None
+        self._shard: int | None = None
         self._closed = False
         self._watch = OutageWatch(broker_of(queue_id))
 
@@ -101,9 +102,14 @@ class DelayedWatch:
                     self._peers.forget()
                 await asyncio.sleep(pause_s(error, pause))
                 pause = min(pause * 2, BACKOFF_S_MAX)
-            except NotFound:
-                self._locations.forget(self.queue_id)
-                raise
+            except NotFound as error:
+                shard = self._shard
+                if shard is None or not await self._locations.has_moved(
+                    self.queue_id, shard, error
+                ):
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, BACKOFF_S_MAX)
         entry = self._ready.popleft()
         if not self._ready:
             self._position = self._position_after
@@ -143,8 +149,8 @@ class DelayedWatch:
             self._position = answer.position
 
     async def _open(self) -> Any:
-        channel = await self._locations.channel_of(self.queue_id)
-        return DelayedServiceStub(channel).WatchDelayed(
+        self._shard = await self._locations.shard_of(self.queue_id)
+        return DelayedServiceStub(await self._peers.broker(self._shard)).WatchDelayed(
             entry_pb2.WatchDelayedRequest(
                 queue_id=self.queue_id, position=self._position, view=self._view
             )

@@ -194,6 +194,7 @@ class Consumer(QueueConsumer):
         self._paused = False
         self._answered_at_s: float | None = None
         self._streaming = False
+        self._shard: int | None = None
 
     async def __anext__(self) -> Received:
         """The next message; ends when the consumer is closed.
@@ -310,13 +311,12 @@ class Consumer(QueueConsumer):
                 if not isinstance(error, ResourceExhausted):
                     self._peers.forget()
             except SlateMQError as error:
-                if error.reason != PAUSED:
-                    if isinstance(error, NotFound):
-                        self._locations.forget(self.queue_id)
+                if error.reason == PAUSED:
+                    self._watch.end()
+                    self._paused = True
+                elif not await self._has_moved(error):
                     self._fail(error)
                     return
-                self._watch.end()
-                self._paused = True
             except Exception as error:
                 log.exception("the stream of %s ended by a fault", self.queue_id)
                 self._fail(Internal(f"a fault of the client: {error!r}"))
@@ -326,6 +326,16 @@ class Consumer(QueueConsumer):
             if not self._closed:
                 await asyncio.sleep(pause_s(refused, backoff))
             backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    async def _has_moved(self, error: SlateMQError) -> bool:
+        """Whether a queue that was not found has moved to another shard."""
+        if not isinstance(error, NotFound) or self._shard is None:
+            return False
+        try:
+            return await self._locations.has_moved(self.queue_id, self._shard, error)
+        except (Unavailable, DeadlineExceeded) as failed:
+            log.debug("where %s is cannot be asked: %s", self.queue_id, failed)
+            return True  # The next try asks again.
 
     def _has_work(self) -> bool:
         return bool(self._buffer)
@@ -337,7 +347,8 @@ class Consumer(QueueConsumer):
     async def _stream(self) -> None:
         """One stream, to its end. Raises why it ended, unless this consumer stopped it."""
         self._answered_at_s = None
-        channel = await self._locations.channel_of(self.queue_id)
+        self._shard = await self._locations.shard_of(self.queue_id)
+        channel = await self._peers.broker(self._shard)
         stub: Any = consumer_pb2_grpc.ConsumerServiceStub(channel)
         call = stub.Consume()
         writing = asyncio.create_task(self._write_all(call))

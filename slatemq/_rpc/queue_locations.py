@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
 
-import grpc.aio
-
 from slatemq._checks import check_text
 from slatemq._rpc.peers import ATTEMPT_S, CallOptions, Method, Peers, errors_translated
-from slatemq._rpc.topology_cache import first_answer
-from slatemq.errors import INCOMPLETE, SHARDS, DeadlineExceeded, NotFound, SlateMQError, Unavailable
-from slatemq.v1.queue_pb2 import GetQueueRequest
+from slatemq._rpc.topology_cache import STAGGER_S, first_answer
+from slatemq.errors import (
+    INCOMPLETE,
+    SHARD,
+    SHARDS,
+    DeadlineExceeded,
+    NotFound,
+    SlateMQError,
+    Unavailable,
+)
+from slatemq.v1.queue_pb2 import LocateQueueRequest
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
 if TYPE_CHECKING:
@@ -42,39 +49,68 @@ class Answers(NamedTuple, Generic[T]):
 
 
 class QueueLocations:
-    """Finds queues by asking all brokers at once, and remembers where they are."""
+    """Finds queues, by one call to any broker, and remembers where they are."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self._known: dict[str, int] = {}
 
     async def shard_of(self, queue_id: str) -> int:
-        """The broker shard of a queue.
+        """The broker shard of a queue, whose broker may be down.
 
-        Raises NotFound when every broker answers that it does not have the queue, Unavailable
-        (BROKER_DOWN) when none has it and some do not answer.
+        Raises NotFound when no shard has it, Unavailable or DeadlineExceeded when no broker
+        answers.
         """
         shards = await self.peers.broker_shards()
-        if len(shards) == 1:
-            return shards[0]
         known = self._known.get(queue_id)
         if known is not None:
             return known
-        request = GetQueueRequest(queue_id=queue_id)
-
-        async def look(shard: int) -> int:
-            stub = QueueServiceStub(await self.peers.broker(shard))
-            with errors_translated():
-                await self.peers.unless_closed(stub.GetQueue(request, timeout=ATTEMPT_S))
-            return shard
-
-        shard = await self._first("queue", queue_id, shards, look)
-        self._known[queue_id] = shard
+        if len(shards) == 1:
+            return shards[0]
+        shard = self._known[queue_id] = await self._look_up(queue_id, shards)
         return shard
 
-    async def channel_of(self, queue_id: str) -> grpc.aio.Channel:
-        """The channel to the broker of a queue. Raises as `shard_of`."""
-        return await self.peers.broker(await self.shard_of(queue_id))
+    async def _look_up(self, queue_id: str, brokers: list[int], *, fresh: bool = False) -> int:
+        """What the first of these brokers that answers says; `fresh`: by a claim read now."""
+        request = LocateQueueRequest(queue_id=queue_id, fresh=fresh)
+
+        async def look(broker: int) -> int | NotFound:
+            stub = QueueServiceStub(await self.peers.broker(broker))
+            try:
+                with errors_translated():
+                    call = stub.LocateQueue(request, timeout=ATTEMPT_S)
+                    return (await self.peers.unless_closed(call)).broker_shards[0]
+            except NotFound as error:
+                return error  # as any other broker would say
+
+        asked = random.sample(brokers, len(brokers))
+        found, problems = await first_answer(asked, look, STAGGER_S)
+        if isinstance(found, int):
+            return found
+        raise found or next(iter(problems.values()))
+
+    async def has_moved(self, queue_id: str, asked: int, error: NotFound) -> bool:
+        """Whether a shard that was asked in vain for a queue is not the one that has it.
+
+        The error may say which one does; else it is looked up, by a fresh claim. Raises as
+        `shard_of`, but not NotFound.
+        """
+        if error.resource_type != "queue" or error.resource_name != queue_id:
+            return False
+        self.forget(queue_id)
+        named = error.metadata.get(SHARD)
+        brokers = await self.peers.broker_shards()
+        if named is not None:
+            self._known[queue_id] = int(named)
+            return int(named) != asked
+        if len(brokers) < 2:
+            return False
+        try:
+            shard = await self._look_up(queue_id, brokers, fresh=True)
+        except NotFound:
+            return False
+        self._known[queue_id] = shard
+        return shard != asked
 
     def forget(self, queue_id: str) -> None:
         """The queue is not where it was: ask again."""
@@ -91,18 +127,18 @@ class QueueLocations:
         A queue that is not where it was is looked for once more. Options and errors as in
         `Peers.call`.
         """
+        asked: int | None = None
 
         async def located(timeout: float) -> T:
-            return await attempt(await self.shard_of(queue_id), timeout)
+            nonlocal asked
+            asked = None
+            asked = await self.shard_of(queue_id)
+            return await attempt(asked, timeout)
 
-        was_known = queue_id in self._known
         try:
             return await self.peers.call(located, **options)
         except NotFound as error:
-            if error.resource_type != "queue" or error.resource_name != queue_id:
-                raise
-            self.forget(queue_id)
-            if not was_known:
+            if asked is None or not await self.has_moved(queue_id, asked, error):
                 raise
         return await self.peers.call(located, **options)
 

@@ -780,6 +780,56 @@ class ListQueuesResponse(_message.Message):
 Global___ListQueuesResponse: _TypeAlias = ListQueuesResponse  # noqa: Y015
 
 @_typing.final
+class LocateQueueRequest(_message.Message):
+    """The queue to find."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.str
+    """The queue's ID."""
+    fresh: _builtins.bool
+    """Reads the claim now. Otherwise the answer may be a minute old."""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.str = ...,
+        fresh: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateQueueRequest: _TypeAlias = LocateQueueRequest  # noqa: Y015
+
+@_typing.final
+class LocateQueueResponse(_message.Message):
+    """Where a queue is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def broker_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The broker shards that have it, by partition: one for a queue without partitions."""
+
+    def __init__(
+        self,
+        *,
+        broker_shards: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shards", b"broker_shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateQueueResponse: _TypeAlias = LocateQueueResponse  # noqa: Y015
+
+@_typing.final
 class GetShardLoadRequest(_message.Message):
     """Asks for the load."""
 

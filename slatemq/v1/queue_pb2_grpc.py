@@ -60,6 +60,11 @@ class QueueServiceStub:
                 request_serializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueRequest.SerializeToString,
                 response_deserializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueResponse.FromString,
                 _registered_method=True)
+        self.LocateQueue = channel.unary_unary(
+                '/slatemq.v1.QueueService/LocateQueue',
+                request_serializer=slatemq_dot_v1_dot_queue__pb2.LocateQueueRequest.SerializeToString,
+                response_deserializer=slatemq_dot_v1_dot_queue__pb2.LocateQueueResponse.FromString,
+                _registered_method=True)
         self.GetShardLoad = channel.unary_unary(
                 '/slatemq.v1.QueueService/GetShardLoad',
                 request_serializer=slatemq_dot_v1_dot_queue__pb2.GetShardLoadRequest.SerializeToString,
@@ -169,6 +174,21 @@ class QueueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LocateQueue(self, request, context):
+        """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
+        call however many brokers there are, and even while the broker that has the queue is down.
+
+        The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
+        keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
+        and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer.
+
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
+        consume, inspect, edit or administer the queue), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetShardLoad(self, request, context):
         """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
         cheap to ask for, and may be a second old.
@@ -258,6 +278,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.DeleteQueue,
                     request_deserializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueRequest.FromString,
                     response_serializer=slatemq_dot_v1_dot_queue__pb2.DeleteQueueResponse.SerializeToString,
+            ),
+            'LocateQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateQueue,
+                    request_deserializer=slatemq_dot_v1_dot_queue__pb2.LocateQueueRequest.FromString,
+                    response_serializer=slatemq_dot_v1_dot_queue__pb2.LocateQueueResponse.SerializeToString,
             ),
             'GetShardLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetShardLoad,
@@ -426,6 +451,33 @@ class QueueService:
             '/slatemq.v1.QueueService/DeleteQueue',
             slatemq_dot_v1_dot_queue__pb2.DeleteQueueRequest.SerializeToString,
             slatemq_dot_v1_dot_queue__pb2.DeleteQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slatemq.v1.QueueService/LocateQueue',
+            slatemq_dot_v1_dot_queue__pb2.LocateQueueRequest.SerializeToString,
+            slatemq_dot_v1_dot_queue__pb2.LocateQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

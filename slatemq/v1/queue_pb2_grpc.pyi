@@ -86,6 +86,17 @@ class QueueServiceStub:
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
     """
+    LocateQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.LocateQueueRequest, _queue_pb2.LocateQueueResponse]
+    """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
+    call however many brokers there are, and even while the broker that has the queue is down.
+
+    The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
+    keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
+    and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer.
+
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
+    consume, inspect, edit or administer the queue), UNAVAILABLE.
+    """
     GetShardLoad: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetShardLoadRequest, _queue_pb2.GetShardLoadResponse]
     """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
     cheap to ask for, and may be a second old.
@@ -182,6 +193,17 @@ class QueueServiceAsyncStub(QueueServiceStub):
     starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
     Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+    """
+    LocateQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.LocateQueueRequest, _queue_pb2.LocateQueueResponse]  # type: ignore[assignment]
+    """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
+    call however many brokers there are, and even while the broker that has the queue is down.
+
+    The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
+    keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
+    and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer.
+
+    Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
+    consume, inspect, edit or administer the queue), UNAVAILABLE.
     """
     GetShardLoad: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetShardLoadRequest, _queue_pb2.GetShardLoadResponse]  # type: ignore[assignment]
     """Returns how much this shard has to do, to choose the shard of a new queue: see CreateQueue. The load counts what is in memory, so it is
@@ -306,6 +328,23 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         starts empty. Of a partitioned queue this deletes one partition; delete partition 0 first, then the others.
 
         Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND, ABORTED (etag), UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def LocateQueue(
+        self,
+        request: _queue_pb2.LocateQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.LocateQueueResponse, _abc.Awaitable[_queue_pb2.LocateQueueResponse]]:
+        """Finds the broker shard that has a queue. Every broker answers, from the claim of the queue's name in the store, so a look-up is one
+        call however many brokers there are, and even while the broker that has the queue is down.
+
+        The claim may be a moment older or newer than the queue: where that broker answers NOT_FOUND, look once more with `fresh`. Until then
+        keep the answer. Every call about a queue that another shard has is refused with NOT_FOUND whose ErrorInfo has the reason WRONG_SHARD
+        and, in its metadata, `broker_shard`: ask that broker, and keep it in place of the answer.
+
+        Errors: INVALID_ARGUMENT (not a valid queue ID), NOT_FOUND (no shard has claimed the name), PERMISSION_DENIED (the caller may not
+        consume, inspect, edit or administer the queue), UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

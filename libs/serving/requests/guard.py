@@ -70,12 +70,15 @@ class CallGuard(grpc.aio.ServerInterceptor):
         message_bytes_max: int = limits.message_bytes_max(),
         elsewhere: Elsewhere | None = None,
         held_bytes: Callable[[], int] = lambda: 0,
+        directed: Callable[[errors.NotFound], Awaitable[errors.NotFound]] | None = None,
     ) -> None:
         """Guard with this gate and size limit, and trace where telemetry is on.
 
         `elsewhere` knows where the services are that this process does not have. `held_bytes`
-        returns what the service holds for its callers, requests aside.
+        returns what the service holds for its callers, requests aside. `directed` adds to the error
+        about what is not here where it is.
         """
+        self._directed = directed
         self._gate = gate
         self._telemetry = telemetry
         self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
@@ -167,7 +170,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         if held_bytes:
                             reader.release(held_bytes)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await _fail(method, context, error)
+                await self._fail(method, context, error)
 
         return guarded
 
@@ -196,7 +199,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         if held_bytes:
                             reader.release(held_bytes)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await _fail(method, context, error)
+                await self._fail(method, context, error)
 
         return guarded
 
@@ -218,7 +221,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
                 if _is_of_caller(error):
                     await self._reader.skip(requests)
-                await _fail(method, context, error)
+                await self._fail(method, context, error)
 
         return guarded
 
@@ -235,9 +238,15 @@ class CallGuard(grpc.aio.ServerInterceptor):
                     await visit.judge(request)
                     await behavior(request, context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - all are answered
-                await _fail(method, context, error)
+                await self._fail(method, context, error)
 
         return guarded
+
+    async def _fail(self, method: str, context: Context, error: BaseException) -> None:
+        """As `_fail` below, once the caller is told where to look for what is not here."""
+        if self._directed is not None and isinstance(error, errors.NotFound):
+            error = await self._directed(error)
+        await _fail(method, context, error)
 
     def _refused(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         """A handler that refuses: no such method here, or the service is starting."""

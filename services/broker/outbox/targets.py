@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Protocol
 
 import grpc
@@ -14,6 +15,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Topology, TopologyDirectory
 from libs.storage.errors import StorageError
 from libs.storage.records.payloads import INLINE_PAYLOAD_MAX_BYTES
+from services.broker.shard.locations import Locations
 from slatemq._rpc.rpc_status import from_rpc_error
 from slatemq.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from slatemq.v1.ingest_pb2 import PushRequest
@@ -95,44 +97,31 @@ class IngestPushes:
 @dataclass(eq=False)
 class OtherBrokers:
     _channels: Channels
-    _directory: TopologyDirectory
+    _locations: Locations
     _shard: int
 
     async def having(self, queue_ids: Iterable[str]) -> frozenset[str]:
         """The queues, of these, that exist on other shards.
 
-        Raises Unavailable when one was not found and not every broker could be asked.
+        Raises Unavailable when a broker that should have one cannot be asked.
         """
-        wanted = set(queue_ids)
-        if not wanted:
-            return frozenset()
-        answers: dict[tuple[str, int], bool | None] = {}
-        await self._ask(wanted, await _topology(self._directory), answers)
-        found = {queue_id for (queue_id, _), has in answers.items() if has}
-        if found != wanted:
-            # It may be on a shard that has come since.
-            await self._ask(wanted - found, await self._directory.read(max_age_ms=0), answers)
-            found = {queue_id for (queue_id, _), has in answers.items() if has}
-        for (queue_id, shard), has in answers.items():
-            if has is None and queue_id not in found:
-                raise Unavailable(
-                    f"cannot look up queue {queue_id!r}: broker {shard} is down",
-                    reason="BROKER_AWAY",
-                )
-        return frozenset(found)
+        wanted = sorted(set(queue_ids))
+        found = await asyncio.gather(*map(self._is_elsewhere, wanted))
+        return frozenset(compress(wanted, found))
 
-    async def _ask(
-        self, wanted: set[str], topology: Topology, answers: dict[tuple[str, int], bool | None]
-    ) -> None:
-        """Ask the other brokers for these queues, but for what they have answered already."""
-        others = [shard for shard in topology.brokers if shard != self._shard]
-        questions = [(queue_id, shard) for queue_id in sorted(wanted) for shard in others]
-        questions = [question for question in questions if question not in answers]
-        results = await asyncio.gather(*(self._has(*question) for question in questions))
-        answers.update(zip(questions, results, strict=True))
+    async def _is_elsewhere(self, queue_id: str) -> bool:
+        shards = await self._locations.of(queue_id)
+        if await self._has(queue_id, shards):
+            return True
+        # It may have been created, or moved, since that was read.
+        fresh = await self._locations.of(queue_id, fresh=True)
+        return fresh != shards and await self._has(queue_id, fresh)
 
-    async def _has(self, queue_id: str, shard: int) -> bool | None:
-        """Whether the queue is there; None when that broker could not be asked."""
+    async def _has(self, queue_id: str, shards: Sequence[int]) -> bool:
+        """Whether the first of these shards, another one, has the queue. Raises Unavailable."""
+        if not shards or self._shard in shards:
+            return False
+        shard = shards[0]
         try:
             stub = QueueServiceStub(await self._channels.to("broker", shard))
             await stub.GetQueue(GetQueueRequest(queue_id=queue_id), timeout=ASK_DEADLINE_S)
@@ -140,10 +129,16 @@ class OtherBrokers:
             if isinstance(from_rpc_error(error), NotFound):
                 return False
             self._channels.doubt("broker", shard)
-            return None
-        except (Unavailable, StorageError):
-            return None
+            raise self._away(queue_id, shard) from error
+        except (Unavailable, StorageError) as error:
+            raise self._away(queue_id, shard) from error
         return True
+
+    def _away(self, queue_id: str, shard: int) -> Unavailable:
+        return Unavailable(
+            f"cannot look up queue {queue_id!r}: broker {shard} is down",
+            reason="BROKER_AWAY",
+        )
 
 
 def _push_failure(failed: PeerFailed) -> PeerFailed:

@@ -17,6 +17,7 @@ from libs.access.current import (
     hold_to,
     may,
     require,
+    require_some,
 )
 from libs.filters import DEFAULT_FILTER, check, values_of
 from services.broker.config import BrokerConfig
@@ -41,6 +42,7 @@ from services.broker.requests.queues import (
 )
 from services.broker.shard.change_pace import ChangePace
 from services.broker.shard.load import ShardLoad
+from services.broker.shard.locations import SEEING, Locations
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
@@ -78,8 +80,10 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         sweeper: Sweeper,
         starts: ReplayStarts,
         names: UniqueNames,
+        locations: Locations,
         load: ShardLoad,
     ) -> None:
+        self._locations = locations
         self._load = load
         self._shard = config.shard
         self._max_delay_ms = config.instance.max_message_delay_ms
@@ -308,6 +312,16 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         self._sweeper.purged(queue_id)
         await self._owner.durable()
         return queue_pb2.PurgeQueueResponse(purged_count=count)
+
+    async def LocateQueue(  # noqa: N802 - the RPC's name
+        self, request: queue_pb2.LocateQueueRequest, context: Any
+    ) -> queue_pb2.LocateQueueResponse:
+        queue_id = checked_id(request.queue_id, "queue_id")
+        require_some(SEEING, queue_id)
+        shards = await self._locations.of(queue_id, fresh=request.fresh)
+        if not shards:
+            raise NotFound("queue", queue_id)
+        return queue_pb2.LocateQueueResponse(broker_shards=shards)
 
     async def GetShardLoad(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.GetShardLoadRequest, context: Any

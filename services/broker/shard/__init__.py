@@ -6,6 +6,7 @@ In reading order; a file imports only files above it:
 `load`            How much the shard has to do, for the choice of the shard of a new queue
 `loading`         Reads the broker's database: all state at start, and cold buckets when a command
                   needs them
+`locations`       On which broker shards a queue is: what the claim of its name says
 `owner`           The shard in its process: runs commands on the pure state, commits what they
                   change, ends leases
 `replay_starts`   Where in the logs a queue that starts in the past begins: asked of the ingests

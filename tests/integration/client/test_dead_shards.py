@@ -87,18 +87,26 @@ async def test_queues_are_created_on_the_living_broker(half: Half) -> None:
         await client.delete_queue("created-now")
 
 
-async def test_a_queue_that_no_living_broker_has_is_not_said_to_be_unknown(half: Half) -> None:
+async def test_a_queue_of_the_dead_broker_is_not_said_to_be_unknown(half: Half) -> None:
     async with half.client(call_timeout=3) as client:
-        errors = await asyncio.gather(
-            client.get_queue("on0"),
-            client.claim("no-such-queue"),
-            client.get_redrive("no-such-redrive"),
-            return_exceptions=True,
-        )
-    for error in errors:
-        assert isinstance(error, Unavailable)
-        assert error.reason == "BROKER_DOWN"
-        assert error.metadata["broker_shards"] == "0"
+        with pytest.raises(Unavailable):
+            await client.get_queue("on0")
+
+
+async def test_a_name_that_no_queue_has_is_unknown_even_while_a_broker_is_down(
+    half: Half,
+) -> None:
+    async with half.client() as client:
+        with pytest.raises(NotFound):
+            await client.claim("no-such-queue")
+
+
+async def test_a_redrive_that_no_living_broker_has_is_not_said_to_be_unknown(half: Half) -> None:
+    async with half.client(call_timeout=3) as client:
+        with pytest.raises(Unavailable) as raised:
+            await client.get_redrive("no-such-redrive")
+    assert raised.value.reason == "BROKER_DOWN"
+    assert raised.value.metadata["broker_shards"] == "0"
 
 
 async def test_a_listing_gives_the_living_queues_then_says_which_broker_is_missing(

@@ -100,7 +100,8 @@ class _RoutersPart:
     Publish = BatchGetMessages = Push = ReplaceMessage = _unserved
     CreateQueue = GetQueue = ListQueues = UpdateQueue = DeleteQueue = _unserved
     PauseQueue = ResumeQueue = PurgeQueue = Backfill = _unserved
-    QuarantineQueue = LiftQuarantine = GetShardLoad = _unserved
+    QuarantineQueue = LiftQuarantine = _unserved
+    GetShardLoad = LocateQueue = _unserved
 
 
 class MemoryIngest(_RoutersPart, ingest_pb2_grpc.IngestServiceServicer):

@@ -264,6 +264,11 @@ def of_queues(prey: Prey) -> dict[str, list[tuple[Message, str]]]:
         "ResumeRedrive": [(entry_pb2.ResumeRedriveRequest(redrive_id=prey.redrive_id), NOT_FOUND)],
         "ListQueues": [(queue_pb2.ListQueuesRequest(), OK)],
         "GetShardLoad": [(queue_pb2.GetShardLoadRequest(), OK)],
+        "LocateQueue": [
+            (queue_pb2.LocateQueueRequest(queue_id=one, fresh=fresh), DENIED)
+            for one in (THEIRS, "no-such-queue")
+            for fresh in (False, True)
+        ],
         "WatchQueues": [(queue_pb2.WatchQueuesRequest(), OK)],
         "GetTopology": [],
         "GetInstance": [],

@@ -25,6 +25,7 @@ READING: Final = {
     "GetQueue",
     "ListQueues",
     "GetShardLoad",
+    "LocateQueue",
     "WatchQueues",
     "GetRoutingState",
     "ListEntries",

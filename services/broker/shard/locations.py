@@ -1,0 +1,116 @@
+"""On which broker shards a queue is: what the claim of its name says, and some of that remembered.
+
+A claim may be older or newer than the queue: what it says is where to ask, not that the queue is
+there. So may what is remembered: who was sent to the wrong shard asks again, for a fresh answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from libs.access.current import may_some
+from libs.access.verbs import Verb
+from libs.storage.errors import StorageError
+from libs.storage.objects.queue_names import QueueNames
+from slatemq.errors import WRONG_SHARD, NotFound
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_S: Final = 60.0
+"""How old an answer may be that is not fresh; a queue moves, or is created elsewhere, rarely."""
+
+ABSENT_S: Final = 1.0
+"""The same for a name that no shard has: it bounds what callers of absent queues cost the store."""
+
+NAMES_MAX: Final = 10_000
+"""Names that are remembered: a megabyte."""
+
+SEEING: Final[Sequence[Verb]] = ("consume", "inspect", "edit", "administer")
+"""Who may do any of these with a queue may know where it is."""
+
+
+class _Remembered(NamedTuple):
+    broker_shards: tuple[int, ...]
+    read_at: float
+
+
+@dataclass(eq=False)
+class Locations:
+    _names: QueueNames
+    _clock: Callable[[], float] = time.monotonic
+    _known: dict[str, _Remembered] = field(default_factory=dict, init=False)
+    _reading: dict[str, asyncio.Future[tuple[int, ...]]] = field(default_factory=dict, init=False)
+
+    async def of(self, queue_id: str, *, fresh: bool = False) -> tuple[int, ...]:
+        """The shards that the queue's name is claimed for, by partition; none if it is free.
+
+        A remembered answer may be a minute old; that a name is free, a second. `fresh` reads the
+        claim. Raises StoreUnavailable where nothing is remembered, CorruptRecord.
+        """
+        known = self._known.get(queue_id)
+        if known is not None and not fresh:
+            lasts_s = REMEMBERED_S if known.broker_shards else ABSENT_S
+            if self._clock() - known.read_at < lasts_s:
+                return known.broker_shards
+        if fresh:
+            return await self._read(queue_id)
+        reading = self._reading.get(queue_id)
+        if reading is None:
+            reading = self._reading[queue_id] = asyncio.ensure_future(self._read(queue_id))
+            reading.add_done_callback(lambda _: self._reading.pop(queue_id, None))
+        try:
+            return await asyncio.shield(reading)
+        except StorageError as error:
+            if known is None or not known.broker_shards:
+                raise
+            log.warning("where queue %s is cannot be read, taking the last: %s", queue_id, error)
+            return known.broker_shards
+
+    async def _read(self, queue_id: str) -> tuple[int, ...]:
+        read_at = self._clock()
+        shards = (await self._names.get(queue_id)).broker_shards
+        self.note(queue_id, shards, read_at)
+        return shards
+
+    def note(self, queue_id: str, shards: tuple[int, ...], read_at: float) -> None:
+        """Remembers where a queue was at this time."""
+        self._known.pop(queue_id, None)
+        while len(self._known) >= NAMES_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[queue_id] = _Remembered(shards, read_at)
+
+
+@dataclass(eq=False)
+class Signpost:
+    """Tells a caller who looks for a queue on the wrong shard which one has it."""
+
+    _locations: Locations
+    _shard: int
+
+    async def directed(self, error: NotFound) -> NotFound:
+        """The error as the caller gets it: with the reason WRONG_SHARD where another has the queue.
+
+        Nothing is said to who may not know of the queue, or while the store is away.
+        """
+        queue_id = error.resource_name
+        if error.resource_type != "queue" or not may_some(SEEING, queue_id):
+            return error
+        try:
+            shards = await self._locations.of(queue_id)
+        except StorageError as failed:
+            log.warning("where queue %s is cannot be read: %s", queue_id, failed)
+            return error
+        if not shards or self._shard in shards:
+            return error
+        return NotFound(
+            "queue",
+            queue_id,
+            f"queue {queue_id!r} is not on broker {self._shard}: ask broker {shards[0]}",
+            reason=WRONG_SHARD,
+            metadata={"broker_shard": str(shards[0])},
+        )

@@ -1,0 +1,103 @@
+"""What a broker remembers of where queues are, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.storage.database.roots import open_root
+from libs.storage.errors import StoreUnavailable
+from libs.storage.objects.queue_names import UNCLAIMED, QueueNames
+from libs.storage.objects.small_objects import Objects
+from services.broker.shard import locations
+from services.broker.shard.locations import ABSENT_S, REMEMBERED_S, Locations
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return open_root("memory:///").objects
+
+
+@pytest.fixture
+def names(objects: Objects) -> QueueNames:
+    return QueueNames(objects)
+
+
+async def move(names: QueueNames, *shards: int) -> None:
+    assert await names.claim("q", shards, await names.get("q"))
+
+
+async def test_an_answer_is_remembered_for_a_minute_unless_a_fresh_one_is_wanted(
+    names: QueueNames, clock: Clock
+) -> None:
+    known = Locations(names, clock)
+    assert await names.claim("q", (3,), UNCLAIMED)
+    assert await known.of("q") == (3,)
+    await move(names, 4, 5)
+
+    clock.now_s = REMEMBERED_S - 1
+    assert await known.of("q") == (3,)
+    assert await known.of("q", fresh=True) == (4, 5)
+    assert await known.of("q") == (4, 5)
+
+    await move(names, 6)
+    clock.now_s += REMEMBERED_S
+    assert await known.of("q") == (6,)
+
+
+async def test_that_a_name_is_free_is_remembered_for_a_second(
+    names: QueueNames, objects: Objects, clock: Clock
+) -> None:
+    known = Locations(names, clock)
+    for _ in range(10):
+        assert await known.of("q") == ()
+    assert objects.counts.requests["list"] == 1
+    assert await names.claim("q", (3,), UNCLAIMED)
+
+    clock.now_s = ABSENT_S
+
+    assert await known.of("q") == (3,)
+
+
+async def test_a_store_that_is_away_leaves_what_is_remembered(
+    names: QueueNames, objects: Objects, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Locations(names, clock)
+    assert await names.claim("q", (3,), UNCLAIMED)
+    assert await known.of("q") == (3,)
+    clock.now_s = 2 * REMEMBERED_S
+
+    async def away(prefix: str) -> list[str]:
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(objects, "list", away)
+
+    assert await known.of("q") == (3,)
+    with pytest.raises(StoreUnavailable):
+        await known.of("q", fresh=True)
+    with pytest.raises(StoreUnavailable):
+        await known.of("another")
+
+
+async def test_the_names_remembered_are_bounded(
+    names: QueueNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locations, "NAMES_MAX", 10)
+    known = Locations(names)
+
+    for number in range(30):
+        await known.of(f"q-{number}")
+
+    assert list(known._known) == [f"q-{number}" for number in range(20, 30)]
