@@ -243,7 +243,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return guarded
 
     async def _fail(self, method: str, context: Context, error: BaseException) -> None:
-        """As `_fail` below, once the caller is told where to look for what is not here."""
+        """As `_fail` below, with where to look for what is not here."""
         if self._directed is not None and isinstance(error, errors.NotFound):
             error = await self._directed(error)
         await _fail(method, context, error)

@@ -87,7 +87,7 @@ class Locations:
 
 @dataclass(eq=False)
 class Signpost:
-    """Tells a caller who looks for a queue on the wrong shard which one has it."""
+    """Directs callers that look for a queue on the wrong shard."""
 
     _locations: Locations
     _shard: int

@@ -77,6 +77,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         answers_acks: Answers to acks wait for it.
         claims: The requests to claim.
         full: Streams are refused since a limit is reached.
+        queue_shard: The shard that it says every queue is on.
         awaited: Ingest shards that other messages wait for, in each answer.
         is_ingest_down: Whether every claim ends, with its wait, for want of an ingest.
     """
@@ -95,6 +96,7 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
     streams: int = 0
     stops: int = 0
     exists: bool = True
+    queue_shard: int = 0
     paused: bool = False
     full: bool = False
     refused_count: int = 0
@@ -280,6 +282,9 @@ class Broker(consumer_pb2_grpc.ConsumerServiceServicer, queue_pb2_grpc.QueueServ
         queue = queue_pb2.Queue(queue_id=request.queue_id, paused=self.paused)
         queue.counts.available_count = len(self.available)
         return queue_pb2.GetQueueResponse(queue=queue)
+
+    async def LocateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return queue_pb2.LocateQueueResponse(broker_shards=[self.queue_shard])
 
     async def CreateQueue(self, request: Any, context: Any) -> Any:  # noqa: N802
         return queue_pb2.CreateQueueResponse(queue=request.queue)

@@ -37,7 +37,7 @@ class Half:
     async def start(self) -> None:
         await asyncio.gather(*(service.start() for service in self.all))
         async with self.client() as client:
-            await client.create_queue("on0")
+            await client.create_queue("on0", shard=0)
         await self.brokers[0].kill()
         async with self.client() as client:
             await client.create_queue("on1")

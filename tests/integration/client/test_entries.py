@@ -148,7 +148,7 @@ async def serve(instance: Instance, *brokers: Entries) -> None:
     for shard, entries in enumerate(brokers):
         # Every queue is on the last one.
         kind: Any = Broker  # which does not serve everything
-        broker = kind(exists=shard == len(brokers) - 1)
+        broker = kind(exists=shard == len(brokers) - 1, queue_shard=len(brokers) - 1)
         await instance.serve(broker=broker, entries=entries, broker_shard=shard)
 
 

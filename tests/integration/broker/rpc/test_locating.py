@@ -59,7 +59,7 @@ async def test_a_client_looks_a_queue_up_with_one_call_to_one_broker(tmp_path: P
         assert len(remembering(rigs, "q")) == 1
 
 
-async def test_a_call_to_the_wrong_shard_is_told_the_right_one(tmp_path: Path) -> None:
+async def test_the_refusal_of_a_call_to_the_wrong_shard_names_the_right_one(tmp_path: Path) -> None:
     async with brokers(tmp_path) as rigs:
         await rigs[1].create("q")
         calls = (
