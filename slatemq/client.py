@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from slatemq._admin.access import AccessCalls
 from slatemq._admin.entries import EntryCalls
-from slatemq._admin.examining import ExaminingCalls
 from slatemq._admin.janitor import JanitorCalls
 from slatemq._admin.outbox import OutboxCalls
 from slatemq._admin.queue_calls import QueueCalls
 from slatemq._admin.redrives import RedriveCalls
 from slatemq._admin.settling import SettlingCalls
+from slatemq._admin.shards import ShardCalls
 from slatemq._admin.tasks import TaskCalls
 from slatemq._checks import check_text, check_whole, iterable, moved
 from slatemq._commands.command_calls import CommandCalls
@@ -94,7 +94,7 @@ class Client(
     SettlingCalls,
     OutboxCalls,
     TaskCalls,
-    ExaminingCalls,
+    ShardCalls,
     AccessCalls,
     JanitorCalls,
 ):

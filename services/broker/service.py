@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.commit_config import check_pace, pace_of
-from libs.serving.process.exits import ExitCause, first_cause
+from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Ownership
 from libs.serving.process.shards import open_owned, probe_stores, wait_for_clock, wait_lost
 from libs.serving.process.store_measures import measure_commits
@@ -29,6 +29,7 @@ from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.removed_shards import RemovedShards, topology_path
 from services.broker.config import BrokerConfig
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
@@ -60,6 +61,8 @@ from services.broker.rpc.outbox import OutboxServicer
 from services.broker.rpc.queues import QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
+from services.broker.rpc.shards import ShardServicer
+from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.loading import last_clock_ms, load_shard
 from services.broker.shard.locations import Locations, Signpost
@@ -128,8 +131,17 @@ class Broker:
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         unique = UniqueNames(owner, names, channels, shard)
         self.load = ShardLoad(owner.shard.queues)
+        self.removal = Drain(owner, database, RemovedShards(root.objects))
         self.queues = QueueServicer(
-            config, owner, self.delivery, self.sweeper, starts, unique, locations, self.load
+            config,
+            owner,
+            self.delivery,
+            self.sweeper,
+            starts,
+            unique,
+            locations,
+            self.load,
+            self.removal,
         )
         self.assignments = AssignmentServicer(
             shard, owner, self.delivery, self.introductions, starts
@@ -148,6 +160,7 @@ class Broker:
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
             QueueNameServicer(unique),
+            ShardServicer(shard, owner, self.load, self.removal, root.objects),
             _snapshots(root, database, starts, owner),
         )
 
@@ -296,6 +309,9 @@ class BrokerService(Service[BrokerConfig]):
         config = self._config
         await probe_stores(self._root)
         name = f"broker/{config.shard}"
+        if await RemovedShards(self._root.objects).has(name):
+            await self._remove(name)
+            raise FatalError(_removed(config.shard))
         database = await open_owned(self._root, name, Kind.BROKER, config.owner_name)
         self.database = database
         last_ms = await last_clock_ms(database)
@@ -320,8 +336,19 @@ class BrokerService(Service[BrokerConfig]):
     async def wait_fatal(self) -> ExitCause:
         """Ends when a background task does: the shard is not ours any more, or a commit failed."""
         assert self.database is not None, "called after start"
-        lost = wait_lost(self.database, self._tasks)
-        return await (lost if self._relay is None else first_cause(lost, self._relay.wait_fatal()))
+        ends = [wait_lost(self.database, self._tasks), self._wait_removed()]
+        return await first_cause(*ends, *([self._relay.wait_fatal()] if self._relay else ()))
+
+    async def _wait_removed(self) -> ExitCause:
+        assert self.broker is not None, "called after start"
+        await self.broker.removal.removed.wait()
+        return ExitCause.clean(f"broker shard {self._config.shard} was removed")
+
+    async def _remove(self, name: str) -> None:
+        """Delete what is left of the shard, which is removed. Raises StoreUnavailable."""
+        await self.directory.remove(topology_path(name))
+        await RemovedShards(self._root.objects).delete_files(name)
+        log.info("deleted what was left of %s", name)
 
     async def drain(self) -> None:
         if self.broker is not None:
@@ -342,3 +369,12 @@ class BrokerService(Service[BrokerConfig]):
         await super().stop()
         if self.database is not None:
             await self.database.close()
+            if self.broker is not None and self.broker.removal.removed.is_set():
+                await self._remove(self.database.name)
+
+
+def _removed(shard: int) -> ExitCause:
+    return ExitCause.usage(
+        f"broker shard {shard} was removed, and its number cannot be used again: start the process "
+        "with the next free number (`slatemq shard add` names it)"
+    )

@@ -243,6 +243,11 @@ class Backfills:
         self._logs[log.ingest_shard] = log
         self._see_to(log.ingest_shard)
 
+    def close(self) -> None:
+        """Bring nothing more in: what runs ends with its step."""
+        self._queues.clear()
+        self._logs.clear()
+
     def learn(self, changes: Iterable[queue_pb2.QueueChange]) -> None:
         """Take in queues that changed: their replays are judged by their newest config."""
         for change in changes:

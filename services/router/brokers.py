@@ -126,6 +126,17 @@ class BrokerLink:
         lane = self._lanes.get(ingest_shard)
         return None if lane is None else lane[1].route
 
+    def close(self) -> None:
+        """Leave the logs, once `run` has ended: the shard was removed."""
+        self._backfills.close()
+        for log, subscriber in self._lanes.values():
+            if subscriber.tail is not None:
+                subscriber.tail.leave(subscriber)
+            subscriber.route.lost()
+            subscriber.route.forget()
+            log.subscribers.remove(subscriber)
+        self._lanes.clear()
+
     async def run(self) -> None:
         """Connect and serve; start over whenever a call fails."""
         while True:

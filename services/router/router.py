@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from libs.serving.peers.calls import PeerFailed
@@ -65,6 +65,7 @@ class Router:
         """
         self.logs: dict[int, Log] = {}
         self.links: dict[int, BrokerLink] = {}
+        self._linked: dict[int, asyncio.Task[None]] = {}
         self._directory = directory
         self._channels = channels
         self._ingest_shards = ingest_shards
@@ -144,14 +145,26 @@ class Router:
             every_ms = self._look_again_ms if self.logs and self.links else SEARCH_MS
             try:
                 topology = await self._directory.read(every_ms)
+                await self._drop_removed(topology.brokers)
             except StorageError as error:
                 log.warning("the topology cannot be read: %s", error)
             else:
                 self._add(list(topology.ingests), list(topology.brokers))
             await asyncio.sleep(every_ms / 1000)
 
+    async def _drop_removed(self, brokers: Collection[int]) -> None:
+        """Route no more to broker shards that were removed. Raises StoreUnavailable."""
+        for shard in [one for one in self.links if one not in brokers]:
+            # An entry may also be damaged, or gone by mistake.
+            if await self._directory.is_removed("broker", shard):
+                task, link = self._linked.pop(shard), self.links.pop(shard)
+                task.cancel()
+                await asyncio.wait([task])
+                link.close()
+                log.info("broker shard %d was removed", shard)
+
     def _add(self, ingests: list[int], brokers: list[int]) -> None:
-        """Take in processes that are new. Shards are only ever added."""
+        """Take in processes that are new."""
         for shard in ingests:
             wanted = self._ingest_shards is None or shard in self._ingest_shards
             if wanted and shard not in self.logs:
@@ -178,7 +191,7 @@ class Router:
                 self.links[shard] = link
                 for known in self.logs.values():
                     link.add_log(known)
-                self._start(link.run())
+                self._linked[shard] = self._start(link.run())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of the router; its failure, which none expects, is the router's."""

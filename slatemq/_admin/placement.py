@@ -12,8 +12,8 @@ import random
 from typing import Final
 
 from slatemq._rpc.peers import Peers, errors_translated
-from slatemq.errors import DeadlineExceeded, SlateMQError, Unavailable
-from slatemq.v1.queue_pb2 import GetShardLoadRequest
+from slatemq.errors import DeadlineExceeded, FailedPrecondition, SlateMQError, Unavailable
+from slatemq.v1.queue_pb2 import GetShardLoadRequest, GetShardLoadResponse
 from slatemq.v1.queue_pb2_grpc import QueueServiceStub
 
 CHOICES: Final = 2
@@ -25,8 +25,8 @@ ANSWER_S: Final = 1.0
 async def least_loaded(peers: Peers) -> int:
     """The shard for a new queue; the only one is not asked.
 
-    Brokers that do not answer are passed over. Raises Unavailable or DeadlineExceeded where none
-    does.
+    Brokers that do not answer, or take no new queues, are passed over. Raises Unavailable or
+    DeadlineExceeded where none answers, FailedPrecondition (SHARD_DRAINING) where none takes any.
     """
     shards = await peers.broker_shards()
     if len(shards) < 2:
@@ -38,22 +38,26 @@ async def least_loaded(peers: Peers) -> int:
         asked, left = left[: CHOICES - len(found)], left[CHOICES - len(found) :]
         answers = await asyncio.gather(*(_load(peers, shard) for shard in asked))
         for shard, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, float):
-                found.append((answer, shard))
-            else:
+            if isinstance(answer, SlateMQError):
                 problem = answer
+            elif answer.draining:
+                problem = FailedPrecondition(
+                    "SHARD_DRAINING", "no broker that answers takes new queues: all are drained"
+                )
+            else:
+                found.append((answer.load, shard))
     if not found:
         assert problem is not None, "some were asked"
         raise problem
     return min(found, key=lambda one: one[0])[1]  # of equal ones, any: they are shuffled
 
 
-async def _load(peers: Peers, shard: int) -> float | SlateMQError:
+async def _load(peers: Peers, shard: int) -> GetShardLoadResponse | SlateMQError:
     """The load of a shard, or why it is not known."""
     try:
         with errors_translated():
             stub = QueueServiceStub(await peers.broker(shard))
             call = stub.GetShardLoad(GetShardLoadRequest(), timeout=ANSWER_S)
-            return (await peers.unless_closed(call)).load
+            return await peers.unless_closed(call)
     except (Unavailable, DeadlineExceeded) as error:
         return error

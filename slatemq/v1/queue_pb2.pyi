@@ -854,21 +854,25 @@ class GetShardLoadResponse(_message.Message):
 
     BROKER_SHARD_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     broker_shard: _builtins.int
     """The shard of the broker that answers."""
     load: _builtins.float
     """The sum of these shares, each of what one shard takes well: its queues, of 10,000; the messages in their lists, of 10,000,000; and the
     processor time of the last half minute, of one core, rounded down to tenths. Only comparable with other loads.
     """
+    draining: _builtins.bool
+    """It takes no new queues: see ShardService.DrainShard."""
     def __init__(
         self,
         *,
         broker_shard: _builtins.int = ...,
         load: _builtins.float = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_shard", b"broker_shard", "draining", b"draining", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

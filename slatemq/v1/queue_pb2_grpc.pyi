@@ -42,7 +42,7 @@ class QueueServiceStub:
     Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
 
     Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
-    and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
+    and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
     created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
     RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
 
@@ -150,7 +150,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
 
     Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
-    and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
+    and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
     created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
     RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
 
@@ -261,7 +261,7 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         Over the instance's replay window the result is as if the queue had always existed: it gets each message once.
 
         Errors: INVALID_ARGUMENT (names the field; INVALID_EXPRESSION for a bad filter or priority: the ErrorInfo's metadata has `line`
-        and `column`), NOT_FOUND (`with_queue_id`), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
+        and `column`), NOT_FOUND (`with_queue_id`), FAILED_PRECONDITION (SHARD_DRAINING: ask another broker), ALREADY_EXISTS (also when a repeat of your own call finds the queue that the first call
         created; where the queue is on another shard, the ErrorInfo's metadata has `broker_shard`), DATA_LOSS (NAME_DAMAGED),
         RESOURCE_EXHAUSTED (too many changes wait to be stored), UNAVAILABLE:
 

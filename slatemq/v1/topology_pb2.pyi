@@ -37,7 +37,7 @@ Global___GetTopologyRequest: _TypeAlias = GetTopologyRequest  # noqa: Y015
 
 @_typing.final
 class GetTopologyResponse(_message.Message):
-    """The topology. Shards are only ever added."""
+    """The topology. Shards stay in it until they are removed: see ShardService."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,6 +56,7 @@ from libs.storage.records.replay_records import encode_replay
 from libs.storage.records.states import (
     encode_clock,
     encode_config_revision,
+    encode_draining,
     encode_finished_leases,
     encode_forgotten_revision,
     encode_format,
@@ -110,6 +111,7 @@ ENCODERS: Final[Mapping[RecordType, _Encoder]] = {
     RecordType.FORGOTTEN_REVISION: encode_forgotten_revision,
     RecordType.EVENTS: encode_events,
     RecordType.EVENT_COUNTER: encode_event_counter,
+    RecordType.DRAINING: encode_draining,
 }
 
 _OF_RFC: Final = "the RFC's layout, which is read too, ends before the columns that are ours"

@@ -34,6 +34,7 @@ SERVED_BY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "QueueService": ("broker",),
         "RemovalService": ("broker",),
         "RouterService": ("router",),
+        "ShardService": ("broker",),
         "SnapshotService": ("ingest", "broker"),
         "TaskService": ("ingest",),
         "TopologyService": ("ingest", "router", "broker", "janitor"),

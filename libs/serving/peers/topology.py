@@ -30,6 +30,7 @@ from typing import Any
 
 from libs.storage.errors import ObjectNotFound, StorageError
 from libs.storage.objects.json_objects import load_json
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import Objects
 from libs.storage.objects.topology_entries import FOLDER, entry_path
 from slatemq.v1 import topology_pb2, topology_pb2_grpc
@@ -169,8 +170,8 @@ class TopologyDirectory:
     async def withdraw(self, peer: Peer) -> None:
         """Take this process off the list, unless another has taken its number over already.
 
-        For routers and janitors, which come and go; shards stay for ever. Raises nothing: who ends
-        while the store is down stays on the list, and the log says so.
+        For routers and janitors, which come and go; shards stay until they are removed. Raises
+        nothing: who ends while the store is down stays on the list, and the log says so.
         """
         try:
             topology = await self.read(max_age_ms=0)
@@ -178,6 +179,10 @@ class TopologyDirectory:
                 await self.remove(peer.path)
         except StorageError as error:
             log.warning("still in the topology: %s", error)
+
+    async def is_removed(self, service: str, shard: int) -> bool:
+        """Whether a shard without an entry was removed for ever. Raises StoreUnavailable."""
+        return await RemovedShards(self._objects).has(f"{service}/{shard}")
 
     async def remove(self, path: str) -> None:
         """Delete the entry at this path below the root. Raises StoreUnavailable."""

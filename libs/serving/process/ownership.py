@@ -138,7 +138,7 @@ class Ownership(Announcement):
         await self._commits.prove_ownership()
 
     async def withdraw(self) -> None:
-        """Nothing: shards stay for ever, and so do their entries."""
+        """Nothing: shards stay when their process ends, and so do their entries."""
 
     async def announce(self) -> None:
         """Prove ownership, then write the entry. Raises Fenced."""

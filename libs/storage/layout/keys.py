@@ -62,6 +62,7 @@ class RecordType(IntEnum):
     FORGOTTEN_REVISION = 0x59
     EVENTS = 0x5A
     EVENT_COUNTER = 0x5B
+    DRAINING = 0x5C
 
 
 NUMBER = Fixed(order=">", number="Q")

@@ -49,6 +49,7 @@ ULID_BYTES = 16
 #   forgotten rev.   | 01 | 59 |                                                          broker
 #   events           | 01 | 5A | number of the first event u64 |                          both
 #   event counter    | 01 | 5B |                                                          both
+#   draining         | 01 | 5C |                                                          broker
 
 ID_BLOCK_KEY = key_head(RecordType.ID_BLOCK)
 PURGE_EPOCH_KEY = key_head(RecordType.PURGE_EPOCH)
@@ -60,6 +61,7 @@ FORMAT_KEY = key_head(RecordType.FORMAT)
 EVENT_CURSOR_KEY = key_head(RecordType.EVENT_CURSOR)
 FORGOTTEN_REVISION_KEY = key_head(RecordType.FORGOTTEN_REVISION)
 EVENT_COUNTER_KEY = key_head(RecordType.EVENT_COUNTER)
+DRAINING_KEY = key_head(RecordType.DRAINING)
 
 
 class RequestIdsKey(NamedTuple):

@@ -52,6 +52,7 @@ from libs.storage.records.replay_records import decode_replay
 from libs.storage.records.states import (
     decode_clock,
     decode_config_revision,
+    decode_draining,
     decode_finished_leases,
     decode_forgotten_revision,
     decode_format,
@@ -166,6 +167,7 @@ KINDS: Final[dict[RecordType, RecordKind]] = {
     ),
     RecordType.EVENTS: RecordKind("events", BOTH, own_keys.parse_events_key, decode_events),
     RecordType.EVENT_COUNTER: RecordKind("event counter", BOTH, _parse_alone, decode_event_counter),
+    RecordType.DRAINING: RecordKind("draining", BROKER, _parse_alone, decode_draining),
 }
 """All of them, by the type in their keys; log entries share the type of payloads."""
 

@@ -29,6 +29,8 @@
     format 0x56            | number u32 |             of the layouts of a database's records
     forgotten revision     | config revision u64 |    the highest of a queue that was deleted and
                     0x59                             whose last row is gone; no row: none is
+    draining 0x5C          | since i64 |              in ms since 1970; no row: the shard takes new
+                                                     queues
 
 Little-endian. To extend one, add a field at its end: a value that ends exactly where a later field
 would begin reads as that field's default. Where that is not enough, the queue state gets a new
@@ -347,6 +349,7 @@ encode_clock, decode_clock = _number("clock", "milliseconds", "q")
 encode_config_revision, decode_config_revision = _number("config revision", "revision", "Q")
 encode_outbox_progress, decode_outbox_progress = _number("outbox progress", "last_number", "Q")
 encode_format, decode_format = _number("format", "number", "I")
+encode_draining, decode_draining = _number("draining", "since_ms", "q")
 encode_forgotten_revision, decode_forgotten_revision = _number(
     "forgotten revision", "revision", "Q"
 )

@@ -50,6 +50,7 @@ from services.broker.core.waiting.available import Beyond
 from services.broker.core.waiting.delayed_journal import DelayedJournal
 from services.broker.core.waiting.lane import READY_BUCKET_MAX
 from services.broker.core.waiting.scan import AttemptsKey
+from slatemq.errors import Unavailable
 
 __all__ = ["Assignment", "Finish", "Nack", "Needs", "Purge", "Range", "Shard"]
 
@@ -122,6 +123,10 @@ class Shard:
         finished: Sequence[FinishedLeasesRecord] = (),
         blocks: Iterator[int] | None = None,
     ) -> None:
+        self.draining_since_ms: int | None = None
+        """Since when it takes no new queues; None: it takes them."""
+        self.is_leaving = False
+        """It is being removed: no command may leave anything behind."""
         self.attempts = Attempts()
         self.leases = LeaseTable(self.attempts, finished, blocks)
         self.revision = revision
@@ -238,6 +243,11 @@ class Shard:
             (config_key(queue.queue_id), None),
             (queue_state_key(queue.queue_id), value),
         )
+
+    def check_stays(self) -> None:
+        """Raises Unavailable while the shard is being removed."""
+        if self.is_leaving:
+            raise Unavailable("the broker shard is being removed", reason="SHARD_DRAINING")
 
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Writes rows that have no counterpart in memory; those without a value are deleted."""

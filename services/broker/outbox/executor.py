@@ -137,6 +137,7 @@ class Executor:
         came_ms = self._owner.clock.now_ms()
 
         def run(now_ms: int) -> list[int]:
+            self._owner.shard.check_stays()
             if batch is not None:
                 batch.check_age(now_ms)
             return execute(self._owner.shard, execution, now_ms, came_ms)

@@ -12,4 +12,5 @@ In reading order; a file imports only files above it:
 `queues`      QueueService and QueueNameService: queues, their settings, and who uses their names
 `redrives`    DeadLetterService: redrives, and settlements of single dead letters
 `removals`    RemovalService: what jobs of the janitor found expired or archived
+`shards`      ShardService: what operators see of a shard, and do with it
 """

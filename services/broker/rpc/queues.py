@@ -41,6 +41,7 @@ from services.broker.requests.queues import (
     with_counts,
 )
 from services.broker.shard.change_pace import ChangePace
+from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.locations import SEEING, Locations
 from services.broker.shard.owner import ShardOwner
@@ -82,7 +83,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         names: UniqueNames,
         locations: Locations,
         load: ShardLoad,
+        drain: Drain,
     ) -> None:
+        self._drain = drain
         self._locations = locations
         self._load = load
         self._shard = config.shard
@@ -127,6 +130,7 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         starts = await self._starts.find(request, now_ms)
 
         def check(_: int) -> None:
+            self._drain.check_open()
             if queue_id in self._owner.shard.queues:
                 raise AlreadyExists("queue", queue_id)
             self._check_limits(wanted)
@@ -326,7 +330,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     async def GetShardLoad(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.GetShardLoadRequest, context: Any
     ) -> queue_pb2.GetShardLoadResponse:
-        return queue_pb2.GetShardLoadResponse(broker_shard=self._shard, load=self._load.load())
+        return queue_pb2.GetShardLoadResponse(
+            broker_shard=self._shard, load=self._load.load(), draining=self._drain.is_draining
+        )
 
     async def WatchQueues(  # noqa: N802 - the RPC's name
         self, request: queue_pb2.WatchQueuesRequest, context: Any

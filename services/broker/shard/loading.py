@@ -31,6 +31,7 @@ from libs.storage.layout.keys import (
 from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     CONFIG_REVISION_KEY,
+    DRAINING_KEY,
     FORGOTTEN_REVISION_KEY,
     executed_range,
     finished_leases_range,
@@ -60,6 +61,7 @@ from libs.storage.records.states import (
     QueueStateRecord,
     decode_clock,
     decode_config_revision,
+    decode_draining,
     decode_finished_leases,
     decode_forgotten_revision,
     decode_queue_state,
@@ -174,6 +176,8 @@ async def load_shard(database: Store, last_ms: int, now_ms: int) -> Shard:
         cursors=cursors,
         finished=finished,
     )
+    draining = await database.get(DRAINING_KEY)
+    shard.draining_since_ms = None if draining is None else decode_draining(draining)
     counters = await _table(
         database, outbox_counter_range(), parse_outbox_counter_key, decode_outbox_counter
     )

@@ -20,6 +20,7 @@ from libs.storage.errors import DamagedStore, StorageError, StoreFailed, StoreUn
 from libs.storage.layout.ids import message_id, shard_of
 from libs.storage.layout.keys import payload_range
 from libs.storage.layout.own_keys import task_key
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.records.payloads import PayloadUri
 from libs.storage.records.replay_records import OPEN_END
 from libs.storage.records.task_records import WaitingTask, decode_task_record
@@ -127,12 +128,14 @@ class Verification:
     findings: Findings = field(default_factory=Findings, init=False)
     _ingests: dict[int, IngestContents] = field(default_factory=dict, init=False)
     _brokers: dict[int, BrokerContents] = field(default_factory=dict, init=False)
+    _removed: frozenset[str] = field(default=frozenset(), init=False)
     _done: int = field(default=0, init=False)
 
     async def run(self) -> Findings:
         """Raises StoreUnavailable where the store cannot be used, and Cancelled."""
         objects = ObjectCheck(self.root, self.findings, self.sizes_only)
         self.report("looking at the instance", 0, len(self.databases.names))
+        self._removed = await RemovedShards(self.root.objects).all()
         await objects.check_instance()
         await objects.check_topology(self.databases.names)
         await objects.check_owners(self.databases.names)
@@ -350,7 +353,7 @@ class Verification:
         """What an ingest has stored of outboxes was sent by brokers that know of them."""
         for shard, progress in sorted(ingest.outbox_progress.items()):
             broker, name = self._brokers.get(shard), f"broker/{shard}"
-            if not progress or name in self.findings.unreadable:
+            if not progress or name in self.findings.unreadable or name in self._removed:
                 continue
             if broker is None:
                 wrong = f"{progress} pushes came from it, and there is no database {name}"

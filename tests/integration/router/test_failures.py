@@ -15,6 +15,7 @@ from libs.serving.peers.channels import Channels
 from libs.serving.peers.topology import CACHE_MS
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import open_root
+from libs.storage.objects.removed_shards import RemovedShards
 from services.router import brokers
 from services.router.router import Router
 from services.router.tails import Buffer
@@ -149,6 +150,38 @@ async def test_a_broker_that_is_away_stops_no_other_and_gets_everything_later(
             lambda: len(router.logs[0].tails) == 1
         )  # It has caught up and shares again.
     await other.stop()
+
+
+async def test_a_removed_broker_shard_is_routed_to_no_more_and_holds_no_other_up(
+    stack: Stack,
+) -> None:
+    await stack.shard.set_queue("here", "true")
+    other_shard = ShardMemory(shard=1)
+    await other_shard.set_queue("there", "true")
+    other = Running(stack.directory, MemoryBroker(other_shard))
+    await other.start()
+
+    async with stack.router(buffer=Buffer(messages_max=10)) as router:
+        await eventually(lambda: router.is_routing)
+        # Given a broker that is away, with a full route; its entry alone is gone
+        await other.stop()
+        published = [i for _ in range(30) for i in await stack.log.publish([{}])]
+        await stack.directory.remove("topology/broker-1.json")
+        await eventually(lambda: stack.got("here") == published)
+        assert 1 in router.links
+
+        # When it is removed
+        objects = open_root(stack.root_url).objects
+        await RemovedShards(objects).add("broker/1", now_ms=0)
+        await eventually(lambda: 1 not in router.links)
+
+        # Then all is routed that is left, without a trace of it
+        published += await stack.log.publish([{}])
+        await eventually(lambda: stack.got("here") == published)
+        await eventually(lambda: router.is_routing)
+        assert {one.broker_shard for one in router.progress()} == {0}
+        assert len(router.logs[0].subscribers) == 1
+        await eventually(lambda: router.buffered_bytes == 0)
 
 
 async def test_a_broker_that_never_answers_an_assignment_is_asked_again_after_the_deadline(

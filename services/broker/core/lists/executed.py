@@ -51,6 +51,11 @@ class Executed:
             self._fingerprints.update((_hash(one.request_id), one.fingerprint) for one in records)
             self._note(minute, number, records)
 
+    @property
+    def count(self) -> int:
+        """How many IDs are remembered."""
+        return len(self._fingerprints)
+
     def fingerprint(self, request_id: str) -> bytes | None:
         """The fingerprint of the commands that took effect under this ID; None if none did."""
         return self._fingerprints.get(_hash(request_id))

@@ -19,6 +19,7 @@ from libs.storage.layout.own_keys import (
     outbox_progress_key,
     task_key,
 )
+from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.task_folders import task_folder
 from libs.storage.records.dedupe_records import DedupeRecord, encode_dedupe
 from libs.storage.records.execution_records import OutboxCounter, encode_outbox_counter
@@ -166,3 +167,6 @@ async def test_pushes_that_an_ingest_has_stored_were_sent_by_a_broker_that_count
 
     await write(root, "ingest/0", (outbox_progress_key(7), encode_outbox_progress(1)))
     assert await wrong_with(root) == [(Kind.REFERENCE, "ingest/0", "outbox progress")]
+    # Unless that one was removed, with nothing left
+    await RemovedShards(root.objects).add("broker/7", now_ms=0)
+    assert await wrong_with(root) == []

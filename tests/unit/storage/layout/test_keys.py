@@ -197,6 +197,7 @@ def test_no_two_kinds_of_single_record_share_a_key() -> None:
         own_keys.CLOCK_KEY,
         own_keys.CONFIG_REVISION_KEY,
         own_keys.FORGOTTEN_REVISION_KEY,
+        own_keys.DRAINING_KEY,
     }
-    assert len(singles) == 5
+    assert len(singles) == 6
     assert len(set(keys.RecordType)) == len(keys.RecordType.__members__)

@@ -89,4 +89,12 @@ VALUES = [
         "0600000000000000",
         lambda: states.encode_forgotten_revision(6),
     ),
+    Row(
+        "draining value",
+        "draining",
+        states.decode_draining,
+        1767225600000,
+        "00a8da769b010000",
+        lambda: states.encode_draining(1767225600000),
+    ),
 ]

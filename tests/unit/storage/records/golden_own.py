@@ -143,6 +143,7 @@ CONSTANT_KEYS = {
     "event cursor": (own_keys.EVENT_CURSOR_KEY, "0158"),
     "forgotten revision": (own_keys.FORGOTTEN_REVISION_KEY, "0159"),
     "event counter": (own_keys.EVENT_COUNTER_KEY, "015b"),
+    "draining": (own_keys.DRAINING_KEY, "015c"),
 }
 
 VALUES = [

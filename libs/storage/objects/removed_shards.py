@@ -1,0 +1,63 @@
+"""The shards that were removed: an object for each, which stays, since no number is used again.
+
+    removed-shards/<service>-<shard>.json   {"removed_at_ms": 1767225600000}
+
+A shard's process writes it once the shard is empty, and then removes the database, its owners and
+its entry in the topology. A process that starts with such a number finishes that, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Final
+
+from libs.storage.objects.shard_owners import FOLDER as OWNERS
+from libs.storage.objects.small_objects import Objects
+from libs.storage.objects.topology_entries import entry_path
+
+FOLDER: Final = "removed-shards"
+DELETES_AT_ONCE: Final = 32
+
+_ENDING: Final = ".json"
+
+
+class RemovedShards:
+    """Those of one root. Databases are named as `broker/3`. Methods raise StoreUnavailable."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    async def add(self, database: str, now_ms: int) -> None:
+        """Note, durably, that a shard is removed."""
+        await self._objects.put_if_absent(
+            _path(database), json.dumps({"removed_at_ms": now_ms}).encode()
+        )
+
+    async def has(self, database: str) -> bool:
+        return _path(database) in await self._objects.list(FOLDER)
+
+    async def all(self) -> frozenset[str]:
+        paths = await self._objects.list(FOLDER)
+        return frozenset(
+            path.removeprefix(f"{FOLDER}/").removesuffix(_ENDING).replace("-", "/")
+            for path in paths
+        )
+
+    async def delete_files(self, database: str) -> None:
+        """Delete what is left of a removed shard but its entry in the topology."""
+        for folder in (database, f"{OWNERS}/{database}"):
+            paths = await self._objects.list(folder)
+            for start in range(0, len(paths), DELETES_AT_ONCE):
+                some = paths[start : start + DELETES_AT_ONCE]
+                await asyncio.gather(*(self._objects.delete(path) for path in some))
+
+
+def topology_path(database: str) -> str:
+    """The path of a shard's entry in the topology."""
+    service, _, shard = database.partition("/")
+    return entry_path(service, int(shard))
+
+
+def _path(database: str) -> str:
+    return f"{FOLDER}/{database.replace('/', '-')}{_ENDING}"

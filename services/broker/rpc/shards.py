@@ -1,0 +1,65 @@
+"""ShardService: what operators see of a shard, and do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from libs.storage.objects.removed_shards import RemovedShards
+from libs.storage.objects.small_objects import Objects
+from services.broker.shard.drain import Drain
+from services.broker.shard.load import ShardLoad
+from services.broker.shard.owner import ShardOwner
+from slatemq.v1 import shard_pb2, shard_pb2_grpc
+
+
+@dataclass(eq=False)
+class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
+    _shard: int
+    _owner: ShardOwner
+    _load: ShardLoad
+    _drain: Drain
+    _objects: Objects
+
+    async def GetShard(  # noqa: N802 - the RPC's name
+        self, request: shard_pb2.GetShardRequest, context: Any
+    ) -> shard_pb2.GetShardResponse:
+        removed = await RemovedShards(self._objects).all()
+        numbers = (name.partition("/")[::2] for name in removed)
+        return shard_pb2.GetShardResponse(
+            shard=await self._describe(),
+            removed_broker_shards=sorted(int(n) for kind, n in numbers if kind == "broker"),
+        )
+
+    async def DrainShard(  # noqa: N802 - the RPC's name
+        self, request: shard_pb2.DrainShardRequest, context: Any
+    ) -> shard_pb2.DrainShardResponse:
+        await (self._drain.cancel() if request.cancel else self._drain.begin())
+        return shard_pb2.DrainShardResponse(shard=await self._describe())
+
+    async def RemoveShard(  # noqa: N802 - the RPC's name
+        self, request: shard_pb2.RemoveShardRequest, context: Any
+    ) -> shard_pb2.RemoveShardResponse:
+        await self._drain.remove(self._owner.clock.now_ms())
+        return shard_pb2.RemoveShardResponse()
+
+    async def _describe(self) -> shard_pb2.BrokerShard:
+        await self._owner.durable()
+        remaining = await self._drain.remaining()
+        state = shard_pb2.BrokerShard.STATE_SERVING
+        if self._drain.is_draining:
+            state = (
+                shard_pb2.BrokerShard.STATE_DRAINING
+                if remaining
+                else shard_pb2.BrokerShard.STATE_DRAINED
+            )
+        files = await self._objects.describe(f"broker/{self._shard}")
+        return shard_pb2.BrokerShard(
+            broker_shard=self._shard,
+            state=state,
+            queues_count=self._load.queues_count,
+            messages_count=self._load.messages_count,
+            database_bytes=sum(one.size_bytes for one in files),
+            remaining=remaining,
+            load=self._load.load(),
+        )

@@ -1,0 +1,181 @@
+"""`slatemq shard`: list, add, drain and remove shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slatemq.cli.output import note, say, write_json, write_table
+from slatemq.cli.parameters import confirm, flag, yes_option
+from slatemq.cli.session import Group, Session
+
+if TYPE_CHECKING:
+    from slatemq._admin.shards import BrokerShard, BrokerShards
+    from slatemq.client import Client
+
+_SHARD = click.argument("number", metavar="SHARD", type=click.IntRange(0, 16_383))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A shard as it is listed; what is not known, or not of its kind, is None."""
+
+    service: str
+    shard: int
+    state: str
+    queues_count: int | None
+    messages_count: int | None
+    database_bytes: int | None
+    lag: int
+    address: str
+    version: str
+    note: str
+
+
+@click.group("shard", cls=Group)
+def shard() -> None:
+    """List, add, drain and remove shards."""
+
+
+@shard.command("ls")
+def ls(session: Session) -> None:
+    """List all ingest and broker shards.
+
+    Examples:
+      slatemq shard ls
+      slatemq shard ls --json | jq 'select(.state == "draining") | .note'
+
+    The state is serving, draining (it takes no new queues), drained (it has nothing any more, and
+    can be removed), or away. Messages are those in all lists of a broker's queues; bytes are those
+    of its database. Lag is the number of stored messages that are not yet routed: of an ingest, to
+    all brokers; of a broker, from all ingests. Takes the verb operate.
+    """
+    listed, removed = session.call(_listed)
+    if session.json:
+        for one in listed:
+            write_json(asdict(one))
+        return
+    heads = ("shard", "state", "queues", "messages", "bytes", "lag", "version", "address")
+    write_table(heads, map(_row, listed))
+    for one in listed:
+        if one.note:
+            note(f"{one.service} {one.shard}: {one.note}")
+    if removed:
+        note(f"removed broker shards, whose numbers are not used again: {_numbers(removed)}")
+
+
+async def _listed(client: Client) -> tuple[list[_Shard], Sequence[int]]:
+    brokers = await client.broker_shards()
+    by_number = {one.broker_shard: one for one in brokers.shards}
+    status = await client.status(settings=False)
+    versions = {one.asked: one.version for one in await client.examine()}
+    lags: dict[tuple[str, int], int] = {}
+    for route in status.routes:
+        for name in (("ingest", route.ingest_shard), ("broker", route.broker_shard)):
+            lags[name] = max(lags.get(name, 0), route.pending_count)
+    listed = []
+    for process in status.services:
+        if process.service not in ("ingest", "broker"):
+            continue
+        name = (process.service, process.shard)
+        found = by_number.get(process.shard) if process.service == "broker" else None
+        state = "serving" if process.serving else "away"
+        listed.append(
+            _Shard(
+                *name,
+                state if found is None else str(found.state),
+                None if found is None else found.queues_count,
+                None if found is None else found.messages_count,
+                None if found is None else found.database_bytes,
+                lags.get(name, 0),
+                process.address,
+                versions.get(name, ""),
+                process.detail if found is None else found.problem or _left(found),
+            )
+        )
+    return sorted(listed, key=lambda one: (one.service != "ingest", one.shard)), brokers.removed
+
+
+def _left(found: BrokerShard) -> str:
+    """What a shard that is being drained still has."""
+    return ", ".join(found.remaining) if found.state == "draining" else ""
+
+
+def _row(one: _Shard) -> tuple[object, ...]:
+    counts = (one.queues_count, one.messages_count, one.database_bytes)
+    shown = ("" if count is None else count for count in counts)
+    return (f"{one.service} {one.shard}", one.state, *shown, one.lag, one.version, one.address)
+
+
+def _numbers(shards: Iterable[int]) -> str:
+    return ", ".join(map(str, shards))
+
+
+@shard.command("add")
+def add(session: Session) -> None:
+    """Say how to add a shard: start a process with the next number.
+
+    Example:
+      slatemq shard add
+
+    Nothing has to be written: a shard is there once its process has started, and new queues, or
+    publishes, go to it. The numbers of removed shards are not used again.
+    """
+    topology, brokers = session.call(_numbered)
+    numbers = {
+        "ingest": max(topology.ingests, default=-1) + 1,
+        "broker": max([*topology.brokers, *brokers.removed], default=-1) + 1,
+    }
+    if session.json:
+        write_json({f"next_{service}_shard": number for service, number in numbers.items()})
+        return
+    say("start a process on the root of the instance, with the next number:")
+    for service, number in numbers.items():
+        say(f"  python -m services.{service} --shard {number} --root ...")
+
+
+async def _numbered(client: Client) -> tuple[Any, BrokerShards]:
+    return await client.topology(), await client.broker_shards()
+
+
+@shard.command("drain")
+@_SHARD
+@flag("--cancel", help="End the drain: the shard takes new queues again.")
+def drain(session: Session, number: int, cancel: bool) -> None:
+    """Have the broker shard SHARD take no new queues, so that it can be removed once it has none.
+
+    Examples:
+      slatemq shard drain 2
+      slatemq shard drain 2 --cancel
+
+    Its queues are served as before, until they are deleted. Repeat the command to see what is left.
+    """
+    found = session.call(lambda client: client.drain_shard(number, cancel=cancel))
+    if cancel:
+        text = f"broker shard {number} takes new queues again"
+    elif found.remaining:
+        text = f"broker shard {number} is draining; it has {', '.join(found.remaining)}"
+    else:
+        text = f"broker shard {number} is drained: `slatemq shard remove {number}` removes it"
+    session.show(asdict(found), text)
+
+
+@shard.command("remove")
+@_SHARD
+@yes_option
+def remove(session: Session, number: int, yes: bool) -> None:
+    """Remove the drained broker shard SHARD for ever.
+
+    Example:
+      slatemq shard remove 2 --yes
+
+    Its process ends with exit code 0, and its database is deleted; stop what would start it again.
+    Refused while it has queues, pushes or events, with what is left. No process starts with the
+    number of a removed shard.
+    """
+    confirm(yes, f"Remove broker shard {number} for ever?")
+    session.call(lambda client: client.remove_shard(number))
+    session.show({"broker_shard": number, "removed": True}, f"removed broker shard {number}")

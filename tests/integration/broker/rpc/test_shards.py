@@ -1,0 +1,140 @@
+"""A broker shard is drained, and removed for ever once it has nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import slatemq
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.exits import ExitCause
+from libs.serving.server import RunningService, Signals
+from libs.serving.telemetry import Telemetry
+from libs.storage.database.roots import open_root
+from libs.storage.objects.removed_shards import RemovedShards
+from services.broker.config import BrokerConfig
+from services.broker.service import BrokerService
+from slatemq.errors import FailedPrecondition, NotFound
+from tests.configs import config_of
+from tests.integration.broker.outbox.pushes import Pushes
+from tests.integration.broker.rig import Rig, running
+
+
+@asynccontextmanager
+async def two_brokers(
+    folder: Path, pushes: Pushes | None = None
+) -> AsyncIterator[tuple[Rig, Rig, slatemq.Client]]:
+    async with (
+        running(folder, shard=0) as first,
+        running(folder, shard=1, pushes=pushes) as second,
+        slatemq.connect(first.running.address) as client,
+    ):
+        yield first, second, client
+
+
+async def test_a_draining_shard_gets_no_new_queues_over_restarts_too(tmp_path: Path) -> None:
+    async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
+        await client.create_queue("kept")
+        drained = await client.drain_shard(1)
+        assert (drained.state, drained.remaining) == ("draining", ("1 queues",))
+
+    async with two_brokers(tmp_path) as (_, second, client):
+        made = [await client.create_queue(f"q-{number}") for number in range(10)]
+        assert {queue.broker_shard for queue in made} == {0}
+        with pytest.raises(FailedPrecondition) as refused:
+            await client.create_queue("here", shard=1)
+        assert refused.value.reason == "SHARD_DRAINING"
+
+        # What it has is served as before
+        await second.assign([1], "kept")
+        (message,) = await client.claim("kept")
+        await message.ack()
+
+        # When the drain is cancelled
+        assert (await client.drain_shard(1, cancel=True)).state == "serving"
+        assert (await client.create_queue("here", shard=1)).broker_shard == 1
+
+
+async def test_a_shard_that_has_something_is_not_removed(tmp_path: Path) -> None:
+    pushes = Pushes()
+    pushes.away = True
+    async with two_brokers(tmp_path, pushes) as (_, _, client):
+        await client.create_queue("q", shard=1)
+        await client.execute([slatemq.Push("q", b"x")])
+
+        async def problem() -> str:
+            with pytest.raises(FailedPrecondition) as refused:
+                await client.remove_shard(1)
+            assert refused.value.reason == "SHARD_NOT_DRAINED"
+            return refused.value.message
+
+        assert "not being drained, 1 queues, 1 pushes that wait for an ingest" in await problem()
+        await client.drain_shard(1)
+        assert "yet: 1 queues, 1 pushes that wait for an ingest" in await problem()
+        await client.delete_queue("q")
+        assert "yet: 1 pushes that wait for an ingest" in await problem()
+        assert "request IDs of commands" in await problem()
+        with pytest.raises(NotFound):
+            await client.remove_shard(7)
+
+
+async def test_a_removed_shard_is_gone_with_its_files_and_its_number(tmp_path: Path) -> None:
+    root = open_root(tmp_path.as_uri())
+    async with two_brokers(tmp_path) as (_, second, client):
+        await client.drain_shard(1)
+        assert [one.state for one in (await client.broker_shards()).shards] == [
+            "serving",
+            "drained",
+        ]
+
+        await client.remove_shard(1)
+
+        async with asyncio.timeout(60):
+            while len((found := await client.broker_shards()).shards) > 1:
+                await asyncio.sleep(0.2)
+            while await has_files(tmp_path):
+                await asyncio.sleep(0.05)
+        assert ([one.broker_shard for one in found.shards], found.removed) == ([0], [1])
+        assert list((await TopologyDirectory(root.objects).read()).brokers) == [0]
+        assert (await client.create_queue("q")).broker_shard == 0
+    assert second.exit is not None
+    assert (second.exit.code, second.exit.message) == (0, "broker shard 1 was removed")
+
+    # Then no process starts with its number
+    cause = await start(tmp_path, shard=1)
+    assert cause.code == 2
+    assert "broker shard 1 was removed" in cause.message
+    assert not await has_files(tmp_path)
+
+
+async def test_a_removal_that_was_cut_off_is_finished_by_the_next_start(tmp_path: Path) -> None:
+    root = open_root(tmp_path.as_uri())
+    async with running(tmp_path, shard=1):
+        pass
+    assert await has_files(tmp_path)
+    # Given a process that was killed when the removal was recorded
+    await RemovedShards(root.objects).add("broker/1", now_ms=0)
+
+    cause = await start(tmp_path, shard=1)
+
+    assert cause.code == 2
+    assert not await has_files(tmp_path)
+
+
+async def has_files(folder: Path) -> bool:
+    objects = open_root(folder.as_uri()).objects
+    listed = [await objects.list(name) for name in ("broker/1", "shard-owners/broker/1")]
+    entries = [path for path in await objects.list("topology") if path.endswith("broker-1.json")]
+    return any(listed) or bool(entries)
+
+
+async def start(folder: Path, shard: int) -> ExitCause:
+    """Runs a broker of its own to its end; returns why it ended."""
+    config = config_of(BrokerConfig, root=folder.as_uri(), port=0, shard=shard)
+    service = BrokerService(config, Telemetry(), open_root(folder.as_uri()))
+    async with asyncio.timeout(60):
+        return await RunningService(service, config, Telemetry()).run(Signals())
