@@ -113,7 +113,7 @@ class ShardCalls(ExaminingCalls):
         await self._peers.ask_broker(
             broker_shard,
             lambda channel: ShardServiceStub(channel).RemoveShard,
-            shard_pb2.RemoveShardRequest(),
+            shard_pb2.RemoveShardRequest(database=f"broker/{broker_shard}"),
             repeat_unknown=False,
         )
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slatemq.v1 import access_pb2 as slatemq_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/shard.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x92\x02\n\x0b\x42rokerShard\x12\x14\n\x0c\x62roker_shard\x18\x01 \x01(\x05\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.slatemq.v1.BrokerShard.State\x12\x14\n\x0cqueues_count\x18\x03 \x01(\x03\x12\x16\n\x0emessages_count\x18\x04 \x01(\x03\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x05 \x01(\x03\x12\x11\n\tremaining\x18\x06 \x03(\t\x12\x0c\n\x04load\x18\x07 \x01(\x01\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_SERVING\x10\x01\x12\x12\n\x0eSTATE_DRAINING\x10\x02\x12\x11\n\rSTATE_DRAINED\x10\x03\"\x11\n\x0fGetShardRequest\"Y\n\x10GetShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\x12\x1d\n\x15removed_broker_shards\x18\x02 \x03(\x05\"#\n\x11\x44rainShardRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"<\n\x12\x44rainShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\"\x14\n\x12RemoveShardRequest\"\x15\n\x13RemoveShardResponse2\x92\x02\n\x0cShardService\x12M\n\x08GetShard\x12\x1b.slatemq.v1.GetShardRequest\x1a\x1c.slatemq.v1.GetShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12[\n\nDrainShard\x12\x1d.slatemq.v1.DrainShardRequest\x1a\x1e.slatemq.v1.DrainShardResponse\"\x0e\xca\xbd\x18\n\x18\x06*\x06\x63\x61ncel\x12V\n\x0bRemoveShard\x12\x1e.slatemq.v1.RemoveShardRequest\x1a\x1f.slatemq.v1.RemoveShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x42$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16slatemq/v1/shard.proto\x12\nslatemq.v1\x1a\x17slatemq/v1/access.proto\"\x92\x02\n\x0b\x42rokerShard\x12\x14\n\x0c\x62roker_shard\x18\x01 \x01(\x05\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.slatemq.v1.BrokerShard.State\x12\x14\n\x0cqueues_count\x18\x03 \x01(\x03\x12\x16\n\x0emessages_count\x18\x04 \x01(\x03\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x05 \x01(\x03\x12\x11\n\tremaining\x18\x06 \x03(\t\x12\x0c\n\x04load\x18\x07 \x01(\x01\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_SERVING\x10\x01\x12\x12\n\x0eSTATE_DRAINING\x10\x02\x12\x11\n\rSTATE_DRAINED\x10\x03\"\x11\n\x0fGetShardRequest\"Y\n\x10GetShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\x12\x1d\n\x15removed_broker_shards\x18\x02 \x03(\x05\"#\n\x11\x44rainShardRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"<\n\x12\x44rainShardResponse\x12&\n\x05shard\x18\x01 \x01(\x0b\x32\x17.slatemq.v1.BrokerShard\"&\n\x12RemoveShardRequest\x12\x10\n\x08\x64\x61tabase\x18\x01 \x01(\t\"\x15\n\x13RemoveShardResponse2\x9c\x02\n\x0cShardService\x12M\n\x08GetShard\x12\x1b.slatemq.v1.GetShardRequest\x1a\x1c.slatemq.v1.GetShardResponse\"\x06\xca\xbd\x18\x02\x18\x06\x12[\n\nDrainShard\x12\x1d.slatemq.v1.DrainShardRequest\x1a\x1e.slatemq.v1.DrainShardResponse\"\x0e\xca\xbd\x18\n\x18\x06*\x06\x63\x61ncel\x12`\n\x0bRemoveShard\x12\x1e.slatemq.v1.RemoveShardRequest\x1a\x1f.slatemq.v1.RemoveShardResponse\"\x10\xca\xbd\x18\x0c\x18\x06*\x08\x64\x61tabaseB$\n\nslatemq.v1P\x01Z\x14slatemq/v1;slatemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDSERVICE'].methods_by_name['DrainShard']._loaded_options = None
   _globals['_SHARDSERVICE'].methods_by_name['DrainShard']._serialized_options = b'\312\275\030\n\030\006*\006cancel'
   _globals['_SHARDSERVICE'].methods_by_name['RemoveShard']._loaded_options = None
-  _globals['_SHARDSERVICE'].methods_by_name['RemoveShard']._serialized_options = b'\312\275\030\002\030\006'
+  _globals['_SHARDSERVICE'].methods_by_name['RemoveShard']._serialized_options = b'\312\275\030\014\030\006*\010database'
   _globals['_BROKERSHARD']._serialized_start=64
   _globals['_BROKERSHARD']._serialized_end=338
   _globals['_BROKERSHARD_STATE']._serialized_start=250
@@ -52,9 +52,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINSHARDRESPONSE']._serialized_start=487
   _globals['_DRAINSHARDRESPONSE']._serialized_end=547
   _globals['_REMOVESHARDREQUEST']._serialized_start=549
-  _globals['_REMOVESHARDREQUEST']._serialized_end=569
-  _globals['_REMOVESHARDRESPONSE']._serialized_start=571
-  _globals['_REMOVESHARDRESPONSE']._serialized_end=592
-  _globals['_SHARDSERVICE']._serialized_start=595
-  _globals['_SHARDSERVICE']._serialized_end=869
+  _globals['_REMOVESHARDREQUEST']._serialized_end=587
+  _globals['_REMOVESHARDRESPONSE']._serialized_start=589
+  _globals['_REMOVESHARDRESPONSE']._serialized_end=610
+  _globals['_SHARDSERVICE']._serialized_start=613
+  _globals['_SHARDSERVICE']._serialized_end=897
 # @@protoc_insertion_point(module_scope)

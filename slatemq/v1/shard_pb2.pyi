@@ -193,12 +193,17 @@ class RemoveShardRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    DATABASE_FIELD_NUMBER: _builtins.int
+    database: _builtins.str
+    """The database that is deleted: `broker/` and the number of the shard. So a call that gets to another process removes nothing."""
     def __init__(
         self,
+        *,
+        database: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,7 +79,7 @@ class ShardServiceServicer:
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
         No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-        Errors: FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

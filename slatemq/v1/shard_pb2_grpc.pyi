@@ -48,7 +48,7 @@ class ShardServiceStub:
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
     No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-    Errors: FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
     """
 
 @_typing.type_check_only
@@ -71,7 +71,7 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
     No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-    Errors: FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+    Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
     """
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -109,7 +109,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         """Removes a shard that is drained, for ever: its process ends, and its database, its owners and its entry in the topology are deleted.
         No process can start with its number again. If the process is killed meanwhile, start it once more: it finishes the removal, and ends.
 
-        Errors: FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
+        Errors: INVALID_ARGUMENT (`database`), FAILED_PRECONDITION (SHARD_NOT_DRAINED: the message says what the shard still has), UNAVAILABLE.
         """
 
 def add_ShardServiceServicer_to_server(servicer: ShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

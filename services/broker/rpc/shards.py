@@ -10,6 +10,7 @@ from libs.storage.objects.small_objects import Objects
 from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.owner import ShardOwner
+from slatemq.errors import InvalidArgument
 from slatemq.v1 import shard_pb2, shard_pb2_grpc
 
 
@@ -40,6 +41,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def RemoveShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.RemoveShardRequest, context: Any
     ) -> shard_pb2.RemoveShardResponse:
+        if request.database != (own := f"broker/{self._shard}"):
+            raise InvalidArgument("database", f"must be {own!r}, the one to delete")
         await self._drain.remove(self._owner.clock.now_ms())
         return shard_pb2.RemoveShardResponse()
 

@@ -19,9 +19,10 @@ from libs.storage.objects.removed_shards import RemovedShards
 from services.broker.config import BrokerConfig
 from services.broker.service import BrokerService
 from slatemq.errors import FailedPrecondition, NotFound
+from slatemq.v1 import shard_pb2, shard_pb2_grpc
 from tests.configs import config_of
 from tests.integration.broker.outbox.pushes import Pushes
-from tests.integration.broker.rig import Rig, running
+from tests.integration.broker.rig import Rig, refusal, running
 
 
 @asynccontextmanager
@@ -80,6 +81,17 @@ async def test_a_shard_that_has_something_is_not_removed(tmp_path: Path) -> None
         assert "request IDs of commands" in await problem()
         with pytest.raises(NotFound):
             await client.remove_shard(7)
+
+
+async def test_a_removal_that_names_another_shard_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, shard=1) as rig, slatemq.connect(rig.running.address) as client:
+        await client.drain_shard(1)
+        stub = shard_pb2_grpc.ShardServiceStub(rig.channel)
+        for database in ("", "broker/0", "broker-1"):
+            request = shard_pb2.RemoveShardRequest(database=database)
+            _, reason, field = await refusal(stub.RemoveShard(request))
+            assert (reason, field) == ("INVALID_FIELD", "database")
+        assert await has_files(tmp_path)
 
 
 async def test_a_removed_shard_is_gone_with_its_files_and_its_number(tmp_path: Path) -> None:
