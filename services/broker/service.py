@@ -58,14 +58,14 @@ from services.broker.rpc.assignment import AssignmentServicer
 from services.broker.rpc.consumer import ConsumerServicer
 from services.broker.rpc.entries import DelayedServicer, EntryServicer
 from services.broker.rpc.outbox import OutboxServicer
-from services.broker.rpc.queues import QueueNameServicer, QueueServicer
+from services.broker.rpc.queues import Placement, QueueNameServicer, QueueServicer
 from services.broker.rpc.redrives import DeadLetterServicer
 from services.broker.rpc.removals import RemovalServicer
 from services.broker.rpc.shards import ShardServicer
 from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.loading import last_clock_ms, load_shard
-from services.broker.shard.locations import Locations, Signpost
+from services.broker.shard.locations import Locations
 from services.broker.shard.owner import ShardOwner
 from services.broker.shard.replay_starts import ReplayStarts
 from services.broker.shard.sweeper import Sweeper
@@ -119,8 +119,9 @@ class Broker:
         limits = PushLimits(instance.payload_bytes_max, instance.max_message_delay_ms)
         target = peers.make_target(channels, directory, shard)
         names = QueueNames(root.objects)
-        locations = Locations(names)
-        self.signpost = Signpost(locations, shard)
+        drain = Drain(owner, database, RemovedShards(root.objects))
+        self.placement = Placement(Locations(names), ShardLoad(owner.shard.queues), drain)
+        locations = self.placement.locations
         pusher = Pusher(owner, target, OtherBrokers(channels, locations, shard), blobs, limits)
         self.executor = Executor(owner, pusher, shard)
         self.sender = OutboxSender(owner, database, target, shard)
@@ -130,18 +131,8 @@ class Broker:
         self.sweeper = Sweeper(owner, database)
         starts = ReplayStarts(directory, channels, instance.replay_window_s)
         unique = UniqueNames(owner, names, channels, shard)
-        self.load = ShardLoad(owner.shard.queues)
-        self.removal = Drain(owner, database, RemovedShards(root.objects))
         self.queues = QueueServicer(
-            config,
-            owner,
-            self.delivery,
-            self.sweeper,
-            starts,
-            unique,
-            locations,
-            self.load,
-            self.removal,
+            config, owner, self.delivery, self.sweeper, starts, unique, self.placement
         )
         self.assignments = AssignmentServicer(
             shard, owner, self.delivery, self.introductions, starts
@@ -160,7 +151,7 @@ class Broker:
             ArchivedServicer(mover, archiver),
             RemovalServicer(mover, Remover(mover, instance.purge_grace_s), archiver),
             QueueNameServicer(unique),
-            ShardServicer(shard, owner, self.load, self.removal, root.objects),
+            ShardServicer(shard, owner, self.placement, root.objects),
             _snapshots(root, database, starts, owner),
         )
 
@@ -176,7 +167,7 @@ class Broker:
             self.redrives.run(),
             self.executor.forget(),
             self.sender.run(),
-            self.load.run(),
+            self.placement.load.run(),
         ]
 
     def drain(self) -> None:
@@ -265,7 +256,9 @@ class BrokerService(Service[BrokerConfig]):
         return {"payloads": (payloads.hits_count, payloads.misses_count)}
 
     async def directed(self, error: NotFound) -> NotFound:
-        return error if self.broker is None else await self.broker.signpost.directed(error)
+        if self.broker is None:
+            return error
+        return await self.broker.placement.locations.directed(error, self._config.shard)
 
     def servicers(self) -> Iterable[object]:
         assert self.broker is not None, "called after start"
@@ -341,7 +334,7 @@ class BrokerService(Service[BrokerConfig]):
 
     async def _wait_removed(self) -> ExitCause:
         assert self.broker is not None, "called after start"
-        await self.broker.removal.removed.wait()
+        await self.broker.placement.drain.removed.wait()
         return ExitCause.clean(f"broker shard {self._config.shard} was removed")
 
     async def _remove(self, name: str) -> None:
@@ -369,7 +362,7 @@ class BrokerService(Service[BrokerConfig]):
         await super().stop()
         if self.database is not None:
             await self.database.close()
-            if self.broker is not None and self.broker.removal.removed.is_set():
+            if self.broker is not None and self.broker.placement.drain.removed.is_set():
                 await self._remove(self.database.name)
 
 

@@ -8,7 +8,7 @@ import bisect
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from libs.access.current import (
     ALL_QUEUES,
@@ -72,6 +72,14 @@ WATCHERS_MAX = 1000
 """Open WatchQueues streams at most: each change costs a message to each."""
 
 
+class Placement(NamedTuple):
+    """Where queues are, and whether this shard should get more."""
+
+    locations: Locations
+    load: ShardLoad
+    drain: Drain
+
+
 class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
     def __init__(
         self,
@@ -81,13 +89,9 @@ class QueueServicer(queue_pb2_grpc.QueueServiceServicer):
         sweeper: Sweeper,
         starts: ReplayStarts,
         names: UniqueNames,
-        locations: Locations,
-        load: ShardLoad,
-        drain: Drain,
+        placement: Placement,
     ) -> None:
-        self._drain = drain
-        self._locations = locations
-        self._load = load
+        self._locations, self._load, self._drain = placement
         self._shard = config.shard
         self._max_delay_ms = config.instance.max_message_delay_ms
         self._pace = ChangePace(config.queue_changes_per_s)

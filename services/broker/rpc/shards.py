@@ -7,6 +7,7 @@ from typing import Any
 
 from libs.storage.objects.removed_shards import RemovedShards
 from libs.storage.objects.small_objects import Objects
+from services.broker.rpc.queues import Placement
 from services.broker.shard.drain import Drain
 from services.broker.shard.load import ShardLoad
 from services.broker.shard.owner import ShardOwner
@@ -18,9 +19,16 @@ from slatemq.v1 import shard_pb2, shard_pb2_grpc
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     _shard: int
     _owner: ShardOwner
-    _load: ShardLoad
-    _drain: Drain
+    _placement: Placement
     _objects: Objects
+
+    @property
+    def _drain(self) -> Drain:
+        return self._placement.drain
+
+    @property
+    def _load(self) -> ShardLoad:
+        return self._placement.load
 
     async def GetShard(  # noqa: N802 - the RPC's name
         self, request: shard_pb2.GetShardRequest, context: Any

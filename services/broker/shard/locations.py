@@ -17,7 +17,7 @@ from libs.access.current import may_some
 from libs.access.verbs import Verb
 from libs.storage.errors import StorageError
 from libs.storage.objects.queue_names import QueueNames
-from slatemq.errors import WRONG_SHARD, NotFound
+from slatemq.errors import SHARD, WRONG_SHARD, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -84,16 +84,8 @@ class Locations:
             del self._known[next(iter(self._known))]
         self._known[queue_id] = _Remembered(shards, read_at)
 
-
-@dataclass(eq=False)
-class Signpost:
-    """Directs callers that look for a queue on the wrong shard."""
-
-    _locations: Locations
-    _shard: int
-
-    async def directed(self, error: NotFound) -> NotFound:
-        """The error as the caller gets it: with the reason WRONG_SHARD where another has the queue.
+    async def directed(self, error: NotFound, shard: int) -> NotFound:
+        """An error of this shard as its caller gets it: with which other one has the queue.
 
         Nothing is said to who may not know of the queue, or while the store is away.
         """
@@ -101,16 +93,16 @@ class Signpost:
         if error.resource_type != "queue" or not may_some(SEEING, queue_id):
             return error
         try:
-            shards = await self._locations.of(queue_id)
+            shards = await self.of(queue_id)
         except StorageError as failed:
             log.warning("where queue %s is cannot be read: %s", queue_id, failed)
             return error
-        if not shards or self._shard in shards:
+        if not shards or shard in shards:
             return error
         return NotFound(
             "queue",
             queue_id,
-            f"queue {queue_id!r} is not on broker {self._shard}: ask broker {shards[0]}",
+            f"queue {queue_id!r} is not on broker {shard}: ask broker {shards[0]}",
             reason=WRONG_SHARD,
-            metadata={"broker_shard": str(shards[0])},
+            metadata={SHARD: str(shards[0])},
         )

@@ -37,7 +37,7 @@ async def relocate(rigs: Sequence[Rig], queue_id: str, source: int, target: int)
 
 
 def remembering(rigs: Sequence[Rig], queue_id: str) -> list[Rig]:
-    return [rig for rig in rigs if queue_id in rig.broker.signpost._locations._known]
+    return [rig for rig in rigs if queue_id in rig.broker.placement.locations._known]
 
 
 async def test_every_broker_says_where_a_queue_is(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def counted(rigs: Sequence[Rig]) -> list[int]:
 
 def give_messages(rig: Rig, share: float) -> None:
     """Let the broker take its shard for one with this share of the messages that it takes well."""
-    rig.broker.load._messages_count = int(MESSAGES * share)
-    rig.broker.load._counted_at = float("inf")
+    rig.broker.placement.load._messages_count = int(MESSAGES * share)
+    rig.broker.placement.load._counted_at = float("inf")
 
 
 @pytest.mark.parametrize("at_once", [1, 25])
@@ -72,7 +72,7 @@ async def test_messages_of_a_shard_count_as_its_load(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         await rig.create()
         before = await load_of(rig)
-        rig.broker.load._counted_at = float("-inf")
+        rig.broker.placement.load._counted_at = float("-inf")
 
         await rig.assign(range(1, 1001))
 
