@@ -340,7 +340,8 @@ class BrokerService(Service[BrokerConfig]):
     async def _remove(self, name: str) -> None:
         """Delete what is left of the shard, which is removed. Raises StoreUnavailable."""
         await self.directory.remove(topology_path(name))
-        await RemovedShards(self._root.objects).delete_files(name)
+        wals = (await self._root.wal_store()).objects
+        await RemovedShards(self._root.objects).delete_files(name, wals)
         log.info("deleted what was left of %s", name)
 
     async def drain(self) -> None:

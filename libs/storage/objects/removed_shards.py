@@ -44,13 +44,21 @@ class RemovedShards:
             for path in paths
         )
 
-    async def delete_files(self, database: str) -> None:
-        """Delete what is left of a removed shard but its entry in the topology."""
-        for folder in (database, f"{OWNERS}/{database}"):
-            paths = await self._objects.list(folder)
-            for start in range(0, len(paths), DELETES_AT_ONCE):
-                some = paths[start : start + DELETES_AT_ONCE]
-                await asyncio.gather(*(self._objects.delete(path) for path in some))
+    async def delete_files(self, database: str, wals: Objects) -> None:
+        """Delete what is left of a removed shard but its entry in the topology.
+
+        `wals` are the objects of the store that has the write-ahead logs.
+        """
+        await _delete_below(wals, database)
+        await _delete_below(self._objects, database)
+        await _delete_below(self._objects, f"{OWNERS}/{database}")
+
+
+async def _delete_below(objects: Objects, folder: str) -> None:
+    paths = await objects.list(folder)
+    for start in range(0, len(paths), DELETES_AT_ONCE):
+        some = paths[start : start + DELETES_AT_ONCE]
+        await asyncio.gather(*(objects.delete(path) for path in some))
 
 
 def topology_path(database: str) -> str:
