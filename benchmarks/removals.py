@@ -30,6 +30,7 @@ from libs.storage.database.roots import open_root
 from libs.storage.database.settings import Kind
 from libs.storage.layout.buckets import BucketKind
 from libs.storage.objects.queue_names import QueueNames
+from libs.storage.objects.shard_owners import Owner
 from libs.storage.records.queues import FailedMessage
 from services.broker.core.batches.remove import DeadLetter
 from services.broker.core.queue import Queue
@@ -83,7 +84,7 @@ async def purged(folder: Path, what: str, volume: Volume) -> None:
     await write(root.url, volume, layout)
     expired = np.flatnonzero(layout.states() == State.EXPIRED).tolist()
     ids = [layout.id_of(place) for place in expired]
-    shard = await open_shard(root, IngestConfig(root=root.url))
+    shard = await open_shard(root, IngestConfig(root=root.url), Owner())
 
     async def purge() -> int:
         count = 0

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from libs.serving.process.config import ServingConfig
+from libs.serving.process.config import OwnerConfig, ServingConfig
 from libs.serving.process.instance import InstanceSettings
 from libs.serving.process.process_config import MutualTlsConfig, ProcessConfig
 from libs.serving.process.settings import Setting, flag_of, kind_of, settings_of, variable_of
@@ -48,6 +48,7 @@ SECTIONS: tuple[tuple[str, str, type], ...] = (
     ("Every process", "", ProcessConfig),
     ("Every service, and the scaler", "", MutualTlsConfig),
     ("Every service", "All but the console and the scaler.", ServingConfig),
+    ("Every owner of a shard", "Ingests and brokers.", OwnerConfig),
     ("Ingest", "", IngestConfig),
     ("Broker", "", BrokerConfig),
     ("Router", "", RouterConfig),

@@ -21,8 +21,9 @@ from libs.serving.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.05
-"""Between two looks whether the server still runs: clients try again for seconds."""
+LOOK_S: Final = 0.25
+"""Between two looks whether the server still runs: clients try again for seconds, and each look
+wakes a process that may have nothing else to do."""
 
 FORMER_S: Final = 5.0
 """How long calls of a former server may go on; then they are cancelled, and clients repeat them.

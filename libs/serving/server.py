@@ -7,6 +7,9 @@
      │      calls: STARTING    ready file written   calls: DRAINING │
      └─ start fails, or a fatal cause at any time ──────────────────┴── exit 1, or 77 when fenced
 
+A standby waits before its start until its shard's owner is silent. Meanwhile it says NOT_SERVING,
+answers where the other processes are, and refuses all other calls with STANDBY.
+
 The port is bound before the service starts (so its address is known, and health can say "not yet");
 a fatal cause skips the drain, since what is in memory must not be answered any more.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,13 +35,22 @@ from libs.serving.access import measure_usage, protection_of
 from libs.serving.access_servicer import AccessServicer
 from libs.serving.grpc_port import GrpcPort, LateHandlers
 from libs.serving.peers.elsewhere import Elsewhere
+from libs.serving.peers.topology import TopologyServicer
 from libs.serving.process.config import ServingConfig
 from libs.serving.process.exits import EXIT_FAILED, EXIT_STORE_AWAY, ExitCause, FatalError
-from libs.serving.process.health import Health
+from libs.serving.process.health import (
+    FAILED,
+    STANDING_BY,
+    STARTING,
+    STOPPING,
+    Health,
+    owner_health,
+)
 from libs.serving.process.memory import collect_in_steps, keep_for_good
 from libs.serving.process.ownership import Ownership, Standstill
 from libs.serving.process.process_measures import measure_serving
 from libs.serving.process.ready_file import write_ready_file
+from libs.serving.process.standby import Standby, measure_standby
 from libs.serving.process.store_watch import StoreWatch
 from libs.serving.process.watchdog import uncounted
 from libs.serving.reflection import add_reflection
@@ -60,6 +72,7 @@ from libs.storage.errors import (
     UnsafeStore,
 )
 from libs.storage.objects.durability import full_disk
+from slatemq.v1 import topology_pb2_grpc
 from slatemq.v1.access_check_pb2_grpc import add_AccessServiceServicer_to_server
 
 if TYPE_CHECKING:
@@ -133,18 +146,24 @@ class RunningService:
         render_metrics: Callable[[], bytes] | None = None,
     ) -> None:
         self.gate = Gate(config.concurrent_calls_max)
+        self._lookups = Gate(config.concurrent_calls_max)
         self.address = self.peer_address = self.http_address = ""
         self._render_metrics = render_metrics
         self._http: HttpServer | None = None
         self._service = service
         self._config = config
         self._telemetry = telemetry
-        self._health = Health(service.grpc_services, lambda: service.note)
+        self._standby: Standby | None = None
+        self._health = Health(self._health_names, lambda: service.note)
         measure_serving(telemetry.meter, lambda: self._health.is_serving)
+        measure_standby(telemetry.meter, lambda: self._standby)
         service.measure_process()
         self._watches: list[asyncio.Task[None]] = []
         self._handlers = LateHandlers()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._handlers.registry)
+        topology_pb2_grpc.add_TopologyServiceServicer_to_server(
+            TopologyServicer(service.directory), self._handlers.registry
+        )
         self._protection = protection_of(config, Auditor(service.publish_act))
         if self._protection.callers is not None:
             measure_usage(self._protection.callers.usage, telemetry.meter)
@@ -155,10 +174,18 @@ class RunningService:
             Elsewhere(service.directory, service.grpc_services),
             lambda: service.held_bytes,
             service.directed,
+            self._lookups,
         )
         protection = self._protection
         self._port = self._port_of(guard, protection.client_door, protection.client_tls)
         self._peer_port = self._port_of(guard, protection.service_door, protection.service_tls)
+
+    @property
+    def _health_names(self) -> Sequence[str]:
+        service = self._service
+        if not service.owns_shard:
+            return service.grpc_services
+        return [*service.grpc_services, owner_health(service.database_name, service.owner_name)]
 
     def _port_of(self, guard: CallGuard, door: Door, tls: ServerTls | None) -> GrpcPort:
         return GrpcPort(partial(self._new_server, guard.of_door(door)), tls)
@@ -178,22 +205,25 @@ class RunningService:
         except OSError as error:
             await self._stop_servers(0)
             return self._ended(ExitCause.failed(f"cannot listen: {error}"))
+        self._watch_files()
         cause = await self._serve(signals)
         for watch in self._watches:
             await _cancel(watch)
-        await self._health.not_serving("the service is stopping")
+        await self._health.not_serving(STOPPING if cause.code == 0 else FAILED)
         if cause.code == 0:
             await self._drain(signals)
         else:
-            self.gate.close(cause.event.upper(), "the service is stopping")
+            self._close_gates(cause.event.upper())
             await self._stop_servers(FATAL_GRACE_SECONDS)
         cause = await self._stop_service(cause)
+        if cause.code == 0 and self._standby is not None:
+            await self._standby.give_free()
         if self._http is not None:
             await self._http.stop()
         return self._ended(cause)
 
     async def _bind(self) -> None:
-        await self._health.not_serving("the service is starting")
+        await self._health.not_serving(STARTING)
         config = self._config
         port = self._port.bind(config.host, config.port)
         peer_port = self._peer_port.bind(config.host, config.peer_port)
@@ -236,7 +266,7 @@ class RunningService:
     async def _serve(self, signals: Signals) -> ExitCause:
         asked = asyncio.ensure_future(signals.first.wait())
         try:
-            started = asyncio.ensure_future(self._service.start(self.address, self.peer_address))
+            started = asyncio.ensure_future(self._start())
             await _first(asked, started)
             if started.cancelled() or not started.done():
                 await _cancel(started)
@@ -257,21 +287,38 @@ class RunningService:
         finally:
             await _cancel(asked)
 
+    async def _start(self) -> None:
+        await self._service.probe_store()
+        self._standby = self._service.standby(self.peer_address)
+        if self._standby is not None:
+            await self._health.not_serving(STANDING_BY)
+            self.gate.close("STANDBY", STANDING_BY)
+            self._lookups.open()
+            await self._standby.wait()
+            self.gate.close("STARTING", STARTING)
+            await self._health.not_serving(STARTING)
+        await self._service.start(self.address, self.peer_address)
+
     async def _announce(self) -> None:
         with uncounted():
             keep_for_good()
         self._keep_announced()
         self.gate.open()
+        self._lookups.open()
         await self._health.serving()
         write_ready_file(self._config.ready_file, self._addresses)
         log.info("serving", extra={"address": self.address})
 
+    def _watch_files(self) -> None:
+        """Follow the files of access from now on: a standby may wait for weeks."""
+        protection = self._protection
+        if protection.callers is not None:
+            self._watches.append(asyncio.create_task(protection.callers.watch_files()))
+        if protection.revoked is not None:
+            self._watches.append(asyncio.create_task(protection.revoked.watch()))
+
     def _keep_announced(self) -> None:
         works: list[Coroutine[Any, Any, None]] = [collect_in_steps()]
-        if self._protection.callers is not None:
-            works.append(self._protection.callers.watch_files())
-        if self._protection.revoked is not None:
-            works.append(self._protection.revoked.watch())
         announcement = self._service.announcement
         if announcement is not None:
             works.append(announcement.keep())
@@ -284,12 +331,16 @@ class RunningService:
                 announcement.serves_without_store,
             )
             works += [standstill.watch(), store.run()]
-        self._watches = [asyncio.create_task(work) for work in works]
+        self._watches += [asyncio.create_task(work) for work in works]
+
+    def _close_gates(self, reason: str) -> None:
+        for gate in (self.gate, self._lookups):
+            gate.close(reason, STOPPING)
 
     async def _drain(self, signals: Signals) -> None:
         """End the calls in flight: by themselves within the grace, then by force."""
         log.info("draining", extra={"calls": self.gate.calls_count, "signal": signals.name})
-        self.gate.close("DRAINING", "the service is stopping")
+        self._close_gates("DRAINING")
         grace = self._config.drain_ms / 1000
         drained = asyncio.ensure_future(self._drain_calls(grace))
         impatient = asyncio.ensure_future(signals.second.wait())

@@ -15,13 +15,15 @@ from libs.serving.events.servicer import EventsServicer
 from libs.serving.examination import Examiner
 from libs.serving.http.parts import HttpParts
 from libs.serving.instance_servicer import InstanceServicer
-from libs.serving.peers.channels import Channels
+from libs.serving.peers.channels import Channels, open_channel
 from libs.serving.peers.elsewhere import PACKAGE, SERVED_BY, WITH_EVENTS
-from libs.serving.peers.topology import TopologyDirectory, TopologyServicer
-from libs.serving.process.config import ServingConfig
+from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.process.config import OwnerConfig, ServingConfig
 from libs.serving.process.exits import ExitCause
 from libs.serving.process.healthprobe import tls_files
 from libs.serving.process.ownership import Announcement
+from libs.serving.process.shards import probe_stores
+from libs.serving.process.standby import Standby, owner_name_of
 from libs.serving.process.store_costs import costs_of
 from libs.serving.process.store_measures import (
     StoreMeasures,
@@ -31,6 +33,7 @@ from libs.serving.process.store_measures import (
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
 from libs.storage.database.slate import Database
+from libs.storage.objects.shard_owners import Owner
 from slatemq.errors import NotFound
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ class Service(Generic[C]):
 
     Attributes:
         kind: What it is, such as `broker`, in SERVED_BY and in the topology.
+        owns_shard: Whether it owns the database `<kind>/<shard>`; its config is an OwnerConfig.
+        shard: The number of its shard, or what distinguishes it from others of its kind.
+        owner_name: As the owner of its shard: of this life alone where it stands by.
         name: The name of this process for logs and telemetry, such as `broker-3`.
         directory: The addresses of the other services.
         channels: To them.
@@ -57,13 +63,16 @@ class Service(Generic[C]):
     """
 
     kind: ClassVar[str]
+    owns_shard: ClassVar[bool] = False
 
     def __init__(self, config: C, shard: int, telemetry: Telemetry, root: Root) -> None:
         """Prepare; `start` opens. A subclass raises FatalError for settings that mean nothing."""
         self._config = config
         self._telemetry = telemetry
         self._root = root
+        self.shard = shard
         self.name = f"{self.kind}-{shard}"
+        self.owner_name = owner_name_of(config) if isinstance(config, OwnerConfig) else ""
         self.directory = TopologyDirectory(root.objects)
         self.channels = Channels(
             self.directory,
@@ -138,6 +147,31 @@ class Service(Generic[C]):
     def http_parts(self) -> HttpParts:
         return HttpParts(queue_health=self._relay.health if self._relay is not None else None)
 
+    @property
+    def database_name(self) -> str:
+        """Of the database that it owns, such as `broker/3`."""
+        return f"{self.kind}/{self.shard}"
+
+    def standby(self, peer_address: str) -> Standby | None:
+        """What waits for the shard before `start`; None where this process does not wait."""
+        config = self._config
+        if not isinstance(config, OwnerConfig) or not config.standby:
+            return None
+        tls = service_tls(config)
+        return Standby(
+            (self.kind, self.shard),
+            Owner(self.owner_name, peer_address),
+            self._root.objects,
+            self.directory,
+            lambda address: open_channel(address, tls=tls),
+            config.instance_number,
+        )
+
+    async def probe_store(self) -> None:
+        """Raises UnsafeStore or ClockAhead where a store may not hold a shard's database."""
+        if self.owns_shard:
+            await probe_stores(self._root)
+
     async def start(self, address: str, peer_address: str) -> None:
         """Open what is owned and become ready to serve under these advertised `host:port`.
 
@@ -170,7 +204,6 @@ class Service(Generic[C]):
                 ),
                 has_events=self.kind in WITH_EVENTS,
             ),
-            TopologyServicer(self.directory),
         ]
         if self.kind in WITH_EVENTS:
             shared.append(EventsServicer(self._relay))

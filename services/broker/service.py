@@ -17,7 +17,7 @@ from libs.serving.peers.topology import Peer, TopologyDirectory
 from libs.serving.process.commit_config import check_pace, pace_of
 from libs.serving.process.exits import ExitCause, FatalError, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.shards import open_owned, probe_stores, wait_for_clock, wait_lost
+from libs.serving.process.shards import open_owned, wait_for_clock, wait_lost
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.requests.budget import AnswerBudget
 from libs.serving.service import Service
@@ -30,6 +30,7 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.objects.queue_names import QueueNames
 from libs.storage.objects.removed_shards import RemovedShards, topology_path
+from libs.storage.objects.shard_owners import Owner
 from services.broker.config import BrokerConfig
 from services.broker.dead_letters.mover import Mover
 from services.broker.dead_letters.redrive_runner import RedriveRunner
@@ -195,6 +196,7 @@ def _snapshots(
 
 class BrokerService(Service[BrokerConfig]):
     kind = "broker"
+    owns_shard = True
 
     def __init__(
         self,
@@ -266,7 +268,7 @@ class BrokerService(Service[BrokerConfig]):
 
     async def start(self, address: str, peer_address: str) -> None:
         """Opens the shard, which fences its former owner, and reads where it stands."""
-        owner, database, last_ms = await self._load()
+        owner, database, last_ms = await self._load(Owner(self.owner_name, peer_address))
         self.broker = Broker(
             self._config,
             self._root,
@@ -297,15 +299,14 @@ class BrokerService(Service[BrokerConfig]):
         if self._relay is not None:
             self._relay.begin_publishing()
 
-    async def _load(self) -> tuple[ShardOwner, Database, int]:
+    async def _load(self, process: Owner) -> tuple[ShardOwner, Database, int]:
         """The shard as its last commit left it, its database, and the time of that commit."""
         config = self._config
-        await probe_stores(self._root)
         name = f"broker/{config.shard}"
         if await RemovedShards(self._root.objects).has(name):
             await self._remove(name)
             raise FatalError(_removed(config.shard))
-        database = await open_owned(self._root, name, Kind.BROKER, config.owner_name)
+        database = await open_owned(self._root, name, Kind.BROKER, process)
         self.database = database
         last_ms = await last_clock_ms(database)
         await wait_for_clock(database, self._wall)

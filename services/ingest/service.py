@@ -12,12 +12,12 @@ from libs.serving.peers.topology import Peer
 from libs.serving.process.commit_config import check_pace
 from libs.serving.process.exits import ExitCause, first_cause
 from libs.serving.process.ownership import Ownership
-from libs.serving.process.shards import probe_stores
 from libs.serving.process.store_measures import measure_commits
 from libs.serving.service import Service
 from libs.serving.snapshot_servicer import SnapshotServicer
 from libs.serving.telemetry import Telemetry
 from libs.storage.database.roots import Root
+from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.rpc.ingest import IngestServicer, rules_of
 from services.ingest.rpc.purge import PurgeServicer
@@ -38,6 +38,7 @@ class IngestProcess(Service[IngestConfig]):
     """One ingest shard; a Service of `libs.serving.server`."""
 
     kind = "ingest"
+    owns_shard = True
 
     def __init__(self, config: IngestConfig, telemetry: Telemetry, root: Root) -> None:
         super().__init__(config, config.shard, telemetry, root)
@@ -116,9 +117,10 @@ class IngestProcess(Service[IngestConfig]):
         ]
 
     async def start(self, address: str, peer_address: str) -> None:
-        await probe_stores(self._root)
         config = self._config
-        shard = self._shard = await open_shard(self._root, config)
+        shard = self._shard = await open_shard(
+            self._root, config, Owner(self.owner_name, peer_address)
+        )
         self.database = shard.database
         if self._telemetry.enabled:
             measure_commits(self._telemetry.meter, shard.publisher.commits)

@@ -22,6 +22,7 @@ from libs.storage.layout.own_keys import (
     CLOCK_KEY,
     ID_BLOCK_KEY,
 )
+from libs.storage.objects.shard_owners import Owner
 from libs.storage.records.states import decode_clock
 from services.ingest.config import IngestConfig
 from services.ingest.edit.changes import Changes, Turns
@@ -120,14 +121,15 @@ class Shard:
 async def open_shard(
     root: Root,
     config: IngestConfig,
+    owner: Owner,
     clock: Callable[[int], Clock] = HybridClock,
 ) -> Shard:
     """Open the shard's database, which fences an older process, and go on where it ended.
 
-    `clock` makes a clock that goes on from the time of the last commit, in ms. Raises the errors of
-    libs.storage.
+    `owner` is this process; `clock` makes a clock that goes on from the time of the last commit, in
+    ms. Raises the errors of libs.storage.
     """
-    database = await open_owned(root, f"ingest/{config.shard}", Kind.INGEST, config.owner_name)
+    database = await open_owned(root, f"ingest/{config.shard}", Kind.INGEST, owner)
     try:
         # A process killed between writing and syncing left commits that are served from now on.
         await root.sync()

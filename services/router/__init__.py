@@ -1,6 +1,7 @@
 """The router: judges every published message by every queue's filter and assigns the matches.
 
-It owns nothing and may be stopped and started at any instant; two may run side by side.
+It owns nothing and may be stopped and started at any instant; several divide the logs, and step in
+for one another.
 
 `entries`   log entries, whole or in parts
 `routing`   by what they are judged: the rules of a broker shard, columns of matches
@@ -9,11 +10,12 @@ It owns nothing and may be stopped and started at any instant; two may run side 
 `wire`      log entries, configs and assignments from and to protobuf
 `tails`     reading the logs: one shared stream per log, and one for each broker shard that lags
 `backfill`  bringing stored messages into queues that start in the past
+`reserve`   which logs a router routes at once, and which it leaves to another one
 `brokers`   sending to one broker shard and keeping its configs current
 `router`    finds logs and brokers in the topology and joins them
 `servicer`  RouterService              `service`   the process: start, health, stop
 `config`    settings                   `metrics`   counters, lag, spans
 
-Imports go down only: service → servicer → router → brokers → backfill → tails → wire →
+Imports go down only: service → servicer → router → brokers → reserve → backfill → tails → wire →
 route → pieces → routing → entries.
 """

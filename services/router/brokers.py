@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -38,6 +38,7 @@ from libs.serving.peers.channels import Connection
 from services.router.backfill import Backfills
 from services.router.metrics import Metrics, Tracing
 from services.router.pieces import Pace, Piece, PieceLimits, Seen
+from services.router.reserve import LOOK_S, Reserve
 from services.router.route import Route
 from services.router.routing import STEP_NS, BrokerRules
 from services.router.tails import Log, Subscriber
@@ -107,6 +108,7 @@ class BrokerLink:
         self._failure: Exception | None = None
         self._slow: tuple[TooSlow, int] | None = None
         self._has_worked = True
+        self._reserve = Reserve()
 
     def add_log(self, log: Log) -> None:
         """Route this log to the broker too."""
@@ -203,7 +205,7 @@ class BrokerLink:
 
     async def _serve(self) -> None:
         """Judge and send until a call fails."""
-        watch = asyncio.create_task(self._watch())
+        watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_reserve())]
         try:
             while self._failure is None:
                 self._judge()
@@ -218,7 +220,7 @@ class BrokerLink:
             raise self._failure
         finally:
             self.is_live = False
-            tasks = [watch, *self._calls]
+            tasks = [*watches, *self._calls]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -239,6 +241,8 @@ class BrokerLink:
             shard = next(iter(self._to_judge))
             del self._to_judge[shard]
             log, subscriber = self._lanes[shard]
+            if self._is_in_reserve(shard):
+                continue
             route = subscriber.route
             route.refresh_held(self.rules, self._pace.limits)
             try:
@@ -369,6 +373,8 @@ class BrokerLink:
                 raise PeerFailed(f"a piece of log {shard} was refused without a reason")
             else:
                 route.answered(result.cursor)
+                if not result.applied:
+                    self._reserve.moved(shard)
             self._metrics.answered(self.shard, shard, piece, applied=result.applied)
             log.refresh(subscriber)
             self._look_at(shard)
@@ -379,6 +385,44 @@ class BrokerLink:
         self._pace.was_answered()
         self._backoff.reset()
         self._presence.mark_up()
+
+    def _is_in_reserve(self, ingest_shard: int) -> bool:
+        return not self._lanes[ingest_shard][0].is_first and self._reserve.has(ingest_shard)
+
+    async def _watch_reserve(self) -> None:
+        """Let go of what other routers have assigned, and step in where none gets on."""
+        before: set[int] = set()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            pending = {
+                shard
+                for shard, (_, subscriber) in self._lanes.items()
+                if subscriber.route.pending_count and self._is_in_reserve(shard)
+            }
+            for shard in before - pending:
+                self._look_at(shard)  # This router is its first one by now, perhaps.
+            before = pending
+            if pending:
+                try:
+                    with peer_failures():
+                        await self._look_at_cursors(pending)
+                except PeerFailed as failure:
+                    self._failure = failure
+                    return self._wake.set()
+
+    async def _look_at_cursors(self, pending: Iterable[int]) -> None:
+        known = self.rules.revision
+        state = await read_state(await self._connect(), self.shard, known, ASSIGN_SECONDS)
+        await self._learn(known, state.changes, state.config_revision)
+        for shard in pending:
+            log, subscriber = self._lanes[shard]
+            route, cursor = subscriber.route, state.cursors.get(shard, 0)
+            if cursor > route.cursor:
+                self._reserve.moved(shard)
+                route.adopt(cursor)
+                log.refresh(subscriber)
+            elif self._reserve.stands(shard):
+                self._look_at(shard)
 
     async def _watch(self) -> None:
         """Take in changes of queues as they come, so that a piece is seldom refused for them.

@@ -24,7 +24,7 @@ class RouterConfig(ServingConfig):
     )
     ingest_shards: str = setting(
         "Ingest shards whose logs this router reads, such as 0,2,8-15; empty means all there are. "
-        "Routers may overlap: it costs work, and routes nothing twice.",
+        "Routers that have the same ones divide them, and step in for one another.",
         default="",
     )
     hold_ms: int = setting(

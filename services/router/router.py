@@ -16,6 +16,7 @@ from libs.storage.errors import StorageError
 from services.router.brokers import BrokerLink
 from services.router.metrics import Metrics, RouteLag, Tracing
 from services.router.pieces import PieceLimits
+from services.router.reserve import is_first
 from services.router.tails import Buffer, Log
 from slatemq.errors import Unavailable
 
@@ -58,9 +59,11 @@ class Router:
         limits: PieceLimits | None = None,
         buffer: Buffer | None = None,
         look_again_ms: int = LOOK_AGAIN_MS,
+        number: int = 0,
     ) -> None:
         """Route these logs (None: all there are); nothing runs before `run`.
 
+        `number` is this router's in the topology.
         New processes are looked for every `look_again_ms`; what is known of them is that old.
         """
         self.logs: dict[int, Log] = {}
@@ -75,6 +78,7 @@ class Router:
         self._metrics = Metrics(telemetry, self._lags)
         self._tracing = Tracing(telemetry)
         self._look_again_ms = look_again_ms
+        self._number = number
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
 
@@ -149,7 +153,8 @@ class Router:
             except StorageError as error:
                 log.warning("the topology cannot be read: %s", error)
             else:
-                self._add(list(topology.ingests), list(topology.brokers))
+                await self._add(list(topology.ingests), list(topology.brokers))
+                self._share(topology.shards("router").keys())
             await asyncio.sleep(every_ms / 1000)
 
     async def _drop_removed(self, brokers: Collection[int]) -> None:
@@ -163,8 +168,11 @@ class Router:
                 link.close()
                 log.info("broker shard %d was removed", shard)
 
-    def _add(self, ingests: list[int], brokers: list[int]) -> None:
-        """Take in processes that are new."""
+    async def _add(self, ingests: list[int], brokers: list[int]) -> None:
+        """Take in processes that are new.
+
+        In steps: a thousand logs on their way to a hundred brokers take seconds.
+        """
         for shard in ingests:
             wanted = self._ingest_shards is None or shard in self._ingest_shards
             if wanted and shard not in self.logs:
@@ -178,6 +186,7 @@ class Router:
                 for link in self.links.values():
                     link.add_log(self.logs[shard])
                 self._start(self.logs[shard].watch())
+                await asyncio.sleep(0)
         for shard in brokers:
             if shard not in self.links:
                 link = BrokerLink(
@@ -192,6 +201,12 @@ class Router:
                 for known in self.logs.values():
                     link.add_log(known)
                 self._linked[shard] = self._start(link.run())
+                await asyncio.sleep(0)
+
+    def _share(self, routers: Collection[int]) -> None:
+        """Leave logs to their first routers."""
+        for shard, known in self.logs.items():
+            known.is_first = is_first(self._number, routers, shard)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of the router; its failure, which none expects, is the router's."""

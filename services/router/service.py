@@ -48,6 +48,7 @@ class RouterProcess(Service[RouterConfig]):
                 bytes_max=config.buffer_bytes,
                 total_bytes_max=config.buffers_bytes_max,
             ),
+            number=config.shard,
         )
         self._routing: asyncio.Task[None] | None = None
 

@@ -103,6 +103,7 @@ class Log:
         ingest_shard: Whose log it is.
         durable_sequence: Its last durable message, as of the last `advance`.
         ids: Where its IDs jump, as of the last `open`.
+        is_first: Whether this router is the first one of the log; see `reserve`.
         subscribers: All routes of this log.
         backfills: To be held while a stream reads for a replay.
         budget: The memory of the routes and replays of all logs.
@@ -120,6 +121,7 @@ class Log:
         self.ingest_shard = ingest_shard
         self.durable_sequence = 0
         self.ids = LogIds(0, [])
+        self.is_first = True
         self.subscribers: list[Subscriber] = []
         self.tails: list[Tail] = []
         self.backfills = asyncio.Semaphore(BACKFILLS_MAX)

@@ -17,7 +17,7 @@ from libs.serving.process.exits import EXIT_CLEAN, EXIT_FAILED, EXIT_FENCED
 from libs.storage.objects.durability import full_disk
 from services.stack.options import StackOptions, parse, variables_without_effect
 from services.stack.ports import PortInUse, choose_ports
-from services.stack.stack import PARTS, Stack, StartFailed, programs
+from services.stack.stack import PARTS, Stack, StartFailed, parts_of, programs
 from slatemq.variables import unknown_variables
 
 DEFAULT_ENDPOINT = "127.0.0.1:7420"
@@ -29,6 +29,7 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the local stack until it is asked to stop; returns the exit code (see `--help`)."""
     options = parse(argv, len(PARTS), environ)
+    parts = parts_of(options)
     for warning in (unknown_variables(environ), variables_without_effect(environ)):
         if warning:
             report(f"warning: {warning}")
@@ -37,7 +38,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         try:
             _prepare_folders(options)
             other = _other_launcher(options.data, held)
-            names = [part.name for part in PARTS]
+            names = [part.name for part in parts]
             ports = choose_ports(options.ports, names)
             http_ports: dict[str, int] = {}
             if options.http_ports is not None:
@@ -59,7 +60,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 "data to this one: its services will be fenced and stop"
             )
         what = programs(options, ports, http_ports, environ)
-        stack = Stack(PARTS, what, options.root, options.ready_file, report)
+        stack = Stack(parts, what, options.root, options.ready_file, report)
         return asyncio.run(_serve(stack, options))
 
 

@@ -14,6 +14,9 @@ from slatemq.variables import is_service_link
 
 PORT_MAX = 65_535
 
+WITH_STANDBYS = ("ingest", "broker")
+"""The services that have a standby each with `--standbys`."""
+
 DESCRIPTION = """\
 Runs all of SlateMQ on this machine: ingest, router, broker, janitor and console, each as a process
 of its own on loopback. Prints two lines on stdout once all of them serve; everything else goes to
@@ -47,6 +50,7 @@ class StackOptions:
         http_ports: The first service's HTTP port, the others follow; 0: free ones; None: none.
         ready_file: Where to write the endpoints as JSON once all serve.
         wal_store: URL of the store of the write-ahead logs alone; empty: as the instance has it.
+        standbys: Whether ingest and broker have a standby each.
     """
 
     root: str
@@ -57,12 +61,15 @@ class StackOptions:
     http_ports: int | None
     config: str
     wal_store: str
+    standbys: bool = False
 
 
 def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) -> StackOptions:
     """Raises SystemExit: 0 after `--help`, 2 with a message on stderr for a wrong command line."""
     parser = _parser(environ)
     given = parser.parse_args(argv)
+    if given.standbys:
+        services_count += len(WITH_STANDBYS)
     for flag, base in (("--ports", given.ports), ("--http-ports", given.http_ports or None)):
         if base is not None and not 1 <= base <= PORT_MAX - services_count + 1:
             parser.error(f"{flag} must be from 1 to {PORT_MAX - services_count + 1}")
@@ -90,6 +97,7 @@ def parse(argv: Sequence[str], services_count: int, environ: Mapping[str, str]) 
         http_ports=given.http_ports,
         config=given.config,
         wal_store=given.wal_store,
+        standbys=given.standbys,
     )
 
 
@@ -104,6 +112,7 @@ _INSTEAD = {
     "SLATEMQ_READY_FILE": "use --ready-file F",
     "SLATEMQ_SHARD": "all of them are shard 0; start others as `python -m services.broker`",
     "SLATEMQ_PARENT_PID": "the services end with the stack",
+    "SLATEMQ_STANDBY": "use --standbys",
 }
 """The settings that several processes cannot share, and what holds instead."""
 
@@ -166,6 +175,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="DIR",
         type=Path,
         help="folder for one log file per service; DIR/logs with --data, stderr with --store",
+    )
+    parser.add_argument(
+        "--standbys",
+        action="store_true",
+        help="run a standby each of ingest and broker, which takes over when its owner ends",
     )
     parser.add_argument(
         "--config",

@@ -8,6 +8,8 @@
                                            └─► refused: fenced, exit code 2, or it has
                                                never served in STARTS_MAX lives, those aside
                                                that the store was down in
+
+One that stands by serves, or waits for its shard, and is started again when it was fenced.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FAILED, EXIT_FENCED, EXIT_STORE_AWAY, EXIT_USAGE
-from libs.serving.process.healthprobe import NO_TLS, probe, probe_pages, tls_files
+from libs.serving.process.healthprobe import NO_TLS, probe, probe_alive, probe_pages, tls_files
 
 STARTS_MAX = 10
 """A service that ends this often before it has ever served will not serve. Lives are counted, not
@@ -75,6 +77,7 @@ class Program:
         log: File for its output; None leaves it on this process's stderr.
         http_address: `host:port` of its HTTP port; empty without one.
         has_pages: Whether it answers with pages in place of gRPC.
+        stands_by: Whether it waits while another process owns its shard.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Program:
     log: Path | None
     http_address: str = ""
     has_pages: bool = False
+    stands_by: bool = False
 
 
 class Supervised:
@@ -91,7 +95,7 @@ class Supervised:
 
     Attributes:
         address: `host:port` where it answers, in every life.
-        serving: Set while it says that it serves.
+        serving: Set while it says that it serves; of one that stands by, while it answers.
         refused: Its exit code, once it ended in a way after which it is never started again.
     """
 
@@ -164,7 +168,7 @@ class Supervised:
             if self._stopping.is_set():
                 return
             end, words = _end_of(code), self.last_words
-            if code in (EXIT_FENCED, EXIT_USAGE):
+            if code == EXIT_USAGE or (code == EXIT_FENCED and not self._program.stands_by):
                 self.refused = code
                 self._report(f"{self.name} {end}; not starting it again{words}")
                 return
@@ -215,14 +219,20 @@ class Supervised:
 
     async def _look(self) -> float:
         """Wait until it serves; returns when that was, on the monotonic clock."""
-        ask = probe_pages if self._program.has_pages else probe
-        await until_serving(self.address, tls_files(self._program.environ), ask)
+        await until_serving(self.address, tls_files(self._program.environ), self._ask)
         self.serving.set()
         self._has_served = True
         if self._lives_count > 1:
-            self._report(f"{self.name} is serving again")
+            again = "waits as a standby, or serves" if self._program.stands_by else "is serving"
+            self._report(f"{self.name} {again} again")
         self._on_serving()
         return time.monotonic()
+
+    @property
+    def _ask(self) -> Callable[[str, Mapping[str, str]], str]:
+        if self._program.has_pages:
+            return probe_pages
+        return probe_alive if self._program.stands_by else probe
 
 
 async def until_serving(

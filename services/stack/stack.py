@@ -12,25 +12,27 @@ from pathlib import Path
 
 from libs.serving.process.exits import EXIT_FENCED
 from libs.serving.process.healthprobe import tls_files
-from services.stack.options import StackOptions, environment_of_services
+from services.stack.options import WITH_STANDBYS, StackOptions, environment_of_services
 from services.stack.ports import HOST
 from services.stack.process import Program, Supervised
 
 
 @dataclass(frozen=True)
 class Part:
-    """One service: `python -m services.<name>`.
+    """One process: `python -m services.<name>`, or a standby of that service.
 
     Attributes:
         owns_data: Whether it writes a database, and so can be fenced.
         after: Services that must serve before it is started first.
         has_pages: Whether people connect to it with a browser, and no client does.
+        standby_of: The service that it is a standby of; empty: none.
     """
 
     name: str
     owns_data: bool
     after: Sequence[str] = ()
     has_pages: bool = False
+    standby_of: str = ""
 
 
 PARTS = (
@@ -43,14 +45,29 @@ PARTS = (
 )
 """In the order of their ports."""
 
-STOP_ORDER = ("console", "janitor", "router", "broker", "ingest")
-"""Callers before those that they call: the broker reads payloads from ingest while it drains."""
+STANDBYS = tuple(
+    # After the others, so that those are the first owners.
+    Part(f"{name}-standby", owns_data=True, after=WITH_STANDBYS, standby_of=name)
+    for name in WITH_STANDBYS
+)
+
+STOP_ORDER = (
+    *("console", "janitor", "router"),
+    *("broker-standby", "broker", "ingest-standby", "ingest"),
+)
+"""Callers before those that they call: the broker reads payloads from ingest while it drains. A
+standby before the owner, which it would replace."""
 
 STOP_GRACE_SECONDS = 15.0
 """More than the services' own drain time of 10 s."""
 
 SAY_SECONDS = 10.0
 """How often a start that takes long says what it waits for."""
+
+
+def parts_of(options: StackOptions) -> Sequence[Part]:
+    """The processes to run, in the order of their ports."""
+    return (*PARTS, *STANDBYS) if options.standbys else PARTS
 
 
 def programs(
@@ -63,7 +80,7 @@ def programs(
 
     def command(part: Part) -> list[str]:
         begin = [
-            *(sys.executable, "-m", f"services.{part.name}"),
+            *(sys.executable, "-m", f"services.{part.standby_of or part.name}"),
             *("--host", HOST, "--port", str(ports[part.name])),
             *("--parent-pid", str(os.getpid())),
             *("--http-port", str(http_ports.get(part.name, -1))),
@@ -71,7 +88,8 @@ def programs(
         if part.has_pages:
             return [*begin, "--endpoint", f"{HOST}:{ports[PARTS[0].name]}"]
         place = ["--root", options.root, "--wal-store", options.wal_store]
-        return [*begin, *place, "--config", options.config]
+        standby = ["--standby"] if part.owns_data and options.standbys else []
+        return [*begin, *place, "--config", options.config, *standby]
 
     return [
         Program(
@@ -82,8 +100,9 @@ def programs(
             log=logs / f"{part.name}.log" if logs is not None else None,
             http_address=f"{HOST}:{http_ports[part.name]}" if part.name in http_ports else "",
             has_pages=part.has_pages,
+            stands_by=part.owns_data and options.standbys,
         )
-        for part in PARTS
+        for part in parts_of(options)
     ]
 
 

@@ -115,6 +115,11 @@ class TopologyCache:
             self._refreshing.cancel()
             await asyncio.wait([self._refreshing])
 
+    @property
+    def _is_doubted(self) -> bool:
+        """Whether a process did not answer where the last answer had it."""
+        return self.is_stale and self._known is not None
+
     def _must_ask(self) -> bool:
         return self.is_stale and time.monotonic() - self._asked_at >= REFRESH_S
 
@@ -163,7 +168,8 @@ class TopologyCache:
     async def _ask_one(self, address: str, timeout_s: float) -> Topology:
         stub: Any = topology_pb2_grpc.TopologyServiceStub(self._channel_at(address))
         try:
-            answer = await stub.GetTopology(topology_pb2.GetTopologyRequest(), timeout=timeout_s)
+            request = topology_pb2.GetTopologyRequest(is_doubted=self._is_doubted)
+            answer = await stub.GetTopology(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise _other_server(address, error) or from_rpc_error(error) from None
         except asyncio.CancelledError:

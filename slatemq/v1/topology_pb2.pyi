@@ -24,12 +24,17 @@ class GetTopologyRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    IS_DOUBTED_FIELD_NUMBER: _builtins.int
+    is_doubted: _builtins.bool
+    """Whether a process did not answer where the last response had it: another one may have taken its shard since."""
     def __init__(
         self,
+        *,
+        is_doubted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_doubted", b"is_doubted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,7 +49,8 @@ class TopologyServiceServicer:
     def GetTopology(self, request, context):
         """Lists the processes of the instance with the addresses under which clients reach them.
 
-        A process that is down stays in the list. A response may be 5 seconds old.
+        A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
+        `is_doubted` is set.
 
         Errors: UNAVAILABLE (the store is down and was never read).
         """

@@ -36,7 +36,8 @@ class TopologyServiceStub:
     GetTopology: _grpc.UnaryUnaryMultiCallable[_topology_pb2.GetTopologyRequest, _topology_pb2.GetTopologyResponse]
     """Lists the processes of the instance with the addresses under which clients reach them.
 
-    A process that is down stays in the list. A response may be 5 seconds old.
+    A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
+    `is_doubted` is set.
 
     Errors: UNAVAILABLE (the store is down and was never read).
     """
@@ -49,7 +50,8 @@ class TopologyServiceAsyncStub(TopologyServiceStub):
     GetTopology: _aio.UnaryUnaryMultiCallable[_topology_pb2.GetTopologyRequest, _topology_pb2.GetTopologyResponse]  # type: ignore[assignment]
     """Lists the processes of the instance with the addresses under which clients reach them.
 
-    A process that is down stays in the list. A response may be 5 seconds old.
+    A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
+    `is_doubted` is set.
 
     Errors: UNAVAILABLE (the store is down and was never read).
     """
@@ -65,7 +67,8 @@ class TopologyServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_topology_pb2.GetTopologyResponse, _abc.Awaitable[_topology_pb2.GetTopologyResponse]]:
         """Lists the processes of the instance with the addresses under which clients reach them.
 
-        A process that is down stays in the list. A response may be 5 seconds old.
+        A process that is down stays in the list. A response may be 5 seconds old, or a quarter of a second where
+        `is_doubted` is set.
 
         Errors: UNAVAILABLE (the store is down and was never read).
         """

@@ -7,6 +7,7 @@ python -m tests.faults chains --messages 20000 --kills 30
 python -m tests.faults janitor --stages 1 2
 python -m tests.faults zombies --seconds 600 --changes 10000
 python -m tests.faults frozen --seconds 440 --rounds 1
+python -m tests.faults failover --kills 100
 python -m tests.faults disk --rounds 20
 python -m tests.faults network --seconds 600 --seed 1
 python -m tests.faults restarts --rounds 20 --seed 1
@@ -52,6 +53,7 @@ from tests.acceptance.workload import Run, make_lines
 from tests.faults.cut_links import run_network
 from tests.faults.event_runs import BACKENDS, MODES, run_events, victims_of
 from tests.faults.failing_reads import run_failing_reads
+from tests.faults.failover import run_failovers
 from tests.faults.frozen import run_frozen
 from tests.faults.full_disk import run_full_disk
 from tests.faults.hostile.run import FULL_REQUESTS, Verdict, run_hostile
@@ -159,9 +161,8 @@ def _parse() -> argparse.Namespace:
         default=range(1, STAGES_COUNT + 1),
         help="of the janitor's jobs, at which to kill; minutes each",
     )
-    parser.add_argument(
-        "--rounds", type=int, default=2, help="of frozen owners, full disks, and damage"
-    )
+    rounds = "of frozen owners, failover's stops, full disks, and damage"
+    parser.add_argument("--rounds", type=int, default=2, help=rounds)
     parser.add_argument("--changes", type=int, default=0, help="of queues, beside the zombies")
     parser.add_argument(
         "--history", type=Path, help="keep what clients wrote down in this file, for tests.judge"
@@ -250,6 +251,19 @@ def _zombies(given: argparse.Namespace) -> int:
 def _frozen(given: argparse.Namespace) -> int:
     """Freeze owners for longer than their WAL is kept."""
     return _judge_history(given, lambda folder: run_frozen(folder, given.rounds, given.seconds))
+
+
+def _failover(given: argparse.Namespace) -> int:
+    """Kill, stop and freeze owners whose shards have a standby."""
+    slow: list[str] = []
+
+    async def run(folder: Path) -> Work:
+        found = await run_failovers(folder, given.kills, given.rounds, given.seed)
+        print(found.table())
+        slow.extend(found.slow())
+        return found.work
+
+    return _judge_history(given, run) or _show(slow)
 
 
 def _disk(given: argparse.Namespace) -> int:
@@ -465,6 +479,7 @@ RUNS = {
     "janitor": _janitor,
     "zombies": _zombies,
     "frozen": _frozen,
+    "failover": _failover,
     "disk": _disk,
     "network": _network,
     "restarts": _restarts,

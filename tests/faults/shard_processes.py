@@ -73,6 +73,16 @@ class Member:
 
     async def start(self, ports: Sequence[int] = ()) -> None:
         """Start an owner at these ports, or where it is free, and wait until it serves."""
+        ready = await self.begin(ports)
+        async with asyncio.timeout(START_SECONDS):
+            while not ready.exists():
+                self.check_running()
+                await asyncio.sleep(0.05)
+        addresses = json.loads(ready.read_text())
+        self.address, self.peer_address = addresses["address"], addresses["peer_address"]
+
+    async def begin(self, ports: Sequence[int] = ()) -> Path:
+        """Start a process at these ports, or where it is free; returns its ready file."""
         self._starts += 1
         port, peer_port = self.ports = ports or free_ports(2)
         ready = self.folder / f"{self.name}.{self._starts}.ready"
@@ -89,13 +99,12 @@ class Member:
                 stderr=log,
             )
         self.on_spawn()
-        async with asyncio.timeout(START_SECONDS):
-            while not ready.exists():
-                if self._process.returncode is not None:
-                    raise RuntimeError(f"{self.name} ended while starting: {self.last_words()}")
-                await asyncio.sleep(0.05)
-        addresses = json.loads(ready.read_text())
-        self.address, self.peer_address = addresses["address"], addresses["peer_address"]
+        return ready
+
+    def check_running(self) -> None:
+        """Raises RuntimeError where the process that was started last has ended."""
+        if self._process.returncode is not None:
+            raise RuntimeError(f"{self.name} ended while starting: {self.last_words()}")
 
     async def spawn(self, *command: str, **streams: Any) -> Any:
         """A process of it, as `asyncio.create_subprocess_exec` gives it."""
@@ -127,11 +136,11 @@ class Member:
 
     async def end(self) -> None:
         """SIGKILL the owner."""
-        await self._send(signal.SIGKILL).wait()
+        await self.send(signal.SIGKILL).wait()
 
     async def freeze(self, meanwhile: Awaitable[None]) -> None:
         """Stop the owner while something goes on; no other takes its shard."""
-        process = self._send(signal.SIGSTOP)
+        process = self.send(signal.SIGSTOP)
         try:
             await meanwhile
         finally:
@@ -144,7 +153,7 @@ class Member:
 
         Raises RuntimeError when the zombie goes on, or ends as anything but fenced.
         """
-        zombie = self._send(signal.SIGSTOP)
+        zombie = self.send(signal.SIGSTOP)
         try:
             await self.start()
             await meanwhile
@@ -170,7 +179,8 @@ class Member:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-2_000:]
 
-    def _send(self, number: signal.Signals) -> Any:
+    def send(self, number: signal.Signals) -> Any:
+        """Send a signal to the current process, which runs; returns it."""
         process = self._process
         assert process is not None, "never started"
         assert process.returncode is None, f"{self.name} ended by itself: {self.last_words()}"

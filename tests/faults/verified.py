@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from libs.storage.database.roots import open_root
+from libs.storage.objects.shard_owners import FOLDER as OWNERS
 from services.janitor.verify.command import verify_stopped
 from services.janitor.verify.findings import Kind
 
@@ -24,9 +25,8 @@ def faults_of(root: str, kinds: Collection[Kind] = frozenset(Kind)) -> list[str]
 def faults_below(folder: Path) -> list[str]:
     """The faults of the instances whose data are in this folder; raises where there is none."""
     services = ("ingest", "broker")
-    roots = sorted(
-        {path.parent for one in services for path in folder.rglob(one) if (path / "0").is_dir()}
-    )
+    found = {path.parent for one in services for path in folder.rglob(one) if (path / "0").is_dir()}
+    roots = sorted(path for path in found if path.name != OWNERS)
     if not roots:
         raise FileNotFoundError(f"no instance to verify below {folder}")
     return [fault for root in roots for fault in faults_of(root.as_uri())]

@@ -17,16 +17,13 @@ import grpc
 import grpc.aio
 
 from libs.serving import limits
-from libs.serving.peers.topology import TopologyDirectory
+from libs.serving.peers.topology import RESOLVE_AGAIN_MS, TopologyDirectory
 from slatemq._rpc.metadata_channels import CallMetadata, channel_with
 from slatemq._rpc.tls import ChannelTls, channel_to
 from slatemq.errors import Unavailable
 
 TRACE_VARIABLES = ("TRACEPARENT", "TRACESTATE")
 """Environment variables that have the trace context in which a process was started."""
-
-RESOLVE_AGAIN_MS = 250
-"""How old the topology may be for a peer that cannot be reached: it may just have moved."""
 
 CLOSE_GRACE_SECONDS = 30.0
 """For the calls on the channel of a peer that has moved: longer than any deadline of ours."""

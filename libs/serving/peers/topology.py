@@ -41,6 +41,9 @@ CACHE_MS = 5_000
 """How old a reading may be: addresses change only when a process moves, and each reading costs a
 request per process."""
 
+RESOLVE_AGAIN_MS = 250
+"""The same for a peer that cannot be reached: it may just have moved."""
+
 CHANGE = f"{FOLDER}/change"
 """The object that shows whether any entry has changed."""
 
@@ -267,7 +270,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         self, request: topology_pb2.GetTopologyRequest, context: Any
     ) -> topology_pb2.GetTopologyResponse:
         """The processes known now. Raises StoreUnavailable."""
-        topology = await self._directory.read()
+        max_age_ms = RESOLVE_AGAIN_MS if request.is_doubted else CACHE_MS
+        topology = await self._directory.read(max_age_ms)
 
         endpoints = {
             f"{service}s": [

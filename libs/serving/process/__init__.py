@@ -24,6 +24,7 @@ In reading order; a file imports only files above it:
 `shards`         What every owner of a shard does alike: opens its root, waits for its clock, ends
 `store_costs`    What the requests of a process to its stores cost
 `commit_config`  The settings of processes that commit, and the pace of their commits
+`standby`        A process that waits for a shard, warm, and takes it when its owner is silent
 `store_watch`    A store that hangs is seen: in the log, in a metric, in the health of the process
 `store_measures` What a process measures of its store, its commits and its memory
 `watchdog`       Long steps of an event loop: measured, logged with what ran, counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.process.config import ServingConfig
+from libs.serving.process.config import OwnerConfig
 from libs.serving.process.exits import ExitCause, FatalError
 from libs.serving.process.settings import setting
 from libs.serving.process.store_costs import costs_of
@@ -19,7 +19,7 @@ COMMIT_INTERVAL_MS_MAX: Final = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommitConfig(ServingConfig):
+class CommitConfig(OwnerConfig):
     """The settings of a process that owns a shard."""
 
     commit_interval_ms: str = setting(

@@ -1,9 +1,9 @@
 """Settings of a service: frozen dataclasses, read once at start from flags and environment.
 
-A service declares its settings by extending `ServingConfig`::
+A service declares its settings by extending `ServingConfig`, the owner of a shard `OwnerConfig`::
 
     @dataclass(frozen=True, kw_only=True)
-    class BrokerConfig(ServingConfig):
+    class BrokerConfig(OwnerConfig):
         shard: int = setting("Number of this broker's shard.", default=0, minimum=0)
         lease_ms: int = setting("Lease of a claim that asks for none, in ms.", default=30_000)
 
@@ -107,12 +107,6 @@ class ServingConfig(MutualTlsConfig):
         minimum=0,
         maximum=255,
     )
-    owner_name: str = setting(
-        "Name of this process as the owner of its shard, unique and kept over restarts, such as "
-        "the UID of its pod: once another process has taken the shard over, one of this name ends "
-        "with exit code 77 instead of taking it back. Empty: each start takes it over.",
-        default="",
-    )
     concurrent_calls_max: int = setting(
         "Calls in flight at once; over it callers get RESOURCE_EXHAUSTED.",
         default=limits.ADMISSION_CALLS_MAX,
@@ -153,6 +147,23 @@ class ServingConfig(MutualTlsConfig):
     def plain_publish_path(self) -> str:
         """The path on the HTTP port, which has no TLS, that takes messages; empty: none does."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerConfig(ServingConfig):
+    """The settings of a service that owns a shard."""
+
+    owner_name: str = setting(
+        "Name of this process as the owner of its shard, unique and kept over restarts, such as "
+        "the UID of its pod: once another process has taken the shard over, one of this name ends "
+        "with exit code 77 instead of taking it back. Empty: each start takes it over.",
+        default="",
+    )
+    standby: bool = setting(
+        "Wait while another process owns the shard, and take it within 3 s once that one is silent "
+        "or stops. For every process of a shard that has several, the first owner too.",
+        default=False,
+    )
 
 
 def load(config_type: type[C], program: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:

@@ -13,8 +13,25 @@ REASON_KEY: Final = "slatemq-not-serving"
 NOTE_KEY: Final = "slatemq-note"
 """Trailing metadata of a health check that says SERVING: what an operator should know, as text."""
 
+STARTING: Final = "the service is starting"
+
+STANDING_BY: Final = "a standby: it waits until the owner of its shard is silent or stops"
+
+FAILED: Final = "the service has failed and ends"
+
+STOPPING: Final = "the service is stopping"
+"""The reason of a process that drains, and then closes its database."""
+
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def owner_health(database: str, owner_name: str) -> str:
+    """The name of the health of a shard's owner, such as `slatemq.owner/broker/0/6b1f…`.
+
+    Another process that answers at its address, or a later life of it, does not know the name.
+    """
+    return f"slatemq.owner/{database}/{owner_name}"
 
 
 class Health(health.aio.HealthServicer):

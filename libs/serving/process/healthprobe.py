@@ -65,6 +65,11 @@ def probe(
     return "" if status in accepted else f"{address}: {_STATUSES.get(status, status)}"
 
 
+def probe_alive(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
+    """As `probe`, of a process that may also wait or recover."""
+    return probe(address, tls, _ALIVE)
+
+
 def probe_pages(address: str, tls: Mapping[str, str] = NO_TLS) -> str:
     """Like `probe`, of a process that answers HTTP."""
     host, _, port = address.rpartition(":")
@@ -144,4 +149,5 @@ if __name__ == "__main__":
     _, pages, place = sys.argv[-1].rpartition("://")
     if pages:
         sys.exit(probe_pages(place, tls) or 0)
-    sys.exit(probe(place, tls, _ALIVE if "--alive" in sys.argv[1:] else (_SERVING,)) or 0)
+    ask = probe_alive if "--alive" in sys.argv[1:] else probe
+    sys.exit(ask(place, tls) or 0)

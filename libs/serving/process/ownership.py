@@ -28,7 +28,7 @@ STANDSTILL_S: Final = 1.0
 runs learns of it from SlateDB within about the same time on a disk, elsewhere by its own entry of
 the topology, and ends."""
 
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.25
 """How often the loop notes that it runs."""
 
 _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -16,7 +16,7 @@ from libs.storage.database.slate import Database
 from libs.storage.errors import StorageError
 from libs.storage.layout.own_keys import CLOCK_KEY
 from libs.storage.objects.probe import probe_store
-from libs.storage.objects.shard_owners import ShardOwners
+from libs.storage.objects.shard_owners import Owner, ShardOwners
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,17 @@ async def probe_stores(root: Root) -> None:
         await probe_store(wal.objects)
 
 
-async def open_owned(root: Root, name: str, kind: Kind, owner_name: str) -> Database:
+async def open_owned(root: Root, name: str, kind: Kind, owner: Owner) -> Database:
     """Open a shard's database, such as `broker/0`, as its owner; see the setting `owner_name`.
 
     Raises Fenced where another process has replaced this one, OtherWalStore where the WALs were
     moved meanwhile, and the errors of `Root.database`.
     """
     owners = ShardOwners(root.objects, name)
-    await owners.claim(owner_name)
+    await owners.claim(owner)
     database = await root.database(name, kind)
     try:
-        await owners.check(owner_name)
+        await owners.check(owner.name)
         await root.check_wal_store()
     except BaseException:
         await database.close()

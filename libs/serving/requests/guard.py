@@ -59,6 +59,8 @@ M = TypeVar("M")
 
 Behavior = Callable[[Any, Context], Any]
 
+LOOKUP_PREFIX = "/slatemq.v1.TopologyService/"
+
 
 class CallGuard(grpc.aio.ServerInterceptor):
     """Wraps the handler of each method, once."""
@@ -71,15 +73,18 @@ class CallGuard(grpc.aio.ServerInterceptor):
         elsewhere: Elsewhere | None = None,
         held_bytes: Callable[[], int] = lambda: 0,
         directed: Callable[[errors.NotFound], Awaitable[errors.NotFound]] | None = None,
+        lookups: Gate | None = None,
     ) -> None:
         """Guard with this gate and size limit, and trace where telemetry is on.
 
         `elsewhere` knows where the services are that this process does not have. `held_bytes`
         returns what the service holds for its callers, requests aside. `directed` adds to the error
-        about what is not here where it is.
+        about what is not here where it is. `lookups` admits the calls of TopologyService, which a
+        standby serves; without it the gate does.
         """
         self._directed = directed
         self._gate = gate
+        self._lookups = lookups or gate
         self._telemetry = telemetry
         self._reader = RequestReader(message_bytes_max, _fail, held_bytes)
         self._elsewhere = elsewhere or Elsewhere()
@@ -147,6 +152,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return make(guarded, None, encoding(handler.response_serializer))
 
     def _gate_of(self, method: str, is_stream: bool) -> Entrance:
+        if method.startswith(LOOKUP_PREFIX):
+            return self._lookups
         if not method.startswith(limits.PROBE_PREFIXES):
             return self._gate
         return self._probe_streams if is_stream else OpenGate()

@@ -1,7 +1,8 @@
 """The process that may own a shard: numbered objects, the highest of which is valid.
 
     shard-owners/<database, such as broker/0>/<number, 20 digits>.json
-        {"owner": "6b1f…", "replaced": ["0c9e…", …], "nonce": "8f…"}
+        {"owner": "6b1f…", "address": "10.0.0.7:7419", "is_free": false, "replaced": ["0c9e…", …],
+         "nonce": "8f…"}
 
 SlateDB gives a database to the process that opens it last. So a process that was replaced and that
 its supervisor starts again would take the shard back, and the two would fence each other endlessly.
@@ -9,6 +10,10 @@ Where a supervisor gives its process a name that lasts over restarts (the UID of
 claims the shard by this name before it opens the database; a replaced name never gets it again.
 
 A process without a name takes the shard whenever it starts, and replaces the name that has it.
+
+A standby takes a shard only from the claim that it has watched: `take` fails where there has been
+another one since. So of several standbys one gets it, and the others watch that one. An owner that
+has stood by gives its shard free when it stops.
 
 An object is created only if it is absent, and never changed: a claim is a compare-and-swap on the
 number before it. A claim removes the objects before its own, so a claimant that read long ago can
@@ -35,20 +40,34 @@ take its shard back, once."""
 _NONCE_BYTES: Final = 8
 
 
+class Owner(NamedTuple):
+    """A process that may own a shard.
+
+    Attributes:
+        name: Empty where it has none.
+        address: `host:port` where the other services reach it; empty: they cannot.
+    """
+
+    name: str = ""
+    address: str = ""
+
+
 class OwnerRecord(NamedTuple):
-    """One claim; an owner without a name is empty.
+    """One claim.
 
     Attributes:
         number: Of the object; 0 where no claim was ever made.
         replaced: The names that had the shard before, latest first.
+        is_free: Whether its owner has given it free.
     """
 
     number: int
-    owner: str
+    owner: Owner
     replaced: tuple[str, ...]
+    is_free: bool = False
 
 
-_UNCLAIMED: Final = OwnerRecord(0, "", ())
+_UNCLAIMED: Final = OwnerRecord(0, Owner(), ())
 
 
 class ShardOwners:
@@ -60,23 +79,38 @@ class ShardOwners:
         self._database = database
         self._folder = f"{FOLDER}/{database}"
 
-    async def claim(self, owner: str) -> None:
-        """Make this name the owner; raises Fenced where another one has replaced it.
+    async def claim(self, owner: Owner) -> None:
+        """Make this process the owner; raises Fenced where another one has replaced its name.
 
         Call it before opening the database. Costs a LIST and a GET, and a PUT for a new owner.
         """
         while True:
             latest = await self.latest()
-            if owner and owner in latest.replaced:
-                raise self._fenced(owner, latest)
-            if owner == latest.owner or await self._create(owner, latest):
+            if owner.name and owner.name in latest.replaced:
+                raise self._fenced(owner.name, latest)
+            is_same = owner == latest.owner if owner.name else not latest.owner.name
+            if is_same or await self._create(owner, latest):
                 return
 
-    async def check(self, owner: str) -> None:
+    async def take(self, owner: Owner, watched: OwnerRecord) -> bool:
+        """Make this process the owner if the claim that it has watched is still the latest."""
+        # The number after an old claim may be free again: what counts is the latest claim.
+        return await self._create(owner, watched) and (await self.latest()).owner == owner
+
+    async def give_free(self, name: str) -> None:
+        """End the claim of this name, which never gets the shard again, if it has the shard.
+
+        Call it with the database closed.
+        """
+        latest = await self.latest()
+        if latest.owner.name == name:
+            await self._create(Owner(), latest, is_free=True)
+
+    async def check(self, name: str) -> None:
         """Raise Fenced if another one has claimed the shard. Call it with the database open."""
         latest = await self.latest()
-        if latest.owner != owner:
-            raise self._fenced(owner, latest)
+        if latest.owner.name != name:
+            raise self._fenced(name, latest)
 
     async def latest(self) -> OwnerRecord:
         """The valid claim."""
@@ -87,11 +121,13 @@ class ShardOwners:
                 continue  # A higher number was created since, and this one was removed.
         return _UNCLAIMED
 
-    async def _create(self, owner: str, latest: OwnerRecord) -> bool:
-        named = (latest.owner,) if latest.owner else ()
-        replaced = [name for name in (*named, *latest.replaced) if name != owner]
+    async def _create(self, owner: Owner, latest: OwnerRecord, *, is_free: bool = False) -> bool:
+        named = (latest.owner.name,) if latest.owner.name else ()
+        replaced = [name for name in (*named, *latest.replaced) if name != owner.name]
         content = {
-            "owner": owner,
+            "owner": owner.name,
+            "address": owner.address,
+            "is_free": is_free,
             "replaced": replaced[:REPLACED_MAX],
             # Objects that compete for a path must differ: see Objects.put_if_absent.
             "nonce": secrets.token_hex(_NONCE_BYTES),
@@ -103,18 +139,21 @@ class ShardOwners:
         await asyncio.gather(*(self._objects.delete(one) for one in paths if one < path))
         return True
 
-    def _fenced(self, owner: str, latest: OwnerRecord) -> Fenced:
-        by = repr(latest.owner) if latest.owner else "a process without an owner name"
-        return Fenced(f"{self._database}: {by} has replaced {owner!r}")
+    def _fenced(self, name: str, latest: OwnerRecord) -> Fenced:
+        by = repr(latest.owner.name) if latest.owner.name else "a process without an owner name"
+        return Fenced(f"{self._database}: {by} has replaced {name!r}")
 
 
 def _decode(path: str, data: bytes) -> OwnerRecord:
     try:
         content = load_json(data)
         number = int(path.rpartition("/")[2].removesuffix(".json"))
-        record = OwnerRecord(number, content["owner"], tuple(content["replaced"]))
-        if not all(type(name) is str for name in (record.owner, *record.replaced)):
-            raise ValueError("it has a name that is not text")
+        owner = Owner(content["owner"], content["address"])
+        record = OwnerRecord(number, owner, tuple(content["replaced"]), content["is_free"])
+        if not all(type(text) is str for text in (*owner, *record.replaced)):
+            raise ValueError("it has a name or an address that is not text")
+        if type(record.is_free) is not bool:
+            raise ValueError("is_free is not a truth value")
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord("shard owner", f"{path}: {error!r}") from error
     return record

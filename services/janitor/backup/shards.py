@@ -22,6 +22,7 @@ from libs.serving.process.shards import open_owned, wait_for_clock
 from libs.storage.database.roots import Root
 from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
+from libs.storage.objects.shard_owners import Owner
 from libs.storage.objects.topology_entries import FOLDER as TOPOLOGY
 from libs.storage.objects.topology_entries import database_of
 from services.janitor.snapshots import taken_snapshots
@@ -105,14 +106,14 @@ async def snapshots_of_stopped(root: Root, now_ms: int) -> AsyncIterator[ShardSn
     FailedPrecondition below an empty root, Fenced, and the errors of `Root.database`: DamagedStore
     where a shard has lost its database, which a backup must not leave out.
     """
-    owner_name = f"backup-{secrets.token_hex(8)}"
+    owner = Owner(f"backup-{secrets.token_hex(8)}")
     names = await databases_of(root)
     if not names:
         raise FailedPrecondition("NO_INSTANCE", f"there is no database below {root.url}")
     async with AsyncExitStack() as stack:
         owned: list[Database] = []
         for name in names:
-            database = await open_owned(root, name, kind_of(name), owner_name)
+            database = await open_owned(root, name, kind_of(name), owner)
             stack.push_async_callback(database.close)
             owned.append(database)
         # Each owner is gone now: no commit follows that another shard's snapshot would lack.

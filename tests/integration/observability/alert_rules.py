@@ -80,6 +80,24 @@ FAULTS = {
         "5m",
     ),
     "SlateMQNotServing": Fault({f"slatemq_serving{HERE}": "1x8 0x12"}, "3m", "4m"),
+    "SlateMQNotServing, beside a standby": Fault(
+        {
+            f"slatemq_serving{HERE}": "1x8 0x20",
+            'slatemq_serving{job="slatemq",instance="standby"}': "0x40",
+            'slatemq_standby_waiting{job="slatemq",instance="standby"}': "1x40",
+        },
+        "3m",
+        "4m",
+    ),
+    "SlateMQStandbyMissing": Fault(
+        {
+            'slatemq_standby_waiting{service="broker",namespace="n",instance="a"}': "0x60",
+            'slatemq_standby_waiting{service="broker",namespace="n",instance="b"}': "1x8 stale",
+            'slatemq_standby_waiting{service="broker",namespace="m",instance="c"}': "1x60",
+        },
+        "6m",
+        "8m",
+    ),
     "SlateMQSlowSteps": Fault(
         {f"slatemq_loop_slow_steps_total{HERE}": "0x8 0+10x12"}, "2m", "5m"
     ),

@@ -34,12 +34,19 @@ async def running_router(
     *,
     monotonic: Callable[[], float] = time.monotonic,
     look_again_ms: int = 50,
+    number: int = 0,
 ) -> AsyncIterator[Router]:
     """A router that routes between all whom the topology of this root names."""
     directory = TopologyDirectory(root.objects, monotonic)
     channels = Channels(directory)
     router = Router(
-        directory, channels, Telemetry(), limits=limits, buffer=buffer, look_again_ms=look_again_ms
+        directory,
+        channels,
+        Telemetry(),
+        limits=limits,
+        buffer=buffer,
+        look_again_ms=look_again_ms,
+        number=number,
     )
     running = asyncio.create_task(router.run())
     try:
@@ -68,9 +75,9 @@ class Stack:
         self.broker_server = Running(self.directory, self.broker)
 
     def router(
-        self, limits: PieceLimits | None = None, buffer: Buffer | None = None
+        self, limits: PieceLimits | None = None, buffer: Buffer | None = None, *, number: int = 0
     ) -> AbstractAsyncContextManager[Router]:
-        return running_router(open_root(self.root_url), limits, buffer)
+        return running_router(open_root(self.root_url), limits, buffer, number=number)
 
     def got(self, queue_id: str) -> list[int]:
         return self.shard.assigned.get(queue_id, [])

@@ -22,6 +22,7 @@ from libs.storage.database.settings import Kind
 from libs.storage.database.slate import Database
 from libs.storage.database.snapshots import SnapshotReader
 from libs.storage.layout.keys import log_key
+from libs.storage.objects.shard_owners import Owner
 from services.ingest.config import IngestConfig
 from services.ingest.edit.purge_rules import Reason
 from services.ingest.edit.purging import PIECE_MESSAGES, Purge
@@ -324,7 +325,7 @@ async def reads_of_a_purge(folder: Path, messages: int) -> tuple[int, int]:
     layout, root = Layout(volume), open_root(folder.as_uri())
     await write(root.url, volume, layout)
     over = [layout.id_of(at) for at, one in enumerate(layout.states()) if one == State.EXPIRED]
-    shard = await open_shard(root, IngestConfig(root=root.url))
+    shard = await open_shard(root, IngestConfig(root=root.url), Owner())
     with pytest.MonkeyPatch.context() as patch:
         reads = Reads(patch)
         removed = [

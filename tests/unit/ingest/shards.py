@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from libs.storage.database.roots import Root, open_root
+from libs.storage.objects.shard_owners import Owner
 from libs.storage.objects.small_objects import Objects
 from services.ingest import wire
 from services.ingest.batches import Accepted
@@ -39,10 +40,10 @@ async def opened(
     chosen = root or open_root("memory:///")
     config = config_of(IngestConfig, root=chosen.url, **settings)
     if clock is None:
-        shard = await open_shard(chosen, config)
+        shard = await open_shard(chosen, config, Owner())
     else:
         manual = clock
-        shard = await open_shard(chosen, config, lambda last_ms: manual)
+        shard = await open_shard(chosen, config, Owner(), lambda last_ms: manual)
     try:
         yield shard
     finally:

@@ -1,0 +1,64 @@
+"""Which logs this router routes at once, and which it leaves to another one that gets on.
+
+All routers read all logs; a range that two of them send is applied once. So that four routers do
+not do the work four times, each log has a first router, which all of them name alike: the one with
+the lowest hash of both numbers. The others hold its entries unjudged, in reserve, look once a
+second how far the broker is, and let go of what it has. Where a log has entries and has not moved
+for three looks, they step in. Who has stepped in steps back once a range of its was
+refused because another router had been faster.
+
+    first router of the log ─────────────────────────────► judges and sends at once
+    another ── in reserve ──no move in 3 looks──► steps in ──refused for its place──► in reserve
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from hashlib import blake2b
+from typing import Final
+
+LOOK_S: Final = 1.0
+"""From one look at the cursors of a broker to the next, while something is in reserve: one call for
+all logs."""
+
+LOOKS: Final = 3
+"""Looks without a move after which a log stands still. A first router that gets on may hold pieces
+without matches for a second (`hold_ms`), so two would be too few."""
+
+
+def is_first(router: int, routers: Collection[int], ingest_shard: int) -> bool:
+    """Whether this router is the first one of a log, or there is no other that is known."""
+    if router not in routers:
+        return True
+    return min(routers, key=lambda number: (_weight(number, ingest_shard), number)) == router
+
+
+def _weight(router: int, ingest_shard: int) -> bytes:
+    return blake2b(b"%d/%d" % (router, ingest_shard), digest_size=8).digest()
+
+
+class Reserve:
+    """The logs that one router leaves to others, on their way to one broker shard."""
+
+    def __init__(self) -> None:
+        self._stepped_in: set[int] = set()
+        self._standing = Counter[int]()
+
+    def has(self, ingest_shard: int) -> bool:
+        """Whether a log that has another first router is left to it."""
+        return ingest_shard not in self._stepped_in
+
+    def moved(self, ingest_shard: int) -> None:
+        """Another router gets on with the log."""
+        self._stepped_in.discard(ingest_shard)
+        self._standing.pop(ingest_shard, None)
+
+    def stands(self, ingest_shard: int) -> bool:
+        """The log has entries, and a look found no move. Returns whether to step in."""
+        self._standing[ingest_shard] += 1
+        if self._standing[ingest_shard] < LOOKS:
+            return False
+        del self._standing[ingest_shard]
+        self._stepped_in.add(ingest_shard)
+        return True

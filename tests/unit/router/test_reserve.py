@@ -1,0 +1,50 @@
+"""Which router is the first one of a log, and when another one steps in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from services.router.reserve import LOOKS, Reserve, is_first
+
+
+def test_each_log_has_one_first_router_and_each_router_about_as_many_logs() -> None:
+    routers, logs = range(4), range(1_000)
+
+    firsts = Counter(router for log in logs for router in routers if is_first(router, routers, log))
+
+    assert sum(firsts.values()) == len(logs)
+    assert all(200 < firsts[router] < 300 for router in routers)
+
+
+def test_a_router_that_comes_or_goes_changes_the_first_router_of_its_own_logs_alone() -> None:
+    before, after = range(4), range(3)
+
+    for log in range(1_000):
+        if not is_first(3, before, log):
+            firsts = [
+                [one for one in after if is_first(one, routers, log)] for routers in (before, after)
+            ]
+            assert firsts[0] == firsts[1]
+
+
+def test_a_router_that_the_topology_does_not_have_leaves_no_log_to_others() -> None:
+    assert all(is_first(7, routers, 0) for routers in ((), (1, 2, 3)))
+
+
+def test_a_router_steps_in_where_a_log_stands_still_and_back_where_another_gets_on() -> None:
+    reserve = Reserve()
+
+    # Given a log that moves now and then
+    for _ in range(3):
+        assert not any(reserve.stands(0) for _ in range(LOOKS - 1))
+        reserve.moved(0)
+    assert reserve.has(0)
+
+    # When it stands still, then this router steps in
+    assert [reserve.stands(0) for _ in range(LOOKS)] == [*[False] * (LOOKS - 1), True]
+    assert not reserve.has(0)
+    assert reserve.has(1)
+
+    # And steps back once another one gets on
+    reserve.moved(0)
+    assert reserve.has(0)
