@@ -68,9 +68,12 @@ class HybridClock:
         self.stepped_ms = 0
 
     def now_ms(self) -> int:
+        # The wall clock first: a process that stands still between the two would otherwise believe
+        # that it has stepped ahead, and stay ahead of it.
+        wall_ms = int(self._wall() * 1000)
         at = self._monotonic()
         now = min(self._base_ms + int((at - self._base_at) * 1000), LAST_MS)
-        ahead_ms = int(self._wall() * 1000) - now
+        ahead_ms = wall_ms - now
         if now + ahead_ms > LAST_MS:
             return now
         if ahead_ms <= STEP_MS:

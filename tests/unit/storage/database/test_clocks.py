@@ -27,6 +27,27 @@ def test_it_follows_the_wall_clock() -> None:
     assert clock.now_ms() == 1_000_500
 
 
+def test_a_process_that_stands_still_between_two_readings_is_not_ahead_afterwards() -> None:
+    hands, passed = _Hands(wall=1000.0), [0.0]
+
+    def read_and_stand_still(name: str) -> float:
+        """What a clock shows, and 40 ms pass before the caller goes on."""
+        shown: float = getattr(hands, name)
+        hands.wall += passed[0]
+        hands.monotonic += passed[0]
+        return shown
+
+    clock = HybridClock(
+        0, lambda: read_and_stand_still("wall"), lambda: read_and_stand_still("monotonic")
+    )
+    passed[0] = 0.04
+    for _ in range(3):
+        clock.now_ms()
+    passed[0] = 0.0
+
+    assert clock.now_ms() <= hands.wall * 1000 + 1
+
+
 def test_a_wall_clock_that_jumps_back_is_bridged_by_the_monotonic_one() -> None:
     hands = _Hands(wall=1000.0)
     clock = hands.clock()
